@@ -1,0 +1,247 @@
+"""Agents and the hub, as a protocol sees them: what they hold, and the only verbs by which they talk.
+
+A verb does not communicate. It yields an effect (`Send`, `Receive`) to whoever drives the coroutine, and
+is resumed with the answer; see `codistill.runtimes`.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+import types
+from collections import Counter
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from codistill.data.datasets import validate_samples
+from codistill.data.shard import Reference, Shard
+from codistill.errors import MessageError, RecipeError, RuntimeFault
+from codistill.learners import Learner, as_learner
+from codistill.message import Expectation, Message
+from codistill.randomness import Key, generator, seed_libraries
+from codistill.topology import HUB, Topology
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Deliver each message to its receiver; the same object to many is encoded once."""
+
+    messages: Mapping[str, Message]
+
+
+@dataclass(frozen=True, slots=True)
+class Receive:
+    """Wait for the next message of each sender; those who will send none this round are left out."""
+
+    senders: tuple[str, ...]
+    expect: Expectation = field(default_factory=dict)
+
+
+Effect = Send | Receive
+
+
+class Node:
+    """What an agent and the hub have in common: a name, state across rounds, randomness, and a voice."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.state: dict[str, Any] = {}  # kept in the checkpoint
+        self.public: Reference = None  # type: ignore[assignment]  # absent unless the federation has one
+        self.topology = Topology.silent(())
+        self.present: tuple[str, ...] = ()  # agents of this round, in the order of the roster
+        self.seed = 0
+        self.rejected: list[tuple[str, str]] = []  # (sender, reason) of messages refused this round
+        self._moment: tuple[Key, ...] = ()
+
+    def start(self, phase: Key, present: tuple[str, ...]) -> None:
+        """Enter a round (or "begin"): from here on all randomness derives from (seed, name, phase)."""
+        self.present, self.rejected = present, []
+        self._moment = (self.name, phase, 0)
+        seed_libraries(self.seed, *self._moment)
+
+    def rng(self, *keys: Key) -> np.random.Generator:
+        """A generator for (seed, name, round, keys), the same whenever it is asked for in this round."""
+        return generator(self.seed, *self._moment[:2], *keys)
+
+    def seed_alike(self, *keys: Key) -> None:
+        """Seed the libraries equally on every node, so that all draw the same next numbers."""
+        seed_libraries(self.seed, "alike", *keys)
+
+    @property
+    def roster(self) -> tuple[str, ...]:
+        """All agents of the federation, present or not."""
+        return self.topology.names
+
+    async def send(self, to: str, message: Message | None = None, /, **items: Any) -> None:
+        """Send named arrays and plain values, or a ready message."""
+        await self._send({to: message or Message.of(**items)})
+
+    async def receive(self, sender: str, *, expect: Expectation | None = None) -> Message | None:
+        """The next message of a sender; None if none arrives in this round."""
+        return (await self._receive((sender,), expect)).get(sender)
+
+    def refuse(self, sender: str, error: MessageError) -> None:
+        """Name a message that cannot be used; the round goes on without it."""
+        self.rejected.append((sender, str(error)))
+
+    async def _send(self, messages: Mapping[str, Message]) -> None:
+        for receiver in messages:
+            if not self.topology.may_speak(self.name, receiver):
+                raise RuntimeFault(
+                    "A message may only go along a link of the topology.",
+                    f"'{self.name}' tried to send to '{receiver}'",
+                    "Send to the hub or to a neighbour, or choose another topology.",
+                )
+        await self._yield(Send(messages))
+
+    async def _receive(self, senders: tuple[str, ...], expect: Expectation | None) -> dict[str, Message]:
+        arrived: dict[str, Message] = await self._yield(Receive(senders, expect or {}))
+        return arrived
+
+    @types.coroutine
+    def _yield(self, effect: Effect) -> Generator[Effect, Any, Any]:
+        answer = yield effect
+        # Other nodes may have run meanwhile and used the libraries' global generators.
+        name, phase, step = self._moment
+        self._moment = (name, phase, int(step) + 1)
+        seed_libraries(self.seed, *self._moment)
+        return answer
+
+
+class Agent(Node):
+    """A learner and a private shard: one member of the federation."""
+
+    def __init__(
+        self, name: str, model: Any, x: Any, y: Any, *, test: tuple[Any, Any] | None = None
+    ) -> None:
+        if not isinstance(name, str) or not re.fullmatch(r"[\w][\w .+-]{0,63}", name) or name == HUB:
+            raise RecipeError(
+                "An agent's name must be 1 to 64 letters, digits, spaces or any of _ . + -, and not 'hub'.",
+                repr(name),
+                "Choose another name.",
+            )
+        super().__init__(name)
+        self.learner: Any = as_learner(model, name)
+        self.shard: Shard = None  # type: ignore[assignment]  # made when the number of classes is known
+        self.test: tuple[np.ndarray, np.ndarray] | None = None
+        self.class_mix: np.ndarray | None = None  # how many samples of each class it holds
+        self._data, self._test = (x, y), test
+
+    def settle(self, classes: int) -> None:
+        """Make the shard, now that the federation knows how many classes there are."""
+        self.shard = Shard(*self._data, classes, self.name)
+        if self.shard.labels is not None:
+            self.class_mix = np.bincount(self.shard.labels, minlength=classes)
+        if self._test is not None:
+            self.test = validate_samples(*self._test, classes, f"the test data of agent '{self.name}'")
+
+    def twin(self) -> Agent:
+        """An agent with the same data and an untouched copy of the model."""
+        return Agent(self.name, copy.deepcopy(self.learner), *self._data, test=self._test)
+
+    @property
+    def classes_seen(self) -> int:
+        """How many classes its own labels call for."""
+        return count_classes(self._data[1])
+
+    @property
+    def neighbours(self) -> tuple[str, ...]:
+        """Those neighbours that are present in this round."""
+        return tuple(name for name in self.topology.neighbours(self.name) if name in self.present)
+
+    async def ask_hub(
+        self, message: Message | None = None, /, *, expect: Expectation | None = None, **items: Any
+    ) -> Message | None:
+        """Send to the hub and wait for its answer; None if there is none."""
+        await self.send(HUB, message, **items)
+        return await self.receive(HUB, expect=expect)
+
+    async def exchange(
+        self, message: Message | None = None, /, *, expect: Expectation | None = None, **items: Any
+    ) -> dict[str, Message]:
+        """Send to all neighbours and return what they sent, by name, in the order of the roster."""
+        message = message or Message.of(**items)
+        await self._send({name: message for name in self.neighbours})
+        return await self._receive(self.neighbours, expect)
+
+    def mix(self, own: np.ndarray, heard: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Own and neighbours' values with the topology's weights; who is missing leaves its weight to me."""
+        weights = self.topology.weights(self.name)
+        mixed = (1.0 - sum(weights[name] for name in heard)) * own
+        for name, value in heard.items():
+            mixed = mixed + weights[name] * value
+        return mixed.astype(own.dtype)
+
+    def open_model(self, sender: str, message: Message) -> Any:
+        """The model in a message, ready to predict on one's own data; None, and a refusal, if unsound."""
+        from codistill.learners.portable import open_model
+
+        try:
+            return open_model(message, self.shard.x.shape[1:], self.shard.classes)
+        except MessageError as error:
+            self.refuse(sender, error)
+            return None
+
+    def dump(self) -> dict[str, Any]:
+        """What lives across rounds: the learner and the state."""
+        return {"learner": self.learner.state(), "state": self.state}
+
+    def resume(self, saved: dict[str, Any]) -> None:
+        """Return to what was dumped."""
+        self.learner.restore(saved["learner"])
+        self.state = saved["state"]
+
+
+class Hub(Node):
+    """The centre of a star: it has no data and no model of its own."""
+
+    def __init__(self) -> None:
+        super().__init__(HUB)
+
+    async def gather(self, *, expect: Expectation | None = None, alike: bool = False) -> dict[str, Message]:
+        """One message of every agent that is present, by name; `alike` refuses those unlike the majority."""
+        arrived = await self._receive(self.present, expect)
+        if alike and len({message.signature for message in arrived.values()}) > 1:
+            usual = Counter(message.signature for message in arrived.values()).most_common(1)[0][0]
+            for name in [name for name, message in arrived.items() if message.signature != usual]:
+                self.refuse(
+                    name,
+                    MessageError(
+                        "All agents must send arrays of equal names and shapes.",
+                        f"{arrived.pop(name)}",
+                        "Give every agent the same architecture.",
+                    ),
+                )
+        return arrived
+
+    async def scatter(self, messages: Mapping[str, Message]) -> None:
+        """To each agent its own message."""
+        await self._send(messages)
+
+    async def broadcast(self, message: Message | None = None, /, **items: Any) -> None:
+        """To every agent that is present the same message."""
+        message = message or Message.of(**items)
+        await self._send({name: message for name in self.present})
+
+    def dump(self) -> dict[str, Any]:
+        """What lives across rounds."""
+        return {"state": self.state}
+
+    def resume(self, saved: dict[str, Any]) -> None:
+        """Return to what was dumped."""
+        self.state = saved["state"]
+
+
+def count_classes(y: Any) -> int:
+    """Classes that labels call for: the largest label + 1, or the columns of real-valued targets."""
+    labels = np.asarray(y)
+    if labels.ndim == 2:
+        return int(labels.shape[1])
+    numeric = labels.dtype.kind in "biuf" and labels.size > 0 and np.isfinite(labels).all()
+    return int(labels.max()) + 1 if numeric else 0
+
+
+__all__ = ["Agent", "Hub", "Learner", "Node", "Receive", "Send", "count_classes"]

@@ -1,0 +1,1 @@
+"""Data: shards, data sets by name, and partitions among agents."""

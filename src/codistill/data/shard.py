@@ -1,0 +1,98 @@
+"""One agent's private data, and the reference data that all agents share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from codistill.data.datasets import digest, validate_samples
+from codistill.learners.torch import cut
+from codistill.randomness import Key, derive
+
+
+class Batch(NamedTuple):
+    """Samples and their targets, ready for a gradient step."""
+
+    x: torch.Tensor
+    targets: torch.Tensor
+
+
+class PublicBatch(NamedTuple):
+    """Which reference samples these are, and the samples."""
+
+    ids: np.ndarray
+    x: torch.Tensor
+
+
+class Shard:
+    """Private samples with targets (n, C); batches are seeded by (seed, owner, round)."""
+
+    def __init__(self, x: Any, y: Any, classes: int, owner: str) -> None:
+        self.x, y = validate_samples(x, y, classes, f"agent '{owner}'")
+        self.owner, self.classes = owner, classes
+        self.labels: np.ndarray | None = y if y.ndim == 1 else None
+        self.targets = np.eye(classes, dtype=np.float32)[y] if y.ndim == 1 else y
+        self.seed = 0
+
+    @cached_property
+    def _tensors(self) -> tuple[torch.Tensor, torch.Tensor]:
+        return _fast_tensor(self.x), torch.from_numpy(self.targets)
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def batches(self, t: int, size: int, epochs: int = 1) -> Iterator[Batch]:
+        """All samples in a new order, `epochs` times, cut into batches."""
+        for epoch in range(epochs):
+            order = _order(len(self), self.seed, self.owner, "batches", t, epoch)
+            x, wanted = (tensor[order] for tensor in self._tensors)
+            for part in cut(torch.arange(len(order)), size):
+                rows = slice(int(part[0]), int(part[-1]) + 1)
+                yield Batch(x[rows], wanted[rows])
+
+
+class Reference:
+    """Public samples without labels, equal on every agent: so are their batches, without a message."""
+
+    def __init__(self, x: Any, seed: int) -> None:
+        samples, _ = validate_samples(x, np.zeros(len(x), dtype=np.int64), 1, "the reference set")
+        self.x = samples
+        self.seed = seed
+        self.digest = digest(samples)
+
+    @cached_property
+    def _inputs(self) -> torch.Tensor:
+        return _fast_tensor(self.x)
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def batches(self, t: int, size: int, steps: int | None = None) -> Iterator[PublicBatch]:
+        """One pass in a new order, or exactly `steps` batches, passing over the data as often as needed."""
+        taken = passes = 0
+        while steps is None or taken < steps:
+            order = _order(len(self), self.seed, "public", "batches", t, passes)
+            for part in cut(order, size):
+                if taken == steps:
+                    return
+                yield PublicBatch(part.numpy(), self._inputs[part])
+                taken += 1
+            passes += 1
+            if steps is None:
+                return
+
+
+def _order(length: int, seed: int, *keys: Key) -> torch.Tensor:
+    source = torch.Generator()
+    source.manual_seed(derive(seed, *keys) >> 1)
+    return torch.randperm(length, generator=source)
+
+
+def _fast_tensor(x: np.ndarray) -> torch.Tensor:
+    """A view for torch; images in channels-last, the format in which convolutions are fastest."""
+    tensor = torch.from_numpy(np.require(x, requirements=["C", "W"]))
+    return tensor.contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor

@@ -1,0 +1,83 @@
+"""Every error a user can meet, drawn once as a tree.
+
+Each error is three short parts: what must hold, what was found, and what to do about it.
+The command line prints them and exits with the class's `exit_code`; no traceback is shown.
+
+    CodistillError
+    ├── RecipeError       2   a recipe, a setting or a command-line argument
+    ├── DataError         3   data, labels, shards, partitions
+    ├── LearnerError      4   a model, or an ability that a protocol needs and a model lacks
+    ├── MessageError      5   a message that may not be used (a runtime rejects it and goes on)
+    ├── CheckpointError   6   a run folder or checkpoint that cannot be read
+    ├── StorageError      7   a folder that cannot be written
+    └── RuntimeFault      8   a round that cannot go on: a dead worker, a protocol that deadlocks
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class CodistillError(Exception):
+    """The root: what must hold, what was found, what to do."""
+
+    exit_code = 1
+
+    def __init__(self, must: str, found: str, do: str) -> None:
+        super().__init__(must, found, do)
+        self.must, self.found, self.do = must, found, do
+
+    def __str__(self) -> str:
+        return f"{self.must} Found: {self.found}. {self.do}"
+
+
+class RecipeError(CodistillError):
+    """A recipe, a hyper-parameter or a command-line argument is wrong."""
+
+    exit_code = 2
+
+
+class DataError(CodistillError):
+    """Data, labels, a shard or a partition is unusable."""
+
+    exit_code = 3
+
+
+class LearnerError(CodistillError):
+    """A model cannot do what is asked of it."""
+
+    exit_code = 4
+
+
+class MessageError(CodistillError):
+    """A message is malformed; whoever receives it goes on without it."""
+
+    exit_code = 5
+
+
+class CheckpointError(CodistillError):
+    """A checkpoint or run folder cannot be read."""
+
+    exit_code = 6
+
+
+class StorageError(CodistillError):
+    """A file or folder cannot be written."""
+
+    exit_code = 7
+
+
+class RuntimeFault(CodistillError):
+    """A round cannot go on."""
+
+    exit_code = 8
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The sentence that follows an unknown name: its nearest neighbour, or all there are."""
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    if close:
+        return f"Did you mean '{close[0]}'?"
+    return f"Known: {', '.join(names)}."

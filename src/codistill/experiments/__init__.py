@@ -1,0 +1,1 @@
+"""What a person sees: recipes, runs, their folders and reports."""

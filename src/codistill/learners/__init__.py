@@ -1,0 +1,35 @@
+"""Learners: any model behind `fit(x, targets)` and `predict(x)`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sklearn.base import BaseEstimator
+from torch import nn
+
+from codistill.errors import LearnerError
+from codistill.learners.ability import Learner
+from codistill.learners.plain import PlainLearner
+from codistill.learners.sklearn import SklearnLearner
+from codistill.learners.torch import TorchLearner
+
+__all__ = ["Learner", "as_learner"]
+
+
+def as_learner(model: Any, owner: str = "") -> Learner:
+    """Whatever a user calls a model, behind the universal API."""
+    if isinstance(model, Learner):
+        return model
+    if isinstance(model, nn.Module):
+        return TorchLearner(model)
+    if isinstance(model, BaseEstimator):
+        return SklearnLearner(model)
+    if not isinstance(model, type) and callable(getattr(model, "fit", None)) and callable(getattr(model, "predict", None)):
+        return PlainLearner(model)
+    found = f"the class {model.__name__} itself" if isinstance(model, type) else type(model).__name__
+    raise LearnerError(
+        f"The model of agent '{owner}' must be a torch module, a scikit-learn estimator, a Learner, "
+        "or an object with fit and predict.",
+        found,
+        "Pass an instance of such a model.",
+    )

@@ -1,0 +1,110 @@
+"""What a model can do: the universal API, and the ladder of abilities above it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from enum import Flag, auto
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import torch
+
+    from codistill.message import Message
+
+
+class Ability(Flag):
+    """What a learner offers and what a protocol needs."""
+
+    LABELS = 0  # fit on class labels, predict: every learner
+    PREDICT = auto()  # fit on soft targets, predict
+    PORTABLE = auto()  # the fitted model can be sent and opened safely elsewhere
+    GRADIENTS = auto()  # call -> logits with autograd, loss, descend, snapshot
+    FEATURES = auto()  # features(x) and a linear head
+    WEIGHTS = auto()  # weights() and load(weights)
+
+    def words(self) -> str:
+        """The abilities' names, for a person."""
+        return " + ".join(flag.name.lower() for flag in type(self) if flag in self and flag.name) or "labels"
+
+
+class Learner(ABC):
+    """A model behind `fit(x, targets)` and `predict(x)`; targets and predictions are (n, C)."""
+
+    abilities: Ability = Ability.PREDICT
+    ready: bool = True  # False as long as it cannot predict for want of a first fit
+
+    @abstractmethod
+    def fit(self, x: np.ndarray, targets: np.ndarray) -> None:
+        """Train on soft labels or real values."""
+
+    @abstractmethod
+    def predict(self, x: np.ndarray) -> np.ndarray:
+        """Predict as float32 (n, C): class probabilities, or real values after a real-valued fit."""
+
+    @abstractmethod
+    def state(self) -> dict[str, Any]:
+        """All that training has changed, as arrays and plain values: what a checkpoint holds."""
+
+    @abstractmethod
+    def restore(self, state: dict[str, Any]) -> None:
+        """Return to a state taken from an equal learner."""
+
+    def describe(self) -> str:
+        """The model's name, for a person."""
+        return type(self).__name__
+
+    def check(self, x: np.ndarray, targets: np.ndarray, owner: str) -> None:
+        """Before round 0: raise a `LearnerError` if this model cannot learn from such data."""
+
+    def join(self, federation_samples: int) -> None:
+        """Be told how many private samples the federation holds in all."""
+
+    def advice(self, missing: Ability) -> str:
+        """How its owner could get an ability that this model lacks."""
+        return f"Use a model with the ability '{missing.words()}', for example a torch module."
+
+    def export(self) -> Message:
+        """The fitted model as a message (PORTABLE)."""
+        raise NotImplementedError
+
+
+class GradientLearner(Learner):
+    """The upper rungs of the ladder: GRADIENTS, FEATURES, WEIGHTS."""
+
+    @abstractmethod
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Outputs before the softmax, with a graph to differentiate."""
+
+    @abstractmethod
+    def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """The owner's own loss of outputs against targets, a scalar."""
+
+    @abstractmethod
+    def descend(self, loss: torch.Tensor) -> None:
+        """One step of the owner's optimiser down the gradient of the loss."""
+
+    @abstractmethod
+    def snapshot(self) -> Any:
+        """A frozen copy of the model: call it for logits without a graph."""
+
+    @abstractmethod
+    def reset(self) -> None:
+        """Initialise the parameters anew from torch's generator, and forget the optimiser's memory."""
+
+    @abstractmethod
+    def features(self, x: torch.Tensor) -> torch.Tensor:
+        """The input of the last linear layer."""
+
+    @abstractmethod
+    def weights(self) -> dict[str, np.ndarray]:
+        """A copy of all parameters and buffers by name."""
+
+    @abstractmethod
+    def load(self, weights: dict[str, np.ndarray]) -> None:
+        """Take over parameters and buffers by name; names left out keep their values."""
+
+    @abstractmethod
+    def norm_names(self) -> frozenset[str]:
+        """Which weights belong to batch normalisation, parameters and running statistics alike."""

@@ -1,0 +1,59 @@
+"""Any Python object with `fit(x, targets)` and `predict(x)` as a learner."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from codistill.errors import LearnerError
+from codistill.learners.ability import Ability, Learner
+
+
+class PlainLearner(Learner):
+    """An object of the user's own. It gets (n, C) targets, and its `predict` must return (n, C)."""
+
+    abilities = Ability.PREDICT
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self._columns = 0
+
+    def fit(self, x: np.ndarray, targets: np.ndarray) -> None:
+        """Hand the data over as it is."""
+        self._columns = targets.shape[1]
+        self.model.fit(x, targets)
+
+    @property
+    def ready(self) -> bool:  # type: ignore[override]
+        """Whether it has been fitted."""
+        return self._columns > 0
+
+    def predict(self, x: np.ndarray) -> np.ndarray:
+        """Ask the object, and hold its answer to (n, C) finite numbers."""
+        answer = np.asarray(self.model.predict(x), dtype=np.float32)
+        if answer.shape != (len(x), self._columns):
+            raise LearnerError(
+                f"predict of {self.describe()} must return one row per sample and one column per class, "
+                f"({len(x)}, {self._columns}).",
+                f"shape {answer.shape}",
+                "Return class probabilities or real values, not labels.",
+            )
+        return answer
+
+    def state(self) -> dict[str, Any]:
+        """The object's attributes, in a format made for safe loading."""
+        from codistill.learners.portable import dump_estimator
+
+        return {"columns": self._columns, "model": dump_estimator(self.model)}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Return to a saved object of the same class."""
+        from codistill.learners.portable import load_own_estimator
+
+        self.model = load_own_estimator(state["model"], self.model)
+        self._columns = state["columns"]
+
+    def describe(self) -> str:
+        """The object's class."""
+        return type(self.model).__name__

@@ -1,0 +1,267 @@
+"""Any `torch.nn.Module` as a learner, with the whole ladder of abilities."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from codistill.errors import LearnerError
+from codistill.learners.ability import Ability, GradientLearner
+from codistill.message import Message
+
+Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+MakeOptimiser = Callable[[Iterator[nn.Parameter]], torch.optim.Optimizer]
+
+# Rows per forward pass of `predict`. Small chunks stay in the cache; a fixed size keeps results equal
+# to the bit, since the kernels chosen (and so the last digits) depend on it.
+_CHUNK = 250
+
+
+def _mean_squared(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return nn.functional.mse_loss(outputs, targets)
+
+
+_LOSSES: dict[str, Loss] = {"cross_entropy": nn.functional.cross_entropy, "squared": _mean_squared}
+OPTIMISERS = ("adam", "adamw", "sgd")
+
+
+class TorchLearner(GradientLearner):
+    """A module with its own loss, optimiser, epochs and batch size.
+
+    `loss` is "cross_entropy", "squared" or a function of (outputs, targets); `optimiser` is "adam",
+    "adamw", "sgd" or a function of the parameters. `fit` starts from a fresh initialisation unless
+    `warm`; steps taken by a protocol through `descend` always go on from where the model is.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        *,
+        loss: str | Loss = "cross_entropy",
+        optimiser: str | MakeOptimiser = "adam",
+        lr: float = 1e-3,
+        weight_decay: float = 0.0,
+        momentum: float = 0.0,
+        epochs: int = 5,
+        batch_size: int = 32,
+        warm: bool = False,
+    ) -> None:
+        if isinstance(loss, str) and loss not in _LOSSES:
+            raise LearnerError("loss must be one of cross_entropy, squared, or a function.", repr(loss), "Fix it.")
+        if isinstance(optimiser, str) and optimiser not in OPTIMISERS:
+            raise LearnerError(
+                f"optimiser must be one of {', '.join(OPTIMISERS)}, or a function of the parameters.",
+                repr(optimiser),
+                "Fix it.",
+            )
+        self.module = module
+        self.probabilistic = loss == "cross_entropy"
+        self.epochs, self.batch_size, self.warm = epochs, batch_size, warm
+        self._loss = _LOSSES[loss] if isinstance(loss, str) else loss
+        self._make_optimiser = optimiser
+        self._lr, self._weight_decay, self._momentum = lr, weight_decay, momentum
+        self._optimiser: torch.optim.Optimizer | None = None
+        self._initial = copy.deepcopy(module.state_dict())
+        self._channels_last = any(isinstance(part, nn.Conv2d) for part in module.modules())
+        if self._channels_last:
+            module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.abilities = Ability.PREDICT | Ability.GRADIENTS | Ability.WEIGHTS
+        if self._head() is not None:
+            self.abilities |= Ability.FEATURES
+        if hasattr(module, "architecture"):
+            self.abilities |= Ability.PORTABLE
+
+    # --- PREDICT ------------------------------------------------------------------------------
+
+    def fit(self, x: np.ndarray, targets: np.ndarray) -> None:
+        """Train for `epochs` over shuffled batches, from a fresh initialisation unless `warm`."""
+        if not self.warm:
+            self.reset()
+        inputs, wanted = self.tensor(x), torch.tensor(targets, dtype=torch.float32)
+        for _ in range(self.epochs):
+            order = torch.randperm(len(inputs))
+            for batch in cut(order, self.batch_size):
+                self.descend(self.loss(self(inputs[batch]), wanted[batch]))
+
+    def predict(self, x: np.ndarray) -> np.ndarray:
+        """Class probabilities (cross-entropy) or raw outputs (any other loss)."""
+        outputs = self.outputs(x)
+        if self.probabilistic:
+            outputs = torch.softmax(outputs, dim=1)
+        return outputs.numpy()
+
+    def outputs(self, x: np.ndarray) -> torch.Tensor:
+        """Outputs before the softmax, in evaluation mode and without a graph."""
+        self.module.eval()
+        inputs = self.tensor(x)
+        with torch.inference_mode():
+            chunks = [self.module(inputs[i : i + _CHUNK]) for i in range(0, len(inputs), _CHUNK)]
+            return torch.cat(chunks)
+
+    def tensor(self, x: np.ndarray) -> torch.Tensor:
+        """Samples as float32, images in the memory format that convolutions are fastest in."""
+        inputs = torch.tensor(x, dtype=torch.float32) if not x.flags.writeable else torch.from_numpy(x).float()
+        if self._channels_last and inputs.dim() == 4:
+            inputs = inputs.contiguous(memory_format=torch.channels_last)
+        return inputs
+
+    # --- GRADIENTS ----------------------------------------------------------------------------
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Outputs before the softmax, in training mode."""
+        if not self.module.training:
+            self.module.train()
+        outputs: torch.Tensor = self.module(x)
+        return outputs
+
+    def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """The owner's loss."""
+        return self._loss(outputs, targets)
+
+    def descend(self, loss: torch.Tensor) -> None:
+        """One optimiser step; its memory (Adam's moments) is kept across rounds."""
+        optimiser = self.optimiser
+        optimiser.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimiser.step()
+
+    @property
+    def optimiser(self) -> torch.optim.Optimizer:
+        """The optimiser, made when first needed."""
+        if self._optimiser is None:
+            self._optimiser = self._new_optimiser()
+        return self._optimiser
+
+    def _new_optimiser(self) -> torch.optim.Optimizer:
+        parameters = self.module.parameters()
+        if callable(self._make_optimiser):
+            return self._make_optimiser(parameters)
+        match self._make_optimiser:
+            case "adam":
+                return torch.optim.Adam(parameters, self._lr, weight_decay=self._weight_decay, fused=True)
+            case "adamw":
+                return torch.optim.AdamW(parameters, self._lr, weight_decay=self._weight_decay, fused=True)
+        return torch.optim.SGD(
+            parameters, self._lr, momentum=self._momentum, weight_decay=self._weight_decay, fused=True
+        )
+
+    def snapshot(self) -> Callable[[torch.Tensor], torch.Tensor]:
+        """A frozen copy in evaluation mode."""
+        frozen = copy.deepcopy(self.module).eval().requires_grad_(False)
+        return frozen
+
+    def reset(self) -> None:
+        """Fresh parameters: every layer's own initialisation; what has none returns to its first value."""
+        self.module.load_state_dict(self._initial)
+        for part in self.module.modules():
+            if hasattr(part, "reset_parameters"):
+                part.reset_parameters()
+        self._optimiser = None
+
+    # --- FEATURES -----------------------------------------------------------------------------
+
+    def _head(self) -> nn.Linear | None:
+        linears = [part for part in self.module.modules() if isinstance(part, nn.Linear)]
+        return linears[-1] if linears else None
+
+    @property
+    def head(self) -> nn.Linear:
+        """The last linear layer."""
+        head = self._head()
+        if head is None:
+            raise LearnerError("Features need a linear layer at the end.", self.describe(), "Add an nn.Linear.")
+        return head
+
+    def features(self, x: torch.Tensor) -> torch.Tensor:
+        """The input of the last linear layer, with a graph, in the mode the module is in."""
+        caught: list[torch.Tensor] = []
+        hook = self.head.register_forward_pre_hook(lambda _, inputs: caught.append(inputs[0]))
+        try:
+            self.module(x)
+        finally:
+            hook.remove()
+        return caught[0]
+
+    # --- WEIGHTS ------------------------------------------------------------------------------
+
+    def weights(self) -> dict[str, np.ndarray]:
+        """A copy of all parameters and buffers."""
+        return {name: value.detach().numpy().copy() for name, value in self.module.state_dict().items()}
+
+    def load(self, weights: dict[str, np.ndarray]) -> None:
+        """Take over parameters and buffers; names left out keep their values."""
+        own = self.module.state_dict()
+        with torch.no_grad():
+            for name, value in weights.items():
+                own[name].copy_(torch.tensor(value))
+
+    def norm_names(self) -> frozenset[str]:
+        """Parameters and running statistics of batch normalisation."""
+        return frozenset(
+            f"{path}.{name}" if path else name
+            for path, part in self.module.named_modules()
+            if isinstance(part, nn.modules.batchnorm._BatchNorm)
+            for name in part.state_dict()
+        )
+
+    # --- state, travel, checks ----------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """Weights and the optimiser's memory."""
+        memory = self._optimiser.state_dict() if self._optimiser else None
+        return {"weights": dict(self.module.state_dict()), "optimiser": memory}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Return to saved weights and optimiser memory."""
+        self.module.load_state_dict(state["weights"])
+        self._optimiser = None
+        if state["optimiser"] is not None:
+            self.optimiser.load_state_dict(state["optimiser"])
+
+    def export(self) -> Message:
+        """A registered architecture's name and options, with the weights."""
+        from codistill.learners.portable import export_torch
+
+        return export_torch(self)
+
+    def describe(self) -> str:
+        """The architecture's registered name, or the module's class."""
+        known = getattr(self.module, "architecture", None)
+        return str(known.name) if known is not None else type(self.module).__name__
+
+    def check(self, x: np.ndarray, targets: np.ndarray, owner: str) -> None:
+        """One forward pass must give one column per class, and leave the module untouched."""
+        try:
+            found = tuple(self.outputs(x[:2]).shape)
+        except (RuntimeError, ValueError, TypeError) as error:
+            raise LearnerError(
+                f"The module of agent '{owner}' must accept samples of shape {x.shape[1:]}.",
+                f"{type(error).__name__}: {str(error).splitlines()[0][:200]}",
+                "Reshape the data, or start the module with nn.Flatten().",
+            ) from None
+        wanted = (min(2, len(x)), targets.shape[1])
+        if found != wanted:
+            raise LearnerError(
+                f"The module of agent '{owner}' must give {wanted[1]} outputs per sample, one per class.",
+                f"output of shape {found} for {wanted[0]} samples",
+                "Change its last layer.",
+            )
+
+    def advice(self, missing: Ability) -> str:
+        """How to make a module portable or give it features."""
+        if Ability.PORTABLE in missing:
+            return "Register its builder with codistill.register_architecture(name), and build it by that name."
+        return "End the module with an nn.Linear layer."
+
+
+def cut(order: torch.Tensor, size: int) -> list[torch.Tensor]:
+    """Cut an order into batches; a single left-over sample joins the last batch (batch norm needs two)."""
+    batches = list(order.split(size))
+    if len(batches) > 1 and len(batches[-1]) == 1:
+        batches[-2:] = [torch.cat(batches[-2:])]
+    return batches

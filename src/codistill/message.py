@@ -1,0 +1,89 @@
+"""A message: named arrays and a few plain values. Its size is the number of bytes it is encoded in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from codistill.errors import MessageError
+from codistill.wire.codec import decode, encode
+
+# What a receiver expects of a message: for each array its shape (None = any length) or an array like it.
+Expectation = Mapping[str, "tuple[int | None, ...] | np.ndarray"]
+
+
+class Message(Mapping[str, Any]):
+    """Named arrays plus plain values, read like a dictionary; received arrays are read-only."""
+
+    def __init__(self, arrays: Mapping[str, Any] | None = None, values: Mapping[str, Any] | None = None) -> None:
+        self.arrays = {name: _as_array(array) for name, array in (arrays or {}).items()}
+        self.plain = dict(values or {})
+
+    @classmethod
+    def of(cls, **items: Any) -> Message:
+        """Sort items into arrays (numpy, torch) and plain values (numbers, strings, lists)."""
+        arrays = {name: item for name, item in items.items() if hasattr(item, "__array__")}
+        return cls(arrays, {name: item for name, item in items.items() if name not in arrays})
+
+    @classmethod
+    def decode(cls, data: bytes) -> Message:
+        """Read a message that arrived; raises `MessageError` on anything but a valid, finite one."""
+        message = cls.__new__(cls)
+        message.arrays, message.plain = decode(data)
+        return message
+
+    @cached_property
+    def encoded(self) -> bytes:
+        """The bytes that travel; made once, however many receive them."""
+        return encode(self.arrays, self.plain)
+
+    def check(self, expect: Expectation) -> None:
+        """Hold the message to what its receiver expects."""
+        for name, like in expect.items():
+            shape = like.shape if isinstance(like, np.ndarray) else like
+            array = self.arrays.get(name)
+            if array is None:
+                raise MessageError(f"The message must hold an array '{name}'.", f"{sorted(self)}", _SAME)
+            if len(array.shape) != len(shape) or any(
+                want not in (None, has) for want, has in zip(shape, array.shape, strict=True)
+            ):
+                raise MessageError(f"'{name}' must have shape {_show(shape)}.", _show(array.shape), _SAME)
+            if isinstance(like, np.ndarray) and array.dtype != like.dtype:
+                raise MessageError(f"'{name}' must have dtype {like.dtype}.", str(array.dtype), _SAME)
+
+    @property
+    def signature(self) -> tuple[tuple[str, tuple[int, ...], str], ...]:
+        """Names, shapes and dtypes: what two messages of the same kind share."""
+        return tuple((name, self.arrays[name].shape, str(self.arrays[name].dtype)) for name in sorted(self.arrays))
+
+    def __getitem__(self, name: str) -> Any:
+        if name in self.arrays:
+            return self.arrays[name]
+        return self.plain[name]
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self.arrays
+        yield from self.plain
+
+    def __len__(self) -> int:
+        return len(self.arrays) + len(self.plain)
+
+    def __repr__(self) -> str:
+        arrays = ", ".join(f"{name}{_show(array.shape)}" for name, array in self.arrays.items())
+        return f"Message({arrays}; {self.plain})"
+
+
+_SAME = "The sender must run the same protocol on the same reference data."
+
+
+def _show(shape: tuple[int | None, ...]) -> str:
+    return "(" + ", ".join("any" if size is None else str(size) for size in shape) + ")"
+
+
+def _as_array(array: Any) -> np.ndarray:
+    if hasattr(array, "detach"):  # a torch tensor, with or without a graph
+        array = array.detach().cpu().numpy()
+    return np.asarray(array)

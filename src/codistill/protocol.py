@@ -1,0 +1,79 @@
+"""A protocol: one algorithm of one paper, written as what an agent and the hub do in a round.
+
+A protocol awaits communication and never performs it, so the same file runs in a simulation, in worker
+processes and over a network, with the same result to the bit.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from codistill.agent import Agent, Hub
+from codistill.errors import LearnerError
+from codistill.learners.ability import Ability
+from codistill.message import Message
+from codistill.settings import check_settings, setting
+
+# All that a protocol's file needs, in one place.
+__all__ = ["Ability", "Agent", "Hub", "LearnerError", "Message", "Protocol", "setting"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Protocol:
+    """Base of all protocols: a frozen dataclass of hyper-parameters and at most five hooks."""
+
+    name: ClassVar[str] = ""
+    paper: ClassVar[str] = ""
+    exchanges: ClassVar[str] = ""  # what travels, for a person
+    needs: ClassVar[Ability] = Ability.PREDICT  # checked before round 0
+    topology: ClassVar[str] = "star"  # star, complete, ring or silent, unless the federation has its own
+    needs_public: ClassVar[bool] = False
+    pools_data: ClassVar[bool] = False  # a yardstick that breaks the rule "data stays home"
+
+    def __post_init__(self) -> None:
+        check_settings(self, self.name or type(self).__name__)
+
+    async def begin(self, me: Agent) -> None:
+        """Once, before round 0."""
+
+    async def round(self, me: Agent, t: int) -> None:
+        """What an agent does in round t."""
+
+    async def hub(self, me: Hub, t: int) -> None:
+        """What the hub does in round t. By default it is a relay: it answers each `ask_hub` by `serve`.
+
+        Asks are answered in the order of the roster, so the result does not depend on who is faster.
+        """
+        asking = list(me.present)
+        while asking:
+            for sender in tuple(asking):
+                message = await me.receive(sender)
+                if message is None:
+                    asking.remove(sender)
+                    continue
+                answer = self.serve(me, sender, message)
+                if answer is not None:
+                    await me.send(sender, answer)
+
+    def serve(self, me: Hub, sender: str, message: Message) -> Message | None:
+        """Instead of `hub`: the relay's answer to one message."""
+        return None
+
+    def predict(self, me: Agent, x: np.ndarray) -> np.ndarray:
+        """How an agent's answer is formed."""
+        return me.learner.predict(x)
+
+    def check(self, agents: Sequence[Agent]) -> None:
+        """Before round 0: raise if these agents cannot follow this protocol."""
+
+    def alone(self) -> Protocol | None:
+        """What the same agents would do without one another: the yardstick beside this protocol's results."""
+        from codistill.protocols.alone import Alone
+
+        common = {field.name for field in dataclasses.fields(self)} & {field.name for field in dataclasses.fields(Alone)}
+        return Alone(**{name: getattr(self, name) for name in common})

@@ -1,0 +1,76 @@
+"""Federated averaging of weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from codistill.learners.ability import Ability
+from codistill.protocol import Agent, Hub, LearnerError, Message, Protocol, setting
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedAvg(Protocol):
+    """McMahan et al. Communication-Efficient Learning of Deep Networks from Decentralized Data. AISTATS 2017.
+
+    In each round every agent trains the common model on its shard and sends the weights w_k; the hub
+    returns their mean, weighted by the number of samples n_k. All agents need the same architecture.
+    """
+
+    name = "fedavg"
+    paper = "McMahan et al., AISTATS 2017"
+    exchanges = "weights, to and from the hub"
+    needs = Ability.WEIGHTS | Ability.GRADIENTS
+
+    local_epochs: int = setting(1, "epochs of local training per round", at_least=0)
+    batch_size: int = setting(32, "samples per gradient step", at_least=1)
+    synchronise: bool = setting(True, "start all agents from the same initial weights")
+
+    async def begin(self, me: Agent) -> None:
+        """Equal initial weights need no message: they derive from the common seed."""
+        if self.synchronise and len(me.roster) > 1:  # a lone agent keeps its own: it learns as if alone
+            me.seed_alike("initial weights")
+            me.learner.reset()
+
+    async def round(self, me: Agent, t: int) -> None:
+        """Train, send w_k with n_k, take over the mean."""
+        for x, y in me.shard.batches(t, self.batch_size, self.local_epochs):
+            me.learner.descend(me.learner.loss(me.learner(x), y))
+        weights = me.learner.weights()
+        mean = await me.ask_hub(Message(weights, {"samples": len(me.shard)}), expect=weights)
+        if mean is not None:
+            me.learner.load(mean.arrays)
+
+    async def hub(self, me: Hub, t: int) -> None:
+        """Average whoever answered."""
+        heard = await me.gather(alike=True)
+        if not heard:
+            return
+        # w ← Σ_k n_k / n · w_k
+        n = sum(message["samples"] for message in heard.values())
+        shares = {name: np.float32(message["samples"] / n) for name, message in heard.items()}
+        names = next(iter(heard.values())).arrays
+        mean = {name: _mean([(shares[k], message[name]) for k, message in heard.items()]) for name in names}
+        await me.broadcast(Message(mean))
+
+    def check(self, agents: Sequence[Agent]) -> None:
+        """All agents must have the same weights by name and shape."""
+        first = agents[0]
+        wanted = {name: array.shape for name, array in first.learner.weights().items()}
+        for agent in agents[1:]:
+            if {name: array.shape for name, array in agent.learner.weights().items()} != wanted:
+                raise LearnerError(
+                    "fedavg averages weights, so all agents must have the same architecture.",
+                    f"agent '{agent.name}' has {agent.learner.describe()}, agent '{first.name}' has "
+                    f"{first.learner.describe()}",
+                    "Use one architecture, or a protocol that exchanges predictions: fedmd, avgkd.",
+                )
+
+
+def _mean(shared: list[tuple[np.float32, np.ndarray]]) -> np.ndarray:
+    total = sum(share * array for share, array in shared[1:]) + shared[0][0] * shared[0][1]
+    like = shared[0][1]
+    # Counters of batch norm are integers; their mean is rounded back.
+    return np.asarray(np.rint(total) if like.dtype.kind in "iu" else total, dtype=like.dtype)

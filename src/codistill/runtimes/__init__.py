@@ -1,0 +1,1 @@
+"""Wires and clocks: what drives the protocols' coroutines and carries their messages."""

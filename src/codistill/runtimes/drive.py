@@ -1,0 +1,97 @@
+"""The loop over rounds: drive, evaluate, tell the observers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from codistill.runtimes.host import BEGIN, Report
+from codistill.runtimes.observers import Observer, Record, Row
+from codistill.runtimes.runtime import Runtime, Scores, Stage
+from codistill.settings import check_settings, setting
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """How many rounds, and what is measured when."""
+
+    rounds: int = setting(10, "number of rounds", at_least=1)
+    evaluate_every: int = setting(1, "rounds between evaluations; the last round is always evaluated", at_least=1)
+    evaluate_samples: int | None = setting(
+        None, "test samples per evaluation, the full test set in the last round; absent: all", at_least=1
+    )
+
+    def __post_init__(self) -> None:
+        check_settings(self, "plan")
+
+    def is_due(self, t: int) -> bool:
+        """Whether round t (from 0) is evaluated."""
+        return (t + 1) % self.evaluate_every == 0 or self.is_last(t)
+
+    def is_last(self, t: int) -> bool:
+        """Whether round t is the last."""
+        return t + 1 == self.rounds
+
+    def samples(self, t: int) -> int | None:
+        """How many test samples round t is evaluated on; None for all."""
+        return None if self.is_last(t) else self.evaluate_samples
+
+
+def drive(
+    stage: Stage,
+    runtime: Runtime,
+    plan: Plan,
+    observers: Sequence[Observer],
+    *,
+    start: int = 0,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> int:
+    """Run the rounds from `start` on; returns how many are done."""
+    for t in range(start, plan.rounds):
+        began = time.monotonic()
+        report = _round(stage, runtime, t)
+        scores = runtime.evaluate(plan.samples(t)) if plan.is_due(t) else {}
+        record = _record(stage, t, report, scores, plan, time.monotonic() - began)
+        for observer in observers:
+            observer.round_ended(record, runtime.save)
+        if should_stop():
+            return t + 1
+    return plan.rounds
+
+
+def _round(stage: Stage, runtime: Runtime, t: int) -> Report:
+    report = Report()
+    if t == 0:
+        report = runtime.run(BEGIN, tuple(agent.name for agent in stage.agents()))
+    present = stage.faults.present(t)
+    return report.add(runtime.run(t, present)) if present else report
+
+
+def _record(
+    stage: Stage, t: int, report: Report, scores: dict[str, Scores], plan: Plan, seconds: float
+) -> Record:
+    present = set(stage.faults.present(t))
+    tested = 0 if stage.test is None else len(stage.test[0])
+    samples = min(plan.samples(t) or tested, tested)
+    rows: list[Row] = []
+    for agent in stage.agents():
+        row: dict[str, Any] = {"round": t + 1, "agent": agent.name, "present": agent.name in present}
+        row["sent"], row["received"] = report.sent.get(agent.name, 0), report.received.get(agent.name, 0)
+        if scores.get(agent.name):
+            row.update(scores[agent.name], test_samples=samples)
+        rows.append(row)
+    return Record(t + 1, rows, _events(stage, t, report, present), seconds)
+
+
+def _events(stage: Stage, t: int, report: Report, present: set[str]) -> list[str]:
+    names = [node.name for node in stage.nodes]
+    absent = [agent.name for agent in stage.agents() if agent.name not in present]
+    events = [f"round {t + 1}: absent: {', '.join(absent)}"] if absent else []
+    # In an order that does not depend on who was faster.
+    refused = sorted(report.refused, key=lambda item: (names.index(item[0]), names.index(item[1]), item[2]))
+    return events + [
+        f"round {t + 1}: '{receiver}' goes on without a message of '{sender}': {reason}"
+        for receiver, sender, reason in refused
+    ]

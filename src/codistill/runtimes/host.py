@@ -1,0 +1,277 @@
+"""A host drives the coroutines of its nodes and hands messages between them.
+
+The simulation is one host with all nodes; in `processes` every worker has a host, joined by links. A
+node's result depends only on the messages it gets, and those are handed over per sender in the order
+sent, so it does not matter who runs where or who is faster.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from codistill.agent import Agent, Effect, Hub, Node, Receive, Send
+from codistill.errors import MessageError, RuntimeFault
+from codistill.message import Message
+from codistill.topology import HUB
+
+if TYPE_CHECKING:
+    from codistill.protocol import Protocol
+    from codistill.runtimes.faults import Faults
+    from codistill.runtimes.links import Frame, Links
+
+Watcher = Callable[[str, str, bytes], None]  # sender, receiver, encoded message
+
+BEGIN = -1  # the phase before round 0
+
+
+class Parcel:
+    """The bytes of a message on their way; decoded once, however many local nodes receive it."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+
+    @cached_property
+    def message(self) -> Message | MessageError:
+        """The message, or why it is none."""
+        try:
+            return Message.decode(self.data)
+        except MessageError as error:
+            return error
+
+
+@dataclass
+class Report:
+    """What happened in a round on a host: bytes and refused messages."""
+
+    sent: dict[str, int] = field(default_factory=dict)
+    received: dict[str, int] = field(default_factory=dict)
+    refused: list[tuple[str, str, str]] = field(default_factory=list)  # (receiver, sender, reason)
+
+    def add(self, other: Report) -> Report:
+        """This and another report together."""
+        return Report(
+            _sum(self.sent, other.sent), _sum(self.received, other.received), self.refused + other.refused
+        )
+
+
+def _sum(left: dict[str, int], right: dict[str, int]) -> dict[str, int]:
+    return {name: left.get(name, 0) + right.get(name, 0) for name in {**left, **right}}
+
+
+class _Task:
+    """A node's coroutine and what it waits for."""
+
+    def __init__(self, node: Node, coroutine: Coroutine[Effect, Any, None]) -> None:
+        self.node, self.coroutine = node, coroutine
+        self.wish = Receive(())
+        self.pending: set[str] = set()
+        self.parcels: dict[str, Parcel] = {}
+        self.started = False
+
+
+class Host:
+    """Drives some of the federation's nodes through one phase (begin, or a round) at a time."""
+
+    def __init__(
+        self,
+        nodes: Sequence[Node],
+        protocol: Protocol,
+        faults: Faults,
+        links: Links | None = None,
+        watchers: Sequence[Watcher] = (),
+    ) -> None:
+        self.nodes = {node.name: node for node in nodes}
+        self.protocol, self.faults, self.links, self.watchers = protocol, faults, links, watchers
+        self._early: list[Frame] = []
+
+    def run(self, phase: int, present: tuple[str, ...]) -> Report:
+        """Drive all local nodes that are present through a phase, to its end."""
+        self._open(phase, present)
+        try:
+            self._loop()
+        finally:
+            for task in self._tasks.values():
+                task.coroutine.close()
+        if self.links:
+            self.links.flush()
+        for node in self.nodes.values():
+            self._report.refused += [(node.name, sender, reason) for sender, reason in node.rejected]
+            node.rejected = []
+        return self._report
+
+    def _open(self, phase: int, present: tuple[str, ...]) -> None:
+        self._phase, self._present = phase, present
+        self._report = Report()
+        self._queues: dict[tuple[str, str], deque[Parcel | None]] = {}
+        self._numbers: dict[tuple[str, str], int] = {}
+        self._waiting: dict[str, set[str]] = {}  # sender -> local nodes that wait for it
+        self._tasks: dict[str, _Task] = {}
+        for name, node in self.nodes.items():
+            coroutine = self._coroutine(node)
+            if coroutine is not None:
+                self._tasks[name] = _Task(node, coroutine)
+        # Nobody waits for those who are absent, nor for a hub that has nothing to do in this phase.
+        self._ended = set() if phase != BEGIN else {HUB}
+        self._ready = deque(self._tasks.values())
+        frames, self._early = self._early, []
+        for frame in frames:
+            self._take(frame)
+
+    def _coroutine(self, node: Node) -> Coroutine[Effect, Any, None] | None:
+        if isinstance(node, Hub):
+            return self.protocol.hub(node, self._phase) if self._phase != BEGIN else None
+        if node.name not in self._present or not isinstance(node, Agent):
+            return None
+        return self.protocol.begin(node) if self._phase == BEGIN else self.protocol.round(node, self._phase)
+
+    def _loop(self) -> None:
+        running = len(self._tasks)
+        while running:
+            while self._ready:
+                running -= self._advance(self._ready.popleft())
+            if not running:
+                return
+            if self.links is None:
+                raise deadlock(self.waits())
+            for frame in self.links.wait(self):
+                self._take(frame)
+
+    def _advance(self, task: _Task) -> bool:
+        """Run a node until it waits or ends; True if it ended."""
+        node = task.node
+        answer: Any = None
+        if not task.started:
+            task.started = True
+            node.start("begin" if self._phase == BEGIN else self._phase, self._present)
+        else:
+            answer = self._open_parcels(task)
+        try:
+            while True:
+                effect = task.coroutine.send(answer)
+                if isinstance(effect, Send):
+                    self._post(node.name, effect)
+                    answer = None
+                    continue
+                self._await(task, effect)
+                if task.pending:
+                    return False
+                answer = self._open_parcels(task)
+        except StopIteration:
+            self._end(node.name)
+            if self.links:
+                self.links.post_end(self._phase, node.name)
+            return True
+        except Exception as error:
+            where = "before round 1" if self._phase == BEGIN else f"in round {self._phase + 1}"
+            error.add_note(f"This happened at '{node.name}' {where}.")
+            raise
+
+    # --- sending ------------------------------------------------------------------------------
+
+    def _post(self, sender: str, effect: Send) -> None:
+        groups: dict[int, tuple[bytes, list[str]]] = {}
+        for receiver, message in effect.messages.items():
+            data = message.encoded
+            self._report.sent[sender] = self._report.sent.get(sender, 0) + len(data)
+            for watch in self.watchers:
+                watch(sender, receiver, data)
+            if self.faults and self._is_struck(sender, receiver):
+                self._deliver(sender, [receiver], None)
+            else:
+                groups.setdefault(id(data), (data, []))[1].append(receiver)
+        for data, receivers in groups.values():
+            self._deliver(sender, receivers, data)
+
+    def _is_struck(self, sender: str, receiver: str) -> bool:
+        number = self._numbers[sender, receiver] = self._numbers.get((sender, receiver), 0) + 1
+        fate = self.faults.strikes(self._phase, sender, receiver, number)
+        if fate is not None:
+            what = "was lost on the way" if fate == "drop" else "came too late"
+            self._report.refused.append((receiver, sender, f"The message {what} (injected fault)."))
+        return fate is not None
+
+    def _deliver(self, sender: str, receivers: list[str], data: bytes | None) -> None:
+        """To local nodes at once, to others by their host's link; None stands for a message lost on the way."""
+        here = [name for name in receivers if name in self.nodes]
+        self._arrive(sender, here, None if data is None else Parcel(data))
+        if self.links and len(here) < len(receivers):
+            self.links.post(self._phase, sender, [name for name in receivers if name not in self.nodes], data)
+
+    # --- receiving ----------------------------------------------------------------------------
+
+    def _take(self, frame: Frame) -> None:
+        if frame.phase > self._phase:
+            self._early.append(frame)
+        elif frame.phase == self._phase:
+            if frame.is_end:
+                self._end(frame.sender)
+            else:
+                self._arrive(frame.sender, frame.receivers, None if frame.lost else Parcel(frame.payload))
+
+    def _arrive(self, sender: str, receivers: Sequence[str], parcel: Parcel | None) -> None:
+        for receiver in receivers:
+            self._queues.setdefault((sender, receiver), deque()).append(parcel)
+            task = self._tasks.get(receiver)
+            if task and sender in task.pending:
+                self._resolve(task, sender)
+
+    def _end(self, sender: str) -> None:
+        self._ended.add(sender)
+        for receiver in sorted(self._waiting.pop(sender, ())):
+            task = self._tasks[receiver]
+            if sender in task.pending:
+                self._resolve(task, sender)
+
+    def _await(self, task: _Task, wish: Receive) -> None:
+        task.wish, task.pending, task.parcels = wish, set(wish.senders), {}
+        for sender in wish.senders:
+            self._resolve(task, sender, wake=False)
+
+    def _resolve(self, task: _Task, sender: str, *, wake: bool = True) -> None:
+        queue = self._queues.get((sender, task.node.name))
+        if queue:
+            parcel = queue.popleft()
+            if parcel is not None:
+                task.parcels[sender] = parcel
+        elif sender not in self._ended and (sender == HUB or sender in self._present):
+            self._waiting.setdefault(sender, set()).add(task.node.name)
+            return
+        task.pending.discard(sender)
+        if wake and not task.pending:
+            self._ready.append(task)
+
+    def _open_parcels(self, task: _Task) -> dict[str, Message]:
+        """What arrived and is sound, in the order asked for; the rest is refused by name."""
+        arrived: dict[str, Message] = {}
+        name = task.node.name
+        for sender in task.wish.senders:
+            parcel = task.parcels.get(sender)
+            if parcel is None:
+                continue
+            self._report.received[name] = self._report.received.get(name, 0) + len(parcel.data)
+            try:
+                if isinstance(parcel.message, MessageError):
+                    raise parcel.message
+                parcel.message.check(task.wish.expect)
+                arrived[sender] = parcel.message
+            except MessageError as error:
+                task.node.refuse(sender, error)
+        return arrived
+
+    def waits(self) -> dict[str, list[str]]:
+        """Who waits for whom."""
+        return {name: sorted(task.pending) for name, task in self._tasks.items() if task.pending}
+
+
+def deadlock(waits: dict[str, list[str]]) -> RuntimeFault:
+    """The error for a round in which everybody waits."""
+    shown = "; ".join(f"'{name}' waits for {', '.join(senders)}" for name, senders in list(waits.items())[:5])
+    return RuntimeFault(
+        "In a round somebody must always be able to go on.",
+        f"everybody waits: {shown}",
+        "Check the protocol: each receive needs a send by the other side.",
+    )

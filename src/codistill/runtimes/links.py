@@ -1,0 +1,260 @@
+"""Links between the hosts of one machine: frames over socket pairs, no pickle, never blocking to send."""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import socket
+import struct
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from codistill.errors import RuntimeFault
+from codistill.wire.state import pack, unpack
+
+_HEAD = struct.Struct("<BiIIQ")  # kind, phase, sender, number of receivers, length of the payload
+_MESSAGE, _LOST, _END, _CONTROL = range(4)
+_STALL = 1.0  # seconds of silence after which a host says that it is blocked
+_READ = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A message of one node to some nodes of a host, or the notice that a node's round has ended."""
+
+    phase: int
+    sender: str
+    receivers: list[str]
+    payload: bytes
+    lost: bool = False
+    is_end: bool = False
+
+
+class Waiting(Protocol):
+    """Whoever waits on a link can say for whom."""
+
+    def waits(self) -> dict[str, list[str]]:
+        """Who waits for whom."""
+        ...
+
+
+class _Peer:
+    """One end of a link: bytes still to go out, and bytes that came in but make no whole frame yet."""
+
+    def __init__(self, name: int, end: socket.socket) -> None:
+        self.name, self.socket = name, end
+        self.outgoing: deque[memoryview] = deque()
+        self.incoming = bytearray()
+
+
+class Links:
+    """All links of one host. Host 0 is the owner of the run; control messages go to and from it."""
+
+    def __init__(self, me: int, ends: Mapping[int, socket.socket], places: Mapping[str, int]) -> None:
+        self.me = me
+        self._places = dict(places)  # node -> host
+        self._names = list(places)
+        self._numbers = {name: number for number, name in enumerate(self._names)}
+        self._peers = {host: _Peer(host, end) for host, end in ends.items()}
+        self._selector = selectors.DefaultSelector()
+        for peer in self._peers.values():
+            peer.socket.setblocking(False)
+            self._selector.register(peer.socket, selectors.EVENT_READ, peer)
+        self._frames: list[Frame] = []
+        self._control: deque[tuple[int, dict[str, Any]]] = deque()
+        self._sent = self._received = 0
+        self._blocked: dict[int, dict[str, Any]] = {}
+
+    # --- frames of nodes ----------------------------------------------------------------------
+
+    def post(self, phase: int, sender: str, receivers: Sequence[str], data: bytes | None) -> None:
+        """Queue a message for nodes elsewhere; once per host, however many of them live there."""
+        by_host: dict[int, list[int]] = {}
+        for receiver in receivers:
+            by_host.setdefault(self._places[receiver], []).append(self._numbers[receiver])
+        for host, numbers in by_host.items():
+            kind = _LOST if data is None else _MESSAGE
+            self._queue(self._peers[host], kind, phase, self._numbers[sender], numbers, data or b"")
+
+    def post_end(self, phase: int, sender: str) -> None:
+        """Tell all hosts that a node will send no more in this phase."""
+        for peer in self._peers.values():
+            self._queue(peer, _END, phase, self._numbers[sender], [], b"")
+
+    def wait(self, host: Waiting) -> list[Frame]:
+        """Frames that have arrived; waits for the next if there is none."""
+        self.flush()
+        while not self._frames:
+            if not self._pump(_STALL) and not self._frames:
+                self._say_blocked(host.waits())
+        frames, self._frames = self._frames, []
+        return frames
+
+    def flush(self) -> None:
+        """Send as much as the other side takes now; the rest goes out while waiting."""
+        for peer in self._peers.values():
+            self._write(peer)
+
+    def drain(self) -> None:
+        """Send all that is queued, reading meanwhile so that nobody waits for us to listen."""
+        while any(peer.outgoing for peer in self._peers.values()):
+            self._pump(_STALL)
+
+    def flush_quietly(self) -> None:
+        """Send what can be sent to those who are still there."""
+        with contextlib.suppress(RuntimeFault):
+            self.flush()
+
+    # --- control ------------------------------------------------------------------------------
+
+    def command(self, host: int, **content: Any) -> None:
+        """Send a control message."""
+        self._queue(self._peers[host], _CONTROL, 0, 0, [], pack(content))
+        self._write(self._peers[host])
+
+    def next_control(self) -> tuple[int, dict[str, Any]]:
+        """The next control message and where it is from."""
+        while not self._control:
+            if not self._pump(_STALL):
+                self._say_blocked({})
+        return self._control.popleft()
+
+    def close(self) -> None:
+        """Give up all links."""
+        self._selector.close()
+        for peer in self._peers.values():
+            peer.socket.close()
+
+    # --- a deadlock is seen when every host is blocked and nothing is under way -----------------
+
+    def _say_blocked(self, waits: dict[str, list[str]]) -> None:
+        content = {"blocked": waits, "sent": self._sent, "received": self._received}
+        if self.me != 0:
+            self.command(0, **content)
+            return
+        self._blocked[0] = content
+        hosts = [self._blocked.get(host) for host in (0, *self._peers)]
+        if all(hosts) and any(said["blocked"] for said in hosts if said):
+            known = [said for said in hosts if said]
+            if sum(said["sent"] for said in known) == sum(said["received"] for said in known):
+                from codistill.runtimes.host import deadlock
+
+                raise deadlock({name: list(who) for said in known for name, who in said["blocked"].items()})
+
+    # --- bytes --------------------------------------------------------------------------------
+
+    def _queue(self, peer: _Peer, kind: int, phase: int, sender: int, receivers: list[int], data: bytes) -> None:
+        if kind != _CONTROL:
+            self._sent += 1
+        head = _HEAD.pack(kind, phase, sender, len(receivers), len(data))
+        peer.outgoing.append(memoryview(head + struct.pack(f"<{len(receivers)}I", *receivers)))
+        if data:
+            peer.outgoing.append(memoryview(data))
+
+    def _write(self, peer: _Peer) -> None:
+        try:
+            while peer.outgoing:
+                # Up to 64 pieces in one call: a burst of small messages is one packet.
+                pieces = [peer.outgoing[i] for i in range(min(64, len(peer.outgoing)))]
+                written = peer.socket.sendmsg(pieces)
+                while written:
+                    first = peer.outgoing[0]
+                    if written < len(first):
+                        peer.outgoing[0] = first[written:]
+                        break
+                    written -= len(first)
+                    peer.outgoing.popleft()
+        except BlockingIOError:
+            pass
+        except OSError:
+            raise self._gone(peer) from None
+        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if peer.outgoing else 0)
+        if self._selector.get_key(peer.socket).events != wanted:
+            self._selector.modify(peer.socket, wanted, peer)
+
+    def _pump(self, timeout: float) -> bool:
+        """Wait for bytes and move them; False if nothing came."""
+        events = self._selector.select(timeout)
+        for key, mask in events:
+            if mask & selectors.EVENT_WRITE:
+                self._write(key.data)
+            if mask & selectors.EVENT_READ:
+                self._read(key.data)
+        return bool(events)
+
+    def _read(self, peer: _Peer) -> None:
+        try:
+            while chunk := peer.socket.recv(_READ):
+                peer.incoming += chunk
+                if len(chunk) < _READ:
+                    break
+            else:
+                raise self._gone(peer)
+        except BlockingIOError:
+            pass
+        except OSError:
+            raise self._gone(peer) from None
+        self._split(peer)
+
+    def _split(self, peer: _Peer) -> None:
+        buffer, start = peer.incoming, 0
+        while len(buffer) - start >= _HEAD.size:
+            kind, phase, sender, count, length = _HEAD.unpack_from(buffer, start)
+            body = start + _HEAD.size + 4 * count
+            if len(buffer) < body + length:
+                break
+            numbers = struct.unpack_from(f"<{count}I", buffer, start + _HEAD.size)
+            payload = bytes(memoryview(buffer)[body : body + length])
+            start = body + length
+            if kind == _CONTROL:
+                self._take_control(peer.name, unpack(payload))
+                continue
+            self._received += 1
+            receivers = [self._names[number] for number in numbers]
+            self._frames.append(
+                Frame(phase, self._names[sender], receivers, payload, lost=kind == _LOST, is_end=kind == _END)
+            )
+        del buffer[:start]
+
+    def _take_control(self, host: int, content: dict[str, Any]) -> None:
+        if "blocked" in content:
+            self._blocked[host] = content
+        elif "error" in content:
+            raise _rebuild_error(content["error"])
+        else:
+            self._control.append((host, content))
+
+    def _gone(self, peer: _Peer) -> RuntimeFault:
+        return RuntimeFault(
+            "Every worker process must stay alive until the run ends.",
+            f"worker {peer.name} ended unexpectedly" if self.me == 0 else "the owner of the run is gone",
+            "It may have run out of memory: use fewer workers. What was reached is in the last checkpoint.",
+        )
+
+
+def describe_error(error: BaseException, trace: str) -> dict[str, Any]:
+    """An error as plain values, to be raised again by the owner of the run."""
+    parts = list(error.args) if len(error.args) == 3 and hasattr(error, "exit_code") else None
+    notes = list(getattr(error, "__notes__", []))
+    return {"kind": type(error).__name__, "parts": parts, "text": f"{type(error).__name__}: {error}",
+            "notes": notes, "trace": trace}
+
+
+def _rebuild_error(content: dict[str, Any]) -> Exception:
+    import codistill.errors as errors
+
+    kind = getattr(errors, content["kind"], None)
+    if content["parts"] and isinstance(kind, type) and issubclass(kind, errors.CodistillError):
+        error: Exception = kind(*content["parts"])
+    else:
+        error = RemoteError(content["text"])
+        error.add_note(content["trace"])
+    for note in content["notes"]:
+        error.add_note(note)
+    return error
+
+
+class RemoteError(Exception):
+    """An unexpected error in a worker process; its notes hold the worker's traceback."""

@@ -1,0 +1,60 @@
+"""A live line while a run goes on; plain lines where there is no terminal."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from rich.console import Console
+from rich.progress import BarColumn, SpinnerColumn, TextColumn
+from rich.progress import Progress as Bar
+
+from codistill.runtimes.observers import Observer, Record
+from codistill.text import bytes_text, duration_text
+
+_PLAIN_EVERY = 5.0  # seconds between plain lines, so that a log stays short
+
+
+class Progress(Observer):
+    """Round, agents, accuracy so far, bytes and time left, on standard error."""
+
+    def __init__(self, title: str, rounds: int, agents: int, start: int) -> None:
+        self._console = Console(stderr=True)
+        self._title, self._rounds, self._agents, self._start = title, rounds, agents, start
+        self._began = self._said = time.monotonic()
+        self._bytes = 0
+        self._score = ""
+        self._bar: Bar | None = None
+        if self._console.is_terminal:
+            columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(24), TextColumn("{task.fields[rest]}"))
+            self._bar = Bar(*columns, console=self._console, transient=True)
+            self._task = self._bar.add_task(self._head(start), total=rounds, completed=start, rest="starting")
+            self._bar.start()
+
+    def round_ended(self, record: Record, save: Callable[[], dict[str, bytes]]) -> None:
+        """Show where the run is."""
+        self._bytes += sum(row["sent"] + row["received"] for row in record.rows)
+        scores = [row[key] for row in record.rows for key in ("accuracy", "rmse") if key in row]
+        if scores:
+            word = "accuracy" if "accuracy" in next(row for row in record.rows if "test_samples" in row) else "rmse"
+            self._score = f"{word} {sum(scores) / len(scores):.3f} · "
+        elapsed = time.monotonic() - self._began
+        left = elapsed / (record.round - self._start) * (self._rounds - record.round)
+        rest = f"{self._score}{bytes_text(self._bytes)} · {duration_text(left)} left"
+        if self._bar is not None:
+            self._bar.update(self._task, completed=record.round, description=self._head(record.round), rest=rest)
+        elif time.monotonic() - self._said >= _PLAIN_EVERY or record.round in (self._start + 1, self._rounds):
+            self._said = time.monotonic()
+            self._console.print(f"{self._head(record.round)} · {rest}", highlight=False)
+        for event in record.events[:3]:
+            self._console.print(event, style="yellow", highlight=False, markup=False)
+        if len(record.events) > 3:
+            self._console.print(f"round {record.round}: {len(record.events) - 3} more such events", style="yellow")
+
+    def _head(self, done: int) -> str:
+        return f"{self._title}: round {done}/{self._rounds} · {self._agents} agents"
+
+    def closed(self) -> None:
+        """Leave a clean screen."""
+        if self._bar is not None:
+            self._bar.stop()

@@ -1,0 +1,190 @@
+"""Agents pinned to worker processes, one thread each; the hub lives with the owner of the run."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+import traceback
+import warnings
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+
+from codistill.agent import Node
+from codistill.errors import RuntimeFault
+from codistill.runtimes.host import Host, Report
+from codistill.runtimes.links import Links, describe_error
+from codistill.runtimes.runtime import (
+    Runtime,
+    Scores,
+    Stage,
+    load_nodes,
+    one_thread,
+    save_nodes,
+    score,
+)
+
+_BUFFER = 4 << 20  # bytes a link holds: the weights of several small models
+
+
+def default_workers(agents: int) -> int:
+    """One worker per core that this process may use, and no more than there are agents."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(cores, agents))
+
+
+class Processes(Runtime):
+    """Worker processes that are forked from this one, so they have the agents without any copying."""
+
+    def __init__(self, stage: Stage, workers: int | None = None) -> None:
+        if sys.platform == "win32" or "fork" not in multiprocessing.get_all_start_methods():
+            raise RuntimeFault(
+                "The runtime 'processes' needs a system that can fork.",
+                sys.platform,
+                'Use runtime="simulation": the result is the same to the bit.',
+            )
+        self._stage = stage
+        agents = stage.agents()
+        count = min(workers or default_workers(len(agents)), len(agents))
+        here: list[Node] = [node for node in stage.nodes if node not in agents]
+        shares = [here] + [agents[worker::count] for worker in range(count)]
+        places = {node.name: host for host, share in enumerate(shares) for node in share}
+        places = {node.name: places[node.name] for node in stage.nodes}
+        ends = _socket_pairs(count + 1)
+        self._processes = [
+            _start(worker, shares[worker], stage, ends, places) for worker in range(1, count + 1)
+        ]
+        _close_others(ends, 0)
+        self._links = Links(0, ends[0], places)
+        self._host = Host(here, stage.protocol, stage.faults, self._links, stage.watchers)
+        self._single = ExitStack()
+        self._single.enter_context(one_thread())
+
+    def run(self, phase: int, present: tuple[str, ...]) -> Report:
+        """Let all workers drive their agents through the phase, and the hub here."""
+        self._tell(do="run", phase=phase, present=list(present))
+        report = self._host.run(phase, present)
+        for answer in self._answers():
+            report = report.add(Report(answer["sent"], answer["received"], [tuple(r) for r in answer["refused"]]))
+        return report
+
+    def evaluate(self, samples: int | None) -> dict[str, Scores]:
+        """Let all workers ask their agents."""
+        self._tell(do="evaluate", samples=samples)
+        scores = {name: values for answer in self._answers() for name, values in answer["scores"].items()}
+        return {agent.name: scores[agent.name] for agent in self._stage.agents()}
+
+    def save(self) -> dict[str, bytes]:
+        """Collect what every worker has packed."""
+        self._tell(do="save")
+        saved = save_nodes(list(self._host.nodes.values()))
+        for answer in self._answers():
+            saved.update(answer["saved"])
+        return {node.name: saved[node.name] for node in self._stage.nodes}
+
+    def load(self, saved: dict[str, bytes]) -> None:
+        """Send every worker what is its agents'."""
+        load_nodes(list(self._host.nodes.values()), saved)
+        for worker in range(1, len(self._processes) + 1):
+            mine = {agent.name: saved[agent.name] for agent in self._stage.agents()[worker - 1 :: len(self._processes)]}
+            self._links.command(worker, do="load", saved=mine)
+        self._answers()
+
+    def close(self) -> None:
+        """End the workers; one that does not listen is ended by force."""
+        try:
+            self._tell(do="stop")
+        except RuntimeFault:
+            pass  # somebody is dead already; the others see the links close
+        self._links.flush_quietly()
+        for process in self._processes:
+            process.join(timeout=2)
+            if process.is_alive():
+                process.kill()
+                process.join()
+        self._links.close()
+        self._single.close()
+
+    def _tell(self, **content: Any) -> None:
+        for worker in range(1, len(self._processes) + 1):
+            self._links.command(worker, **content)
+
+    def _answers(self) -> list[dict[str, Any]]:
+        answers = dict(self._links.next_control() for _ in self._processes)
+        return [answers[worker] for worker in sorted(answers)]
+
+
+def _socket_pairs(hosts: int) -> list[dict[int, socket.socket]]:
+    """A socket for every pair of hosts: ends[a][b] is a's end of the link to b."""
+    ends: list[dict[int, socket.socket]] = [{} for _ in range(hosts)]
+    for a in range(hosts):
+        for b in range(a + 1, hosts):
+            ends[a][b], ends[b][a] = socket.socketpair()
+            for end in (ends[a][b], ends[b][a]):
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
+    return ends
+
+
+def _close_others(ends: list[dict[int, socket.socket]], me: int) -> None:
+    """Close the ends of other hosts, so that a link is seen to break when its owner dies."""
+    for host, others in enumerate(ends):
+        if host != me:
+            for end in others.values():
+                end.close()
+
+
+def _start(
+    worker: int, nodes: list[Any], stage: Stage, ends: list[dict[int, socket.socket]], places: dict[str, int]
+) -> multiprocessing.process.BaseProcess:
+    def work() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the owner of the run, who tells us
+        gc.freeze()  # what was inherited is not ours to collect: keeps its pages shared
+        torch.set_num_threads(1)
+        _close_others(ends, worker)
+        links = Links(worker, ends[worker], places)
+        with one_thread():
+            _serve(links, nodes, stage)
+
+    process = multiprocessing.get_context("fork").Process(target=work, name=f"codistill-{worker}", daemon=True)
+    with warnings.catch_warnings():
+        # Python warns that a fork copies only one thread; the workers use none of the others.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        process.start()
+    return process
+
+
+def _serve(links: Links, nodes: list[Any], stage: Stage) -> None:
+    """A worker's life: do as told until told to stop, or until the owner of the run is gone."""
+    host = Host(nodes, stage.protocol, stage.faults, links, stage.watchers)
+    while True:
+        try:
+            _, command = links.next_control()
+        except RuntimeFault:
+            return
+        try:
+            match command["do"]:
+                case "run":
+                    report = host.run(command["phase"], tuple(command["present"]))
+                    links.command(0, sent=report.sent, received=report.received, refused=report.refused)
+                case "evaluate":
+                    scores = {agent.name: score(stage, agent, command["samples"]) for agent in nodes}
+                    links.command(0, scores=scores)
+                case "save":
+                    links.command(0, saved=save_nodes(nodes))
+                case "load":
+                    load_nodes(nodes, command["saved"])
+                    links.command(0, loaded=True)
+                case "stop":
+                    return
+            links.drain()
+        except Exception as error:
+            try:
+                links.command(0, error=describe_error(error, traceback.format_exc()))
+                links.drain()
+            except RuntimeFault:
+                return  # the owner of the run is gone

@@ -1,0 +1,126 @@
+"""Hyper-parameters as fields of frozen dataclasses: documented once, checked in one place.
+
+`setting` declares a field with its help text and its bounds; `check_settings` holds an instance to
+them. Recipes, the command line and the documentation read the same metadata, so nothing is said twice.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from codistill.errors import RecipeError, nearest
+
+
+def setting(
+    default: Any = dataclasses.MISSING,
+    help: str = "",
+    *,
+    factory: Any = dataclasses.MISSING,
+    at_least: float | None = None,
+    above: float | None = None,
+    at_most: float | None = None,
+    choices: Sequence[str] | None = None,
+) -> Any:
+    """Declare a field: its default, one line of help, and what must hold for its value."""
+    bounds = {"help": help, "at_least": at_least, "above": above, "at_most": at_most, "choices": choices}
+    if factory is not dataclasses.MISSING:
+        return dataclasses.field(default_factory=factory, metadata=bounds)
+    return dataclasses.field(default=default, metadata=bounds)
+
+
+def check_settings(instance: Any, owner: str) -> None:
+    """Hold every field of a dataclass instance to its type and bounds, or say which one fails."""
+    hints = typing.get_type_hints(type(instance))
+    for field in dataclasses.fields(instance):
+        value = getattr(instance, field.name)
+        allowed = _alternatives(hints[field.name])
+        kinds = tuple(typing.get_origin(kind) or kind for kind in allowed)
+        name = f"{owner}.{field.name}"
+        if not _is_kind(value, kinds):
+            raise RecipeError(
+                f"{name} must be {_names(kinds)}.", f"{value!r}", f"It is: {_help(field)}"
+            )
+        must = _broken_bound(value, field.metadata)
+        if must:
+            raise RecipeError(f"{name} must be {must}.", f"{value!r}", f"It is: {_help(field)}")
+
+
+def from_table(cls: type[Any], table: Mapping[str, Any], owner: str) -> Any:
+    """Build the dataclass `cls` from a recipe table; an unknown key names its nearest neighbour."""
+    fields = {field.name: field for field in dataclasses.fields(cls) if field.init}
+    for key in table:
+        if key not in fields:
+            raise RecipeError(
+                f"[{owner}] may only hold known keys.", f"'{key}'", nearest(key, fields)
+            )
+    for name, field in fields.items():
+        required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        if required and name not in table:
+            raise RecipeError(f"[{owner}] must say '{name}'.", "no such key", f"It is: {_help(field)}")
+    hints = typing.get_type_hints(cls)
+    return cls(**{key: _widen(value, hints[key]) for key, value in table.items()})
+
+
+def _widen(value: Any, hint: Any) -> Any:
+    """TOML writes 1 where a float is meant, and lists where a tuple is."""
+    kinds = _alternatives(hint)
+    if type(value) is int and float in kinds and int not in kinds:
+        return float(value)
+    if isinstance(value, list) and any(typing.get_origin(kind) is tuple for kind in kinds):
+        return tuple(value)
+    return value
+
+
+def _alternatives(hint: Any) -> tuple[Any, ...]:
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return typing.get_args(hint)
+    return (hint,)
+
+
+def _is_kind(value: Any, kinds: tuple[Any, ...]) -> bool:
+    if Any in kinds or object in kinds:
+        return True
+    if isinstance(value, bool):
+        return bool in kinds
+    if isinstance(value, int) and float in kinds:
+        return True
+    return isinstance(value, kinds)
+
+
+def _broken_bound(value: Any, bounds: Mapping[str, Any]) -> str:
+    if bounds.get("choices") is not None and value is not None and value not in bounds["choices"]:
+        return "one of " + ", ".join(bounds["choices"])
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return ""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "finite"
+    if bounds.get("at_least") is not None and value < bounds["at_least"]:
+        return f"at least {bounds['at_least']}"
+    if bounds.get("above") is not None and value <= bounds["above"]:
+        return f"above {bounds['above']}"
+    if bounds.get("at_most") is not None and value > bounds["at_most"]:
+        return f"at most {bounds['at_most']}"
+    return ""
+
+
+def _help(field: dataclasses.Field[Any]) -> str:
+    return str(field.metadata.get("help") or "no description") + "."
+
+
+def _names(kinds: Sequence[Any]) -> str:
+    words = {
+        int: "an integer",
+        float: "a number",
+        str: "a string",
+        bool: "true or false",
+        type(None): "absent",
+        dict: "a table",
+        list: "a list",
+        tuple: "a list",
+    }
+    return " or ".join(words.get(kind, getattr(kind, "__name__", str(kind))) for kind in kinds)

@@ -1,0 +1,144 @@
+"""The figures that a person is shown at the end of a run, whoever shows them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from io import StringIO
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from codistill.runtimes.observers import Row
+from codistill.text import bytes_text, duration_text
+
+
+@dataclass(frozen=True)
+class AgentLine:
+    """One agent's line in the final table; scores are None where they were not measured."""
+
+    name: str
+    model: str
+    alone: float | None
+    together: float | None
+    own_alone: float | None
+    own_together: float | None
+    sent: int
+    received: int
+
+    @property
+    def gain(self) -> float | None:
+        """Together minus alone."""
+        return None if self.alone is None or self.together is None else self.together - self.alone
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A run in figures: from these the table and the report are made."""
+
+    title: str
+    protocol: str
+    agents: dict[str, str]  # name -> model
+    rows: list[Row]
+    alone_rows: list[Row] | None
+    counts: np.ndarray | None  # agents x classes
+    class_names: tuple[str, ...]
+    seconds: float
+    test_samples: int
+    facts: dict[str, Any] = field(default_factory=dict)  # recipe, versions, seed: shown as they are
+
+    @property
+    def metric(self) -> str:
+        """What is measured: accuracy, or rmse for real-valued targets."""
+        return "rmse" if any("rmse" in row for row in self.rows) else "accuracy"
+
+    @property
+    def rounds(self) -> int:
+        """Rounds done."""
+        return max((int(row["round"]) for row in self.rows), default=0)
+
+    @property
+    def tested_on(self) -> int:
+        """Test samples behind the last figures."""
+        tested = [row["test_samples"] for row in self.rows if "test_samples" in row]
+        return int(tested[-1]) if tested else 0
+
+    def lines(self) -> list[AgentLine]:
+        """One line per agent."""
+        metric, own = self.metric, f"own_{self.metric}"
+        last, alone = _newest(self.rows), _newest(self.alone_rows or [])
+        return [
+            AgentLine(
+                name,
+                model,
+                alone.get(name, {}).get(metric),
+                last.get(name, {}).get(metric),
+                alone.get(name, {}).get(own),
+                last.get(name, {}).get(own),
+                sum(row["sent"] for row in self.rows if row["agent"] == name),
+                sum(row["received"] for row in self.rows if row["agent"] == name),
+            )
+            for name, model in self.agents.items()
+        ]
+
+    def scope(self) -> str:
+        """What the figures were measured on, in words."""
+        if not self.tested_on:
+            return "not evaluated: no common test set"
+        part = "" if self.tested_on >= self.test_samples else f" a random {self.tested_on:,} of"
+        return f"{self.metric} on{part} the common test set ({self.test_samples:,} samples)"
+
+    def table(self, most: int = 30) -> Table:
+        """Each agent alone, together, gain; bytes; for the terminal."""
+        table = Table(title=f"{self.title}: {self.scope()} after {self.rounds} rounds", title_justify="left")
+        table.add_column("agent")
+        table.add_column("model")
+        for heading in ("alone", "together", "gain", "own mix", "sent", "received"):
+            table.add_column(heading, justify="right")
+        lines = self.lines()
+        for line in lines[:most]:
+            table.add_row(
+                line.name, line.model, self._score(line.alone), self._score(line.together), self._gain(line.gain),
+                self._score(line.own_together), bytes_text(line.sent), bytes_text(line.received),
+            )  # fmt: skip
+        if len(lines) > most:
+            table.add_row(f"... {len(lines) - most} more", *[""] * 7)
+        table.add_section()
+        table.add_row(
+            "mean", "", self._score(_mean([line.alone for line in lines])),
+            self._score(_mean([line.together for line in lines])), self._gain(_mean([line.gain for line in lines])),
+            self._score(_mean([line.own_together for line in lines])),
+            bytes_text(sum(line.sent for line in lines)), bytes_text(sum(line.received for line in lines)),
+        )  # fmt: skip
+        table.caption = (
+            f"{duration_text(self.seconds)}; 'own mix': {self.metric} on the agent's own distribution "
+            "(its test data, or the common test set weighted by its classes)"
+        )
+        table.caption_justify = "left"
+        return table
+
+    def table_text(self, width: int = 110) -> str:
+        """The table as plain text."""
+        out = StringIO()
+        Console(file=out, width=width).print(self.table())
+        return out.getvalue()
+
+    def _score(self, value: float | None) -> str:
+        if value is None:
+            return "-"
+        return f"{100 * value:.1f} %" if self.metric == "accuracy" else f"{value:.4g}"
+
+    def _gain(self, value: float | None) -> str:
+        if value is None:
+            return "-"
+        return f"{100 * value:+.1f}" if self.metric == "accuracy" else f"{value:+.3g}"
+
+
+def _newest(rows: list[Row]) -> dict[str, Row]:
+    return {row["agent"]: row for row in rows if "test_samples" in row}
+
+
+def _mean(values: list[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None

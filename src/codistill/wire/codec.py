@@ -1,0 +1,116 @@
+"""Named arrays and a few plain values, as bytes and back.
+
+The encoding is safetensors: a JSON header and raw array bytes, nothing that could be executed. Plain
+values ride in the header's metadata as one JSON text, so that equal messages are equal bytes.
+`decode` takes any byte string: it returns valid arrays or raises `MessageError`, and allocates no more
+than the length of what it was given.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import safetensors
+from safetensors.numpy import save
+
+from codistill.errors import MessageError
+
+Arrays = dict[str, np.ndarray]
+Values = dict[str, Any]
+
+# One message; a larger one is refused before it is looked at.
+SIZE_LIMIT = 1 << 30
+
+_DTYPES = {
+    "BOOL": np.bool_,
+    "U8": np.uint8,
+    "I8": np.int8,
+    "U16": np.uint16,
+    "I16": np.int16,
+    "U32": np.uint32,
+    "I32": np.int32,
+    "U64": np.uint64,
+    "I64": np.int64,
+    "F16": np.float16,
+    "F32": np.float32,
+    "F64": np.float64,
+}
+_SENDABLE = frozenset(np.dtype(kind) for kind in _DTYPES.values())
+_TO_DO = "The sender must use the same version of codistill and the same protocol."
+
+
+def encode(arrays: Mapping[str, np.ndarray], values: Mapping[str, Any]) -> bytes:
+    """Bytes of named arrays and plain values; equal content gives equal bytes."""
+    for name, array in arrays.items():
+        if array.dtype not in _SENDABLE:
+            raise MessageError(
+                "An array in a message must hold numbers.",
+                f"'{name}' of dtype {array.dtype}",
+                "Send float, integer or boolean arrays.",
+            )
+    contiguous = {name: np.ascontiguousarray(array).reshape(array.shape) for name, array in arrays.items()}
+    metadata = {"v": _dump(values)} if values else None
+    return bytes(save(contiguous, metadata))
+
+
+def decode(data: bytes, *, finite: bool = True, limit: int = SIZE_LIMIT) -> tuple[Arrays, Values]:
+    """Read-only arrays and plain values of an encoded message; anything else is a `MessageError`."""
+    if len(data) > limit:
+        raise MessageError(f"A message must have at most {limit} bytes.", f"{len(data)} bytes", _TO_DO)
+    try:
+        tensors = safetensors.deserialize(data)
+        arrays = {name: _array(tensor) for name, tensor in tensors}
+        values = _values(data)
+    except (safetensors.SafetensorError, ValueError, KeyError, TypeError, RecursionError, OverflowError) as error:
+        raise MessageError("A message must be a valid safetensors encoding.", str(error)[:200], _TO_DO) from None
+    if finite:
+        for name, array in arrays.items():
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
+                raise MessageError("Arrays in a message must be finite.", f"NaN or infinity in '{name}'", _TO_DO)
+    return arrays, values
+
+
+def _array(tensor: Mapping[str, Any]) -> np.ndarray:
+    kind = _DTYPES[tensor["dtype"]]
+    array = np.frombuffer(tensor["data"], dtype=kind).reshape(tensor["shape"])
+    array.flags.writeable = False
+    return array
+
+
+def _dump(values: Mapping[str, Any]) -> str:
+    for name, value in values.items():
+        if not _is_plain(value):
+            raise MessageError(
+                "A plain value in a message must be a finite number, a string, a boolean, or a list of these.",
+                f"'{name}' = {value!r}"[:200],
+                "Send arrays as arrays and everything else as plain values.",
+            )
+    return json.dumps(values, separators=(",", ":"), allow_nan=False)
+
+
+def _values(data: bytes) -> Values:
+    length = int.from_bytes(data[:8], "little")
+    header = data[8 : 8 + length]
+    if b"__metadata__" not in header:
+        return {}
+    metadata = json.loads(header).get("__metadata__", {})
+    values = json.loads(metadata.get("v", "{}"))
+    if not isinstance(values, dict) or not all(_is_plain(value) for value in values.values()):
+        raise ValueError("the plain values are not a flat table")
+    return values
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return all(_is_scalar(item) for item in value)
+    return _is_scalar(value)
+
+
+def _is_scalar(value: Any) -> bool:
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return value is None or isinstance(value, bool | int | str)
