@@ -1,1 +1,70 @@
-"""codistill."""
+"""codistill: federated learning by knowledge distillation, for agents that share neither data nor a model.
+
+import codistill as cd
+agents = [cd.Agent("clinic", RandomForestClassifier(), x1, y1), cd.Agent("lab", my_module, x2, y2)]
+result = cd.Federation(agents, cd.FedMD(), public=u, test=(xt, yt), seed=0).run(rounds=10)
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from codistill.agent import Agent as Agent
+    from codistill.agent import Hub as Hub
+    from codistill.errors import CodistillError as CodistillError
+    from codistill.federation import Federation as Federation
+    from codistill.learners.ability import Ability as Ability
+    from codistill.learners.ability import Learner as Learner
+    from codistill.learners.kernel import KernelRidge as KernelRidge
+    from codistill.learners.torch import TorchLearner as TorchLearner
+    from codistill.learners.zoo import register_architecture as register_architecture
+    from codistill.message import Message as Message
+    from codistill.protocol import Protocol as Protocol
+    from codistill.protocols import Alone as Alone
+    from codistill.protocols import AvgKD as AvgKD
+    from codistill.protocols import Centralised as Centralised
+    from codistill.protocols import FedAvg as FedAvg
+    from codistill.protocols import FedMD as FedMD
+    from codistill.result import Result as Result
+    from codistill.runtimes.faults import Fault as Fault
+    from codistill.settings import setting as setting
+    from codistill.topology import Topology as Topology
+
+# Where each public name lives. They are imported when first used, so `codistill --help` needs no torch.
+_HOMES = {
+    "Ability": "learners.ability",
+    "Agent": "agent",
+    "Alone": "protocols",
+    "AvgKD": "protocols",
+    "Centralised": "protocols",
+    "CodistillError": "errors",
+    "Fault": "runtimes.faults",
+    "FedAvg": "protocols",
+    "FedMD": "protocols",
+    "Federation": "federation",
+    "Hub": "agent",
+    "KernelRidge": "learners.kernel",
+    "Learner": "learners.ability",
+    "Message": "message",
+    "Protocol": "protocol",
+    "Result": "result",
+    "Topology": "topology",
+    "TorchLearner": "learners.torch",
+    "register_architecture": "learners.zoo",
+    "setting": "settings",
+}
+
+__all__ = sorted(_HOMES)
+__version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'codistill' has no attribute '{name}'")
+    return getattr(importlib.import_module(f"codistill.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

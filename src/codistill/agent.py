@@ -83,6 +83,14 @@ class Node:
         """The next message of a sender; None if none arrives in this round."""
         return (await self._receive((sender,), expect)).get(sender)
 
+    def dump(self) -> dict[str, Any]:
+        """What lives across rounds."""
+        return {"state": self.state}
+
+    def resume(self, saved: dict[str, Any]) -> None:
+        """Return to what was dumped."""
+        self.state = saved["state"]
+
     def refuse(self, sender: str, error: MessageError) -> None:
         """Name a message that cannot be used; the round goes on without it."""
         self.rejected.append((sender, str(error)))
@@ -114,9 +122,7 @@ class Node:
 class Agent(Node):
     """A learner and a private shard: one member of the federation."""
 
-    def __init__(
-        self, name: str, model: Any, x: Any, y: Any, *, test: tuple[Any, Any] | None = None
-    ) -> None:
+    def __init__(self, name: str, model: Any, x: Any, y: Any, *, test: tuple[Any, Any] | None = None) -> None:
         if not isinstance(name, str) or not re.fullmatch(r"[\w][\w .+-]{0,63}", name) or name == HUB:
             raise RecipeError(
                 "An agent's name must be 1 to 64 letters, digits, spaces or any of _ . + -, and not 'hub'.",
@@ -164,7 +170,7 @@ class Agent(Node):
     ) -> dict[str, Message]:
         """Send to all neighbours and return what they sent, by name, in the order of the roster."""
         message = message or Message.of(**items)
-        await self._send({name: message for name in self.neighbours})
+        await self._send(dict.fromkeys(self.neighbours, message))
         return await self._receive(self.neighbours, expect)
 
     def mix(self, own: np.ndarray, heard: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -187,12 +193,12 @@ class Agent(Node):
 
     def dump(self) -> dict[str, Any]:
         """What lives across rounds: the learner and the state."""
-        return {"learner": self.learner.state(), "state": self.state}
+        return {"learner": self.learner.state(), **super().dump()}
 
     def resume(self, saved: dict[str, Any]) -> None:
         """Return to what was dumped."""
         self.learner.restore(saved["learner"])
-        self.state = saved["state"]
+        super().resume(saved)
 
 
 class Hub(Node):
@@ -224,15 +230,7 @@ class Hub(Node):
     async def broadcast(self, message: Message | None = None, /, **items: Any) -> None:
         """To every agent that is present the same message."""
         message = message or Message.of(**items)
-        await self._send({name: message for name in self.present})
-
-    def dump(self) -> dict[str, Any]:
-        """What lives across rounds."""
-        return {"state": self.state}
-
-    def resume(self, saved: dict[str, Any]) -> None:
-        """Return to what was dumped."""
-        self.state = saved["state"]
+        await self._send(dict.fromkeys(self.present, message))
 
 
 def count_classes(y: Any) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +18,27 @@ from codistill.protocol import Protocol
 from codistill.result import Result
 from codistill.runtimes.drive import Plan, drive
 from codistill.runtimes.faults import Fault, Faults
+from codistill.runtimes.host import Watcher
 from codistill.runtimes.interrupt import GentleInterrupt
 from codistill.runtimes.observers import Observer
 from codistill.runtimes.observers.history import History
 from codistill.runtimes.observers.progress import Progress
 from codistill.runtimes.processes import Processes
 from codistill.runtimes.runtime import Runtime, Simulation, Stage, load_nodes
-from codistill.runtimes.host import Watcher
+from codistill.settings import check_settings, setting
 from codistill.topology import KINDS, Topology
 
-RUNTIMES = ("processes", "simulation")
+
+@dataclass(frozen=True, kw_only=True)
+class Engine:
+    """Where the rounds are computed, and how often what was reached is saved."""
+
+    kind: str = setting("processes", "worker processes, or all in this one", choices=("processes", "simulation"))
+    workers: int | None = setting(None, "worker processes; absent: one per core", at_least=1)
+    checkpoint_every: int = setting(1, "rounds between checkpoints; 0: never", at_least=0)
+
+    def __post_init__(self) -> None:
+        check_settings(self, "runtime")
 
 
 class Federation:
@@ -54,7 +66,9 @@ class Federation:
         _check_names(self.agents)
         if not isinstance(protocol, Protocol):
             raise RecipeError(
-                "The protocol must be an instance of a Protocol.", repr(protocol), "Write for example codistill.FedMD()."
+                "The protocol must be an instance of a Protocol.",
+                repr(protocol),
+                "Write for example codistill.FedMD().",
             )
         self.classes = classes or max(
             count_classes(y) for y in [agent._data[1] for agent in self.agents] + ([test[1]] if test else [])
@@ -94,35 +108,31 @@ class Federation:
 
         `alone` also trains a twin of every agent by itself, so that the gain is known.
         """
-        if runtime not in RUNTIMES:
-            raise RecipeError("The runtime must be processes or simulation.", repr(runtime), "Choose one of them.")
         plan = Plan(rounds=rounds, evaluate_every=evaluate_every, evaluate_samples=evaluate_samples)
+        engine = Engine(kind=runtime, workers=workers, checkpoint_every=checkpoint_every)
+        keeper = None if folder is None else Path(folder)
         began = time.monotonic()
         yardstick = self._alone() if alone else None
-        options = {"workers": workers, "resume": resume, "checkpoint_every": checkpoint_every, "progress": progress}
         baseline = None
         if yardstick is not None:
             # What is shown of the agents alone is where they end: one evaluation, on the full test set.
             last = Plan(rounds=rounds, evaluate_every=rounds)
-            where = None if folder is None else Path(folder) / "alone"
-            baseline = yardstick._train(last, runtime, folder=where, keep_agents=False, title="alone", **options)
+            where = keeper and keeper / "alone"
+            baseline = yardstick._train(last, engine, where, resume=resume, progress=progress, keep_agents=False)
             if baseline.interrupted:
                 return Result(self, History(), baseline, time.monotonic() - began, interrupted=True)
-        history = self._train(plan, runtime, folder=None if folder is None else Path(folder), **options)
+        history = self._train(plan, engine, keeper, resume=resume, progress=progress)
         return Result(self, history, baseline, time.monotonic() - began, interrupted=history.interrupted)
 
     def _train(
         self,
         plan: Plan,
-        runtime: str,
-        *,
+        engine: Engine,
         folder: Path | None,
-        workers: int | None,
+        *,
         resume: bool,
-        checkpoint_every: int,
         progress: bool,
         keep_agents: bool = True,
-        title: str = "",
     ) -> History:
         from codistill.experiments.store import Keeper
 
@@ -130,38 +140,36 @@ class Federation:
         observers: list[Observer] = [history]
         start, saved = 0, None
         if folder is not None:
-            keeper = Keeper(folder, plan.rounds, checkpoint_every)
+            keeper = Keeper(folder, plan.rounds, engine.checkpoint_every)
             observers.append(keeper)
             if resume:
                 start, saved, rows = keeper.latest()
                 history.rows.extend(rows)
             else:
                 keeper.clear()
-        driven = self._stage()
+        stage = self._stage()
         with GentleInterrupt() as interrupt:
-            engine = self._start(driven, runtime, workers)
+            runtime = self._start(stage, engine)
             try:
                 if saved is not None:
-                    engine.load(saved)
+                    runtime.load(saved)
                 if progress:
-                    observers.append(Progress(title or self.protocol.name, plan.rounds, len(self.agents), start))
-                done = drive(
-                    driven, engine, plan, observers, start=start, should_stop=lambda: interrupt.asked
-                )
-                if keep_agents and not isinstance(engine, Simulation):
-                    load_nodes(driven.nodes, engine.save())
+                    observers.append(Progress(self.protocol.name, plan.rounds, len(self.agents), start))
+                done = drive(stage, runtime, plan, observers, start=start, should_stop=lambda: interrupt.asked)
+                if keep_agents and not isinstance(runtime, Simulation):
+                    load_nodes(stage.nodes, runtime.save())
             finally:
                 for observer in observers:
                     observer.closed()
-                engine.close()
+                runtime.close()
         history.interrupted = done < plan.rounds
         return history
 
-    def _start(self, stage: Stage, runtime: str, workers: int | None) -> Runtime:
+    def _start(self, stage: Stage, engine: Engine) -> Runtime:
         # Pooling data is for a yardstick, and never leaves this process.
-        if runtime == "simulation" or self.protocol.pools_data:
+        if engine.kind == "simulation" or self.protocol.pools_data:
             return Simulation(stage)
-        return Processes(stage, workers)
+        return Processes(stage, engine.workers)
 
     def _stage(self) -> Stage:
         nodes: list[Node] = [*self.agents]
@@ -237,7 +245,9 @@ def _check_names(agents: Sequence[Agent]) -> None:
         raise RecipeError("A federation must have at least one agent.", "none", "Add agents.")
     for agent in agents:
         if not isinstance(agent, Agent):
-            raise RecipeError("Every agent must be an Agent.", repr(agent)[:80], "Write codistill.Agent(name, model, x, y).")
+            raise RecipeError(
+                "Every agent must be an Agent.", repr(agent)[:80], "Write codistill.Agent(name, model, x, y)."
+            )
     names = [agent.name for agent in agents]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:

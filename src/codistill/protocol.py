@@ -66,7 +66,8 @@ class Protocol:
 
     def predict(self, me: Agent, x: np.ndarray) -> np.ndarray:
         """How an agent's answer is formed."""
-        return me.learner.predict(x)
+        answer: np.ndarray = me.learner.predict(x)
+        return answer
 
     def check(self, agents: Sequence[Agent]) -> None:
         """Before round 0: raise if these agents cannot follow this protocol."""
@@ -75,5 +76,7 @@ class Protocol:
         """What the same agents would do without one another: the yardstick beside this protocol's results."""
         from codistill.protocols.alone import Alone
 
-        common = {field.name for field in dataclasses.fields(self)} & {field.name for field in dataclasses.fields(Alone)}
+        common = {field.name for field in dataclasses.fields(self)} & {
+            field.name for field in dataclasses.fields(Alone)
+        }
         return Alone(**{name: getattr(self, name) for name in common})

@@ -42,9 +42,7 @@ def check_settings(instance: Any, owner: str) -> None:
         kinds = tuple(typing.get_origin(kind) or kind for kind in allowed)
         name = f"{owner}.{field.name}"
         if not _is_kind(value, kinds):
-            raise RecipeError(
-                f"{name} must be {_names(kinds)}.", f"{value!r}", f"It is: {_help(field)}"
-            )
+            raise RecipeError(f"{name} must be {_names(kinds)}.", f"{value!r}", f"It is: {_help(field)}")
         must = _broken_bound(value, field.metadata)
         if must:
             raise RecipeError(f"{name} must be {must}.", f"{value!r}", f"It is: {_help(field)}")
@@ -55,9 +53,7 @@ def from_table(cls: type[Any], table: Mapping[str, Any], owner: str) -> Any:
     fields = {field.name: field for field in dataclasses.fields(cls) if field.init}
     for key in table:
         if key not in fields:
-            raise RecipeError(
-                f"[{owner}] may only hold known keys.", f"'{key}'", nearest(key, fields)
-            )
+            raise RecipeError(f"[{owner}] may only hold known keys.", f"'{key}'", nearest(key, fields))
     for name, field in fields.items():
         required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
         if required and name not in table:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from io import StringIO
 from typing import Any
@@ -133,6 +134,26 @@ class Summary:
         if value is None:
             return "-"
         return f"{100 * value:+.1f}" if self.metric == "accuracy" else f"{value:+.3g}"
+
+
+def comparison_table(summaries: Sequence[Summary]) -> Table:
+    """Several runs side by side, for the terminal."""
+    table = Table(title="each figure: the mean over agents, on the run's common test set", title_justify="left")
+    for heading in ("run", "protocol"):
+        table.add_column(heading)
+    for heading in ("agents", "rounds", "alone", "together", "gain", "own mix", "bytes", "time"):
+        table.add_column(heading, justify="right")
+    for summary in summaries:
+        lines = summary.lines()
+        table.add_row(
+            summary.title, summary.protocol, str(len(lines)), str(summary.rounds),
+            summary._score(_mean([line.alone for line in lines])),
+            summary._score(_mean([line.together for line in lines])),
+            summary._gain(_mean([line.gain for line in lines])),
+            summary._score(_mean([line.own_together for line in lines])),
+            bytes_text(sum(line.sent + line.received for line in lines)), duration_text(summary.seconds),
+        )  # fmt: skip
+    return table
 
 
 def _newest(rows: list[Row]) -> dict[str, Row]:

@@ -62,9 +62,7 @@ class Topology:
         With the rest on the diagonal, W is symmetric and doubly stochastic on any undirected graph.
         """
         degree = len(self._neighbours[name])
-        return {
-            other: 1.0 / (1 + max(degree, len(self._neighbours[other]))) for other in self._neighbours[name]
-        }
+        return {other: 1.0 / (1 + max(degree, len(self._neighbours[other]))) for other in self._neighbours[name]}
 
 
 KINDS = {

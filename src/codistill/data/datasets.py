@@ -160,14 +160,10 @@ def split_reference(dataset: Dataset, size: int | float, seed: int) -> tuple[np.
 def check_split(test_fraction: float, seed: int, scale: str | None) -> None:
     """Hold the settings that every source of data shares to their bounds."""
     if not 0 < test_fraction < 1:
-        raise RecipeError(
-            "data.test_fraction must be between 0 and 1.", f"{test_fraction!r}", "0.2 is a usual choice."
-        )
+        raise RecipeError("data.test_fraction must be between 0 and 1.", f"{test_fraction!r}", "0.2 is a usual choice.")
     _check_seed(seed)
     if scale is not None and scale not in SCALES:
-        raise RecipeError(
-            f"data.scale must be one of {', '.join(SCALES)}.", f"{scale!r}", nearest(str(scale), SCALES)
-        )
+        raise RecipeError(f"data.scale must be one of {', '.join(SCALES)}.", f"{scale!r}", nearest(str(scale), SCALES))
 
 
 def hold_out(strata: np.ndarray, fraction: float, seed: int, owner: str) -> tuple[np.ndarray, np.ndarray]:
@@ -252,9 +248,7 @@ def _folder(data_dir: str | Path | None) -> Path | None:
         return None
     folder = Path(chosen).expanduser()
     if not folder.is_dir():
-        raise DataError(
-            "The data folder must exist.", f"{folder}", f"Set it by --data-dir or {FOLDER_VARIABLE}."
-        )
+        raise DataError("The data folder must exist.", f"{folder}", f"Set it by --data-dir or {FOLDER_VARIABLE}.")
     return folder
 
 
@@ -358,9 +352,7 @@ def _from_hugging_face(name: str, test_fraction: float, seed: int) -> Dataset:
             "Check the name, written hf:owner/name, and the network.",
         ) from problem
     if "train" not in splits:
-        raise DataError(
-            f"Data set '{name}' must have a split 'train'.", f"{', '.join(splits)}", "Choose another set."
-        )
+        raise DataError(f"Data set '{name}' must have a split 'train'.", f"{', '.join(splits)}", "Choose another set.")
     train = splits["train"]
     test = next((splits[key] for key in ("test", "validation") if key in splits), None)
     inputs, label = _choose_columns(name, train.features)

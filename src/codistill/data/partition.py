@@ -94,9 +94,7 @@ class Unequal(Partition):
     """Shuffled, and cut into parts of given or of log-normal random sizes."""
 
     weights: tuple[float, ...] | None = setting(None, "the agents' shares, one positive number per agent")
-    spread: float = setting(
-        1.0, "without weights: σ of the normal logarithm of the agents' shares", at_least=0.0
-    )
+    spread: float = setting(1.0, "without weights: σ of the normal logarithm of the agents' shares", at_least=0.0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -126,9 +124,7 @@ class Dirichlet(Partition):
     """Every class is shared out in proportions drawn from a symmetric Dirichlet distribution."""
 
     alpha: float = setting(help="concentration: small for few classes per agent, large for iid", above=0.0)
-    min_size: int = setting(
-        1, "samples that every agent must get; proportions are redrawn until so", at_least=1
-    )
+    min_size: int = setting(1, "samples that every agent must get; proportions are redrawn until so", at_least=1)
 
     def _deal(self, samples: Samples, agents: int, rng: np.random.Generator) -> list[np.ndarray]:
         members = list(samples.by_class(rng).values())
@@ -175,9 +171,7 @@ class ClassesPerAgent(Partition):
                     f"{len(group)} samples of class {samples.y[group[0]]} for {len(agents_of_class)} agents",
                     "Lower k, use fewer agents, or leave this class out.",
                 )
-            for agent, piece in zip(
-                agents_of_class, np.array_split(group, len(agents_of_class)), strict=True
-            ):
+            for agent, piece in zip(agents_of_class, np.array_split(group, len(agents_of_class)), strict=True):
                 parts[agent].append(piece)
         return [np.concatenate(part) for part in parts]
 
@@ -191,9 +185,7 @@ class LabelSplit(Partition):
     α = 1 is iid.
     """
 
-    alpha: float = setting(
-        0.0, "α, the portion of each agent's samples that is mixed", at_least=0.0, at_most=1.0
-    )
+    alpha: float = setting(0.0, "α, the portion of each agent's samples that is mixed", at_least=0.0, at_most=1.0)
 
     def _deal(self, samples: Samples, agents: int, rng: np.random.Generator) -> list[np.ndarray]:
         members = list(samples.by_class(rng).values())
@@ -208,10 +200,7 @@ class LabelSplit(Partition):
         given = [round(self.alpha * len(part)) for part in own]
         pool = rng.permutation(np.concatenate([part[:count] for part, count in zip(own, given, strict=True)]))
         returned = np.split(pool, np.cumsum(given)[:-1])
-        return [
-            np.concatenate([part[count:], back])
-            for part, count, back in zip(own, given, returned, strict=True)
-        ]
+        return [np.concatenate([part[count:], back]) for part, count, back in zip(own, given, returned, strict=True)]
 
 
 @dataclass(frozen=True)

@@ -25,9 +25,7 @@ def draw_partition(counts: np.ndarray, agent_names: Sequence[str], class_names: 
     agents, classes = counts.shape
     agent_labels, class_labels = _short(agent_names), _short(class_names)
     cell = min(0.5, 11 / agents, 11 / classes)
-    figure, axes = _canvas(
-        cell * agents, cell * classes, left=_widest(class_labels), bottom=_widest(agent_labels)
-    )
+    figure, axes = _canvas(cell * agents, cell * classes, left=_widest(class_labels), bottom=_widest(agent_labels))
     # A marker's size is the square of its diameter in points, so it is proportional to its area.
     size_of_one = (0.92 * cell * POINTS_PER_INCH) ** 2 / max(1, counts.max())
     column, row = np.nonzero(counts)
@@ -45,9 +43,7 @@ def draw_partition(counts: np.ndarray, agent_names: Sequence[str], class_names: 
     return figure
 
 
-def partition_text(
-    counts: np.ndarray, agent_names: Sequence[str], class_names: Sequence[str], width: int = 100
-) -> str:
+def partition_text(counts: np.ndarray, agent_names: Sequence[str], class_names: Sequence[str], width: int = 100) -> str:
     """The counts as a table, agents by classes, with totals; many classes are folded at `width`."""
     counts = _checked(counts, agent_names, class_names)
     table = np.vstack([counts, counts.sum(axis=0)])

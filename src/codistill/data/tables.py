@@ -141,9 +141,7 @@ def _read(path: Path, label: str, drop: Sequence[str], ids: Sequence[str]) -> pd
 def _read_file(path: Path) -> pd.DataFrame:
     kind = path.suffix.lower()
     if kind not in (".csv", ".parquet"):
-        raise DataError(
-            "A table must be a .csv or a .parquet file.", f"{path}", "Convert it, or correct its name."
-        )
+        raise DataError("A table must be a .csv or a .parquet file.", f"{path}", "Convert it, or correct its name.")
     try:
         with warnings.catch_warnings():
             # pandas only warns when rows are longer than the header, and drops what is too much.

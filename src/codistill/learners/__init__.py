@@ -24,7 +24,7 @@ def as_learner(model: Any, owner: str = "") -> Learner:
         return TorchLearner(model)
     if isinstance(model, BaseEstimator):
         return SklearnLearner(model)
-    if not isinstance(model, type) and callable(getattr(model, "fit", None)) and callable(getattr(model, "predict", None)):
+    if not isinstance(model, type) and all(callable(getattr(model, name, None)) for name in ("fit", "predict")):
         return PlainLearner(model)
     found = f"the class {model.__name__} itself" if isinstance(model, type) else type(model).__name__
     raise LearnerError(

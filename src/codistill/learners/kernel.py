@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -54,7 +55,7 @@ class KernelRidge(Learner):
             self._coefficients = scipy.linalg.pinvh(gram) @ wanted
         else:
             ridge = self.c * (self._federation_samples or len(inputs))
-            self._coefficients = scipy.linalg.solve(gram + ridge * np.eye(len(inputs)), wanted, assume_a="pos")
+            self._coefficients = _solve(gram + ridge * np.eye(len(inputs)), wanted)
         self._inputs = inputs
 
     @property
@@ -78,6 +79,11 @@ class KernelRidge(Learner):
                 "Choose rbf, laplacian, polynomial, linear, sigmoid, cosine or a function.",
             ) from None
 
+    def check(self, x: np.ndarray, targets: np.ndarray, owner: str) -> None:
+        """The kernel must be known, and take such samples."""
+        first = np.asarray(x[:1], dtype=np.float64).reshape(1, -1)
+        self._gram(first, first)
+
     def state(self) -> dict[str, Any]:
         """Inputs and coefficients."""
         return {"inputs": self._inputs, "coefficients": self._coefficients, "samples": self._federation_samples}
@@ -100,5 +106,18 @@ class KernelRidge(Learner):
     def advice(self, missing: Ability) -> str:
         """Why it does not travel."""
         if missing == Ability.PORTABLE:
-            return "A kernel model holds its owner's training inputs, so it does not travel unless its owner sets reveal_inputs."
+            return (
+                "A kernel model holds its owner's training inputs, so it does not travel "
+                "unless its owner sets reveal_inputs."
+            )
         return super().advice(missing)
+
+
+def _solve(matrix: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """A⁻¹ y by Cholesky; where A is not safely positive definite (a sigmoid kernel, a tiny c), A⁺ y."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", scipy.linalg.LinAlgWarning)
+            return np.asarray(scipy.linalg.solve(matrix, wanted, assume_a="pos"))
+    except (scipy.linalg.LinAlgError, scipy.linalg.LinAlgWarning):
+        return np.asarray(scipy.linalg.pinvh(matrix) @ wanted)

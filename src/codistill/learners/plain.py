@@ -31,15 +31,22 @@ class PlainLearner(Learner):
 
     def predict(self, x: np.ndarray) -> np.ndarray:
         """Ask the object, and hold its answer to (n, C) finite numbers."""
-        answer = np.asarray(self.model.predict(x), dtype=np.float32)
-        if answer.shape != (len(x), self._columns):
+        if not self._columns:
+            raise LearnerError(
+                "A model must be fitted before it predicts.",
+                f"{self.describe()} has not seen any data yet",
+                "Run at least one round in which this agent is present.",
+            )
+        given = np.asarray(self.model.predict(x))
+        numbers = given.dtype.kind in "biuf"
+        if given.shape != (len(x), self._columns) or not numbers or not np.isfinite(given).all():
             raise LearnerError(
                 f"predict of {self.describe()} must return one row per sample and one column per class, "
-                f"({len(x)}, {self._columns}).",
-                f"shape {answer.shape}",
+                f"({len(x)}, {self._columns}), of finite numbers.",
+                f"shape {given.shape}, dtype {given.dtype}" + (", or NaN or infinity in it" if numbers else ""),
                 "Return class probabilities or real values, not labels.",
             )
-        return answer
+        return given.astype(np.float32)
 
     def state(self) -> dict[str, Any]:
         """The object's attributes, in a format made for safe loading."""

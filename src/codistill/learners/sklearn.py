@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
-from sklearn.base import BaseEstimator, clone, is_classifier
+from sklearn.base import BaseEstimator, clone, is_classifier, is_regressor
+from sklearn.ensemble import BaggingRegressor
+from sklearn.exceptions import DataConversionWarning
+from sklearn.neural_network import MLPRegressor
 from sklearn.pipeline import Pipeline
 from sklearn.utils import get_tags
 from sklearn.utils.validation import has_fit_parameter
@@ -24,12 +28,16 @@ class SklearnLearner(Learner):
 
     def __init__(self, estimator: BaseEstimator) -> None:
         self.estimator = estimator
-        # Agents compute with one thread each. For scikit-learn None means one thread, for others all of them.
-        own = {None, 1} if type(estimator).__module__.startswith("sklearn.") else {1}
-        if estimator.get_params(deep=False).get("n_jobs", 1) not in own:
-            estimator.set_params(n_jobs=1)
         self.classifies = bool(is_classifier(estimator))
+        if not self.classifies and not is_regressor(estimator):
+            raise LearnerError(
+                "A scikit-learn model must be a classifier or a regressor.",
+                type(estimator).__name__,
+                "Choose one; a class of your own says so by ClassifierMixin or RegressorMixin.",
+            )
+        _use_one_thread(estimator)
         self._columns = 0
+        self._seen: np.ndarray | None = None  # labels behind the estimator's codes, if it takes no gaps
         self._weight_name = _sample_weight_name(estimator)
         self.abilities = Ability.LABELS
         if self._takes_soft_targets():
@@ -42,7 +50,7 @@ class SklearnLearner(Learner):
     def _takes_soft_targets(self) -> bool:
         if self.classifies:
             return self._weight_name is not None
-        return bool(get_tags(self.estimator).target_tags.multi_output)
+        return _fits_many_columns(self.estimator)
 
     def fit(self, x: np.ndarray, targets: np.ndarray) -> None:
         """Fit anew on soft labels or real values."""
@@ -51,14 +59,32 @@ class SklearnLearner(Learner):
         if not self.classifies:
             self._fit_regressor(rows, targets)
         elif _is_one_hot(targets):
-            self.estimator.fit(rows, targets.argmax(axis=1))
+            self._fit_labels(rows, targets.argmax(axis=1))
         else:
             self._fit_weighted_copies(rows, targets)
 
     def _fit_regressor(self, rows: np.ndarray, targets: np.ndarray) -> None:
-        if not self._takes_soft_targets():
+        self._check_columns(targets)
+        wanted = targets.astype(np.float64)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DataConversionWarning)  # a single column is meant to be one
+            self.estimator.fit(rows, wanted if self._takes_soft_targets() else wanted[:, 0])
+
+    def _check_columns(self, targets: np.ndarray) -> None:
+        if targets.shape[1] > 1 and not self._takes_soft_targets():
             raise self._cannot("its fit takes one output column only")
-        self.estimator.fit(rows, targets.astype(np.float64))
+
+    def _fit_labels(self, rows: np.ndarray, labels: np.ndarray, **weights: np.ndarray) -> None:
+        self._seen = None
+        try:
+            self.estimator.fit(rows, labels, **weights)
+        except ValueError:
+            # Some (XGBoost) take no labels but 0 .. k-1, and a shard need not hold every class.
+            seen, codes = np.unique(labels, return_inverse=True)
+            if len(seen) == seen[-1] + 1:
+                raise
+            self.estimator.fit(rows, codes, **weights)
+            self._seen = seen
 
     def _fit_weighted_copies(self, rows: np.ndarray, targets: np.ndarray) -> None:
         if self._weight_name is None:
@@ -71,10 +97,11 @@ class SklearnLearner(Learner):
             )
         row, label = np.nonzero(targets)
         weights = targets[row, label].astype(np.float64)
-        self.estimator.fit(rows[row], label, **{self._weight_name: weights})
+        self._fit_labels(rows[row], label, **{self._weight_name: weights})
 
     def _cannot(self, reason: str) -> LearnerError:
-        return LearnerError("A model must be able to learn soft targets.", f"{self.describe()}: {reason}", self._way_out())
+        must = "A model must be able to learn soft targets."
+        return LearnerError(must, f"{self.describe()}: {reason}", self._way_out())
 
     @property
     def ready(self) -> bool:  # type: ignore[override]
@@ -94,24 +121,31 @@ class SklearnLearner(Learner):
             values = np.asarray(self.estimator.predict(rows), dtype=np.float32)
             return values.reshape(len(rows), self._columns)
         answer = np.zeros((len(rows), self._columns), dtype=np.float32)
-        if hasattr(self.estimator, "predict_proba"):
-            answer[:, self.estimator.classes_.astype(int)] = self.estimator.predict_proba(rows)
+        classes = self._labels(self.estimator.classes_)
+        if len(classes) == 1:
+            answer[:, classes[0]] = 1.0  # of what it has never seen it cannot say anything
+        elif hasattr(self.estimator, "predict_proba"):
+            answer[:, classes] = self.estimator.predict_proba(rows)
         else:
-            answer[np.arange(len(rows)), self.estimator.predict(rows).astype(int)] = 1.0
+            answer[np.arange(len(rows)), self._labels(self.estimator.predict(rows))] = 1.0
         return answer
+
+    def _labels(self, codes: Any) -> np.ndarray:
+        labels = np.asarray(codes).astype(int)
+        return labels if self._seen is None else self._seen[labels]
 
     def state(self) -> dict[str, Any]:
         """The fitted estimator in a format made for safe loading."""
         from codistill.learners.portable import dump_estimator
 
-        return {"columns": self._columns, "estimator": dump_estimator(self.estimator)}
+        return {"columns": self._columns, "seen": self._seen, "estimator": dump_estimator(self.estimator)}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Return to a fitted estimator of one's own checkpoint."""
         from codistill.learners.portable import load_own_estimator
 
         self.estimator = load_own_estimator(state["estimator"], self.estimator)
-        self._columns = state["columns"]
+        self._columns, self._seen = state["columns"], state["seen"]
 
     def export(self) -> Message:
         """The fitted estimator, for those types that hold no training rows."""
@@ -130,10 +164,16 @@ class SklearnLearner(Learner):
 
     def check(self, x: np.ndarray, targets: np.ndarray, owner: str) -> None:
         """A shard with one class is fine for a forest, and an error for those that need two."""
+        if not self.classifies:
+            self._check_columns(targets)
+            return
         labels = targets.argmax(axis=1)
-        if self.classifies and _is_one_hot(targets) and len(np.unique(labels)) == 1:
+        if _is_one_hot(targets) and len(np.unique(labels)) == 1:
+            trial = SklearnLearner(clone(self.estimator))
             try:
-                clone(self.estimator).fit(np.asarray(x[:8]).reshape(len(x[:8]), -1), labels[:8])
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # a few rows converge to nothing, and need not
+                    trial.fit(x[:8], targets[:8])
             except ValueError as error:
                 raise LearnerError(
                     f"The shard of agent '{owner}' must hold at least two classes for {self.describe()}.",
@@ -163,6 +203,25 @@ class SklearnLearner(Learner):
 
 def _last_step(estimator: Any) -> Any:
     return estimator.steps[-1][1] if isinstance(estimator, Pipeline) else estimator
+
+
+def _use_one_thread(estimator: Any) -> None:
+    """Agents compute with one thread each. For scikit-learn None means one thread, for others all of them."""
+    parameters = estimator.get_params()
+    for name, value in parameters.items():
+        path, _, last = name.rpartition("__")
+        if last == "n_jobs":
+            owner = parameters[path] if path else estimator
+            if value not in ({None, 1} if type(owner).__module__.startswith("sklearn.") else {1}):
+                estimator.set_params(**{name: 1})
+
+
+def _fits_many_columns(regressor: Any) -> bool:
+    last = _last_step(regressor)
+    # Two of scikit-learn's regressors can do more than their tags say.
+    if isinstance(last, BaggingRegressor):
+        return last.estimator is None or _fits_many_columns(last.estimator)
+    return isinstance(last, MLPRegressor) or bool(get_tags(last).target_tags.multi_output)
 
 
 def _sample_weight_name(estimator: Any) -> str | None:

@@ -100,12 +100,14 @@ class TorchLearner(GradientLearner):
         self.module.eval()
         inputs = self.tensor(x)
         with torch.inference_mode():
-            chunks = [self.module(inputs[i : i + _CHUNK]) for i in range(0, len(inputs), _CHUNK)]
-            return torch.cat(chunks)
+            # A copy of each chunk: a module that works in place must not change its owner's samples.
+            starts = range(0, max(len(inputs), 1), _CHUNK)
+            return torch.cat([self.module(inputs[i : i + _CHUNK].clone()) for i in starts])
 
     def tensor(self, x: np.ndarray) -> torch.Tensor:
         """Samples as float32, images in the memory format that convolutions are fastest in."""
-        inputs = torch.tensor(x, dtype=torch.float32) if not x.flags.writeable else torch.from_numpy(x).float()
+        samples = np.ascontiguousarray(x, dtype=np.float32)
+        inputs = torch.from_numpy(samples if samples.flags.writeable else samples.copy())
         if self._channels_last and inputs.dim() == 4:
             inputs = inputs.contiguous(memory_format=torch.channels_last)
         return inputs
@@ -152,8 +154,7 @@ class TorchLearner(GradientLearner):
 
     def snapshot(self) -> Callable[[torch.Tensor], torch.Tensor]:
         """A frozen copy in evaluation mode."""
-        frozen = copy.deepcopy(self.module).eval().requires_grad_(False)
-        return frozen
+        return copy.deepcopy(self.module).eval().requires_grad_(False)
 
     def reset(self) -> None:
         """Fresh parameters: every layer's own initialisation; what has none returns to its first value."""
@@ -196,6 +197,13 @@ class TorchLearner(GradientLearner):
     def load(self, weights: dict[str, np.ndarray]) -> None:
         """Take over parameters and buffers; names left out keep their values."""
         own = self.module.state_dict()
+        for name, value in weights.items():
+            if name not in own or tuple(own[name].shape) != np.shape(value):
+                raise LearnerError(
+                    f"Weights must fit {self.describe()} by name and shape.",
+                    f"'{name}' of shape {np.shape(value)}",
+                    "Give every agent the same architecture.",
+                )
         with torch.no_grad():
             for name, value in weights.items():
                 own[name].copy_(torch.tensor(value))
@@ -222,6 +230,7 @@ class TorchLearner(GradientLearner):
         self._optimiser = None
         if state["optimiser"] is not None:
             self.optimiser.load_state_dict(state["optimiser"])
+            _lay_out_alike(self.optimiser)
 
     def export(self) -> Message:
         """A registered architecture's name and options, with the weights."""
@@ -238,10 +247,10 @@ class TorchLearner(GradientLearner):
         """One forward pass must give one column per class, and leave the module untouched."""
         try:
             found = tuple(self.outputs(x[:2]).shape)
-        except (RuntimeError, ValueError, TypeError) as error:
+        except Exception as error:  # the module is its owner's code, and may fail in any way
             raise LearnerError(
                 f"The module of agent '{owner}' must accept samples of shape {x.shape[1:]}.",
-                f"{type(error).__name__}: {str(error).splitlines()[0][:200]}",
+                f"{type(error).__name__}: {str(error).partition(chr(10))[0][:200]}",
                 "Reshape the data, or start the module with nn.Flatten().",
             ) from None
         wanted = (min(2, len(x)), targets.shape[1])
@@ -257,6 +266,14 @@ class TorchLearner(GradientLearner):
         if Ability.PORTABLE in missing:
             return "Register its builder with codistill.register_architecture(name), and build it by that name."
         return "End the module with an nn.Linear layer."
+
+
+def _lay_out_alike(optimiser: torch.optim.Optimizer) -> None:
+    """Fused steps walk through memory: moments must lie there as their parameter does (channels last)."""
+    for parameter, memory in optimiser.state.items():
+        for name, value in memory.items():
+            if isinstance(value, torch.Tensor) and value.shape == parameter.shape:
+                memory[name] = torch.empty_like(parameter, dtype=value.dtype, requires_grad=False).copy_(value)
 
 
 def cut(order: torch.Tensor, size: int) -> list[torch.Tensor]:

@@ -69,9 +69,7 @@ def _round(stage: Stage, runtime: Runtime, t: int) -> Report:
     return report.add(runtime.run(t, present)) if present else report
 
 
-def _record(
-    stage: Stage, t: int, report: Report, scores: dict[str, Scores], plan: Plan, seconds: float
-) -> Record:
+def _record(stage: Stage, t: int, report: Report, scores: dict[str, Scores], plan: Plan, seconds: float) -> Record:
     present = set(stage.faults.present(t))
     tested = 0 if stage.test is None else len(stage.test[0])
     samples = min(plan.samples(t) or tested, tested)

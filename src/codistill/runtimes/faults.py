@@ -27,7 +27,7 @@ class Fault:
     def __post_init__(self) -> None:
         check_settings(self, "faults")
         if self.kind == "gone" and self.agent is None:
-            raise RecipeError("A fault 'gone' must name its agent.", "no agent", "Add agent = \"name\".")
+            raise RecipeError("A fault 'gone' must name its agent.", "no agent", 'Add agent = "name".')
 
     def covers(self, t: int) -> bool:
         """Whether round t (from 0) is hit."""

@@ -53,9 +53,7 @@ class Report:
 
     def add(self, other: Report) -> Report:
         """This and another report together."""
-        return Report(
-            _sum(self.sent, other.sent), _sum(self.received, other.received), self.refused + other.refused
-        )
+        return Report(_sum(self.sent, other.sent), _sum(self.received, other.received), self.refused + other.refused)
 
 
 def _sum(left: dict[str, int], right: dict[str, int]) -> dict[str, int]:

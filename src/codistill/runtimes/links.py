@@ -238,8 +238,13 @@ def describe_error(error: BaseException, trace: str) -> dict[str, Any]:
     """An error as plain values, to be raised again by the owner of the run."""
     parts = list(error.args) if len(error.args) == 3 and hasattr(error, "exit_code") else None
     notes = list(getattr(error, "__notes__", []))
-    return {"kind": type(error).__name__, "parts": parts, "text": f"{type(error).__name__}: {error}",
-            "notes": notes, "trace": trace}
+    return {
+        "kind": type(error).__name__,
+        "parts": parts,
+        "text": f"{type(error).__name__}: {error}",
+        "notes": notes,
+        "trace": trace,
+    }
 
 
 def _rebuild_error(content: dict[str, Any]) -> Exception:

@@ -10,7 +10,7 @@ import socket
 import sys
 import traceback
 import warnings
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import torch
@@ -56,9 +56,7 @@ class Processes(Runtime):
         places = {node.name: host for host, share in enumerate(shares) for node in share}
         places = {node.name: places[node.name] for node in stage.nodes}
         ends = _socket_pairs(count + 1)
-        self._processes = [
-            _start(worker, shares[worker], stage, ends, places) for worker in range(1, count + 1)
-        ]
+        self._processes = [_start(worker, shares[worker], stage, ends, places) for worker in range(1, count + 1)]
         _close_others(ends, 0)
         self._links = Links(0, ends[0], places)
         self._host = Host(here, stage.protocol, stage.faults, self._links, stage.watchers)
@@ -97,10 +95,8 @@ class Processes(Runtime):
 
     def close(self) -> None:
         """End the workers; one that does not listen is ended by force."""
-        try:
+        with suppress(RuntimeFault):  # somebody may be dead already; the others see the links close
             self._tell(do="stop")
-        except RuntimeFault:
-            pass  # somebody is dead already; the others see the links close
         self._links.flush_quietly()
         for process in self._processes:
             process.join(timeout=2)

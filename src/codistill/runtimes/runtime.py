@@ -150,4 +150,3 @@ def _measure(answers: np.ndarray, y: np.ndarray, agent: Agent) -> Scores:
         if weights.sum() > 0:
             scores["own_accuracy"] = float(np.average(right, weights=weights))
     return scores
-

@@ -45,14 +45,7 @@ _TO_DO = "The sender must use the same version of codistill and the same protoco
 
 def encode(arrays: Mapping[str, np.ndarray], values: Mapping[str, Any]) -> bytes:
     """Bytes of named arrays and plain values; equal content gives equal bytes."""
-    for name, array in arrays.items():
-        if array.dtype not in _SENDABLE:
-            raise MessageError(
-                "An array in a message must hold numbers.",
-                f"'{name}' of dtype {array.dtype}",
-                "Send float, integer or boolean arrays.",
-            )
-    contiguous = {name: np.ascontiguousarray(array).reshape(array.shape) for name, array in arrays.items()}
+    contiguous = {name: _sendable(name, array) for name, array in arrays.items()}
     metadata = {"v": _dump(values)} if values else None
     return bytes(save(contiguous, metadata))
 
@@ -74,15 +67,43 @@ def decode(data: bytes, *, finite: bool = True, limit: int = SIZE_LIMIT) -> tupl
     return arrays, values
 
 
+def is_sendable(dtype: np.dtype[Any]) -> bool:
+    """Whether arrays of this dtype can be encoded."""
+    return dtype.newbyteorder("=") in _SENDABLE
+
+
+def _sendable(name: str, array: np.ndarray) -> np.ndarray:
+    _check_name(name)
+    if not is_sendable(array.dtype):
+        raise MessageError(
+            "An array in a message must hold numbers.",
+            f"'{name}' of dtype {array.dtype}",
+            "Send float, integer or boolean arrays.",
+        )
+    return np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("=")).reshape(array.shape)
+
+
+def _check_name(name: Any) -> None:
+    try:
+        usable = name.encode() != b"__metadata__"  # where safetensors keeps the plain values
+    except (AttributeError, UnicodeEncodeError):
+        usable = False
+    if not usable:
+        raise MessageError("A name in a message must be text.", ascii(name)[:100], "Choose another name.")
+
+
 def _array(tensor: Mapping[str, Any]) -> np.ndarray:
     kind = _DTYPES[tensor["dtype"]]
     array = np.frombuffer(tensor["data"], dtype=kind).reshape(tensor["shape"])
+    if kind is np.bool_ and array.view(np.uint8).max(initial=0) > 1:
+        raise ValueError("booleans that are neither 0 nor 1")
     array.flags.writeable = False
     return array
 
 
 def _dump(values: Mapping[str, Any]) -> str:
     for name, value in values.items():
+        _check_name(name)
         if not _is_plain(value):
             raise MessageError(
                 "A plain value in a message must be a finite number, a string, a boolean, or a list of these.",
@@ -97,7 +118,7 @@ def _values(data: bytes) -> Values:
     header = data[8 : 8 + length]
     if b"__metadata__" not in header:
         return {}
-    metadata = json.loads(header).get("__metadata__", {})
+    metadata = json.loads(header).get("__metadata__") or {}
     values = json.loads(metadata.get("v", "{}"))
     if not isinstance(values, dict) or not all(_is_plain(value) for value in values.values()):
         raise ValueError("the plain values are not a flat table")
@@ -113,4 +134,6 @@ def _is_plain(value: Any) -> bool:
 def _is_scalar(value: Any) -> bool:
     if isinstance(value, float):
         return math.isfinite(value)
-    return value is None or isinstance(value, bool | int | str)
+    if isinstance(value, int):
+        return -(1 << 63) <= value < 1 << 64
+    return value is None or isinstance(value, str)

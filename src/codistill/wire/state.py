@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from codistill.errors import CheckpointError, MessageError
-from codistill.wire.codec import decode, encode
+from codistill.wire.codec import decode, encode, is_sendable
 
 _OUTLINE = "outline"
 _STATE_LIMIT = 1 << 40  # a checkpoint is one's own file: bounded by the disk, not by a sender
@@ -24,26 +24,29 @@ def pack(tree: Any) -> bytes:
     arrays: dict[str, np.ndarray] = {}
 
     def outline(node: Any, path: str) -> Any:
-        if isinstance(node, np.ndarray | np.generic):
-            return _leave("array", np.asarray(node), arrays)
-        if isinstance(node, torch.Tensor):
-            return _leave("tensor", node.detach().cpu().numpy(), arrays)
+        if isinstance(node, str):
+            return str(node)
         if isinstance(node, bytes):
             return _leave("bytes", np.frombuffer(node, dtype=np.uint8), arrays)
+        kind = _kind(node)
+        if kind:
+            numbers = _numbers(node)
+            if numbers is None:
+                raise _unfit(f"{type(node).__name__} of {node.dtype} at '{path}'")
+            return _leave(kind, numbers, arrays)
         if isinstance(node, dict):
             return {"dict": [[outline(key, path), outline(value, f"{path}.{key}")] for key, value in node.items()]}
         if isinstance(node, list | tuple):
             kind = "list" if isinstance(node, list) else "tuple"
             return {kind: [outline(item, f"{path}[{i}]") for i, item in enumerate(node)]}
-        if node is None or isinstance(node, bool | int | float | str):
+        if node is None or isinstance(node, bool | int | float):
             return node
-        raise CheckpointError(
-            "State must be arrays, tensors, plain values, or dicts and lists of them.",
-            f"{type(node).__name__} at '{path}'",
-            "Keep such an object out of me.state, or store what it is made of.",
-        )
+        raise _unfit(f"{type(node).__name__} at '{path}'")
 
-    text = json.dumps(outline(tree, "state"), separators=(",", ":"))
+    try:
+        text = json.dumps(outline(tree, "state"), separators=(",", ":"))
+    except RecursionError:
+        raise _unfit("a dict or list that contains itself, or is nested too deeply") from None
     arrays[_OUTLINE] = np.frombuffer(text.encode(), dtype=np.uint8)
     return encode(arrays, {})
 
@@ -53,12 +56,37 @@ def unpack(data: bytes) -> Any:
     try:
         arrays, _ = decode(data, finite=False, limit=_STATE_LIMIT)
         return _rebuild(json.loads(arrays[_OUTLINE].tobytes()), arrays)
-    except (MessageError, KeyError, ValueError, TypeError) as error:
+    except (MessageError, KeyError, ValueError, TypeError, RecursionError) as error:
         raise CheckpointError(
             "Saved state must be readable.",
             f"{error}"[:300],
             "Remove this checkpoint and resume from the one before.",
         ) from None
+
+
+def _unfit(found: str) -> CheckpointError:
+    return CheckpointError(
+        "State must be arrays, tensors, plain values, or dicts and lists of them.",
+        found,
+        "Keep such an object out of me.state, or store what it is made of.",
+    )
+
+
+def _kind(node: Any) -> str | None:
+    if isinstance(node, np.ndarray):
+        return "array"
+    if isinstance(node, np.generic):
+        return "scalar"
+    return "tensor" if isinstance(node, torch.Tensor) else None
+
+
+def _numbers(node: Any) -> np.ndarray | None:
+    """An array or tensor as numbers that the codec carries, if it is one."""
+    try:
+        array = node.detach().cpu().numpy() if isinstance(node, torch.Tensor) else np.asarray(node)
+    except (TypeError, RuntimeError):  # bfloat16, sparse: numpy has nothing like it
+        return None
+    return array if is_sendable(array.dtype) else None
 
 
 def _leave(kind: str, array: np.ndarray, arrays: dict[str, np.ndarray]) -> dict[str, str]:
@@ -74,6 +102,8 @@ def _rebuild(node: Any, arrays: dict[str, np.ndarray]) -> Any:
     match kind:
         case "array":
             return arrays[content].copy()
+        case "scalar":
+            return arrays[content][()]
         case "tensor":
             return torch.from_numpy(arrays[content].copy())
         case "bytes":

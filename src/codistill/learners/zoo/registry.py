@@ -183,9 +183,7 @@ def _checked_options(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
             raise LearnerError(_options_line(name), f"'{option}'", do)
         values[option] = _without_lists(value)
         if not (_is_plain(values[option]) and _fits(values[option], known[option].annotation)):
-            raise LearnerError(
-                _options_line(name), _written({option: value}), f"Give '{option}' a value of its type."
-            )
+            raise LearnerError(_options_line(name), _written({option: value}), f"Give '{option}' a value of its type.")
     return values
 
 

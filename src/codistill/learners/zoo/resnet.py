@@ -85,16 +85,12 @@ def _cifar_resnet(shape: tuple[int, ...], classes: int, n: int) -> nn.Module:
     """Section 4.2 of He et al.: n blocks of 16, 32 and 64 channels each, shortcuts without parameters."""
     blocks = _stages(16, (16, 32, 64), (n, n, n), _Subsample)
     width = 64 if n else 16
-    return nn.Sequential(
-        *conv_norm_relu(shape[0], 16), *blocks, GlobalAveragePool(), nn.Linear(width, classes)
-    )
+    return nn.Sequential(*conv_norm_relu(shape[0], 16), *blocks, GlobalAveragePool(), nn.Linear(width, classes))
 
 
 def _resnet(shape: tuple[int, ...], classes: int, depths: tuple[int, ...], features: int | None) -> nn.Module:
     blocks = _stages(64, (64, 128, 256, 512), depths, _projection)
-    return nn.Sequential(
-        *conv_norm_relu(shape[0], 64), *blocks, GlobalAveragePool(), *_head(512, features, classes)
-    )
+    return nn.Sequential(*conv_norm_relu(shape[0], 64), *blocks, GlobalAveragePool(), *_head(512, features, classes))
 
 
 def _stages(

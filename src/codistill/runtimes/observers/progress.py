@@ -26,7 +26,12 @@ class Progress(Observer):
         self._score = ""
         self._bar: Bar | None = None
         if self._console.is_terminal:
-            columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(24), TextColumn("{task.fields[rest]}"))
+            columns = (
+                SpinnerColumn(),
+                TextColumn("{task.description}"),
+                BarColumn(24),
+                TextColumn("{task.fields[rest]}"),
+            )
             self._bar = Bar(*columns, console=self._console, transient=True)
             self._task = self._bar.add_task(self._head(start), total=rounds, completed=start, rest="starting")
             self._bar.start()

@@ -1,0 +1,287 @@
+"""The command line. Heavy imports happen inside the commands, so that help answers at once."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from codistill import __version__
+from codistill.errors import CodistillError, RecipeError
+
+if TYPE_CHECKING:
+    from codistill.experiments.recipe import Recipe
+
+_EPILOG = """\
+A first look:        codistill demo
+Your own run:        codistill run RECIPE.toml --set protocol.rounds=5
+Exit codes:          0 done, 2 recipe or arguments, 3 data, 4 model, 5 message, 6 checkpoint,
+                     7 cannot write, 8 runtime, 130 interrupted
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; a user's mistake is a sentence and an exit code, never a traceback."""
+    options = _parser().parse_args(arguments)
+    try:
+        return int(options.command(options))
+    except CodistillError as error:
+        _complain(error)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print(
+            "Stopped at once. What was reached is in the run's last checkpoint: codistill resume RUN", file=sys.stderr
+        )
+        return 130
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 0
+    except Exception as error:  # a defect, ours or of a model or protocol of one's own: say it, keep the trace
+        return _unexpected(error)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="codistill",
+        description="Federated learning by knowledge distillation, for agents that share neither data nor a model.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"codistill {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    run = commands.add_parser("run", help="run a recipe")
+    run.add_argument("recipe", type=Path, help="a TOML recipe")
+    _run_options(run)
+    run.set_defaults(command=_run)
+
+    demo = commands.add_parser("demo", help="five agents with five kinds of models learn from one another")
+    _run_options(demo)
+    demo.set_defaults(command=_demo)
+
+    resume = commands.add_parser("resume", help="go on with a run that was killed or stopped")
+    resume.add_argument("run", type=Path, help="the run's folder")
+    resume.add_argument("--quiet", action="store_true", help="no progress display")
+    resume.set_defaults(command=_resume)
+
+    compare = commands.add_parser("compare", help="several runs side by side")
+    compare.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="folders of runs")
+    compare.add_argument("--out", type=Path, help="also write an HTML page")
+    compare.set_defaults(command=_compare)
+
+    protocols = commands.add_parser("protocols", help="all protocols: paper, what is exchanged, ability needed")
+    protocols.add_argument("name", nargs="?", help="one protocol, with its hyper-parameters")
+    protocols.set_defaults(command=_protocols)
+
+    learners = commands.add_parser("learners", help="all learners that a recipe can name")
+    learners.set_defaults(command=_learners)
+
+    data = commands.add_parser("data", help="data sets at hand; or how a recipe hands its data out")
+    data.add_argument("recipe", type=Path, nargs="?", help="show this recipe's partition")
+    data.add_argument("--out", type=Path, help="write the partition as a picture (.png, .svg, .pdf)")
+    _recipe_options(data)
+    data.set_defaults(command=_data)
+    return parser
+
+
+def _run_options(parser: argparse.ArgumentParser) -> None:
+    _recipe_options(parser)
+    parser.add_argument("--out", type=Path, help="the run's folder (default: a new one in runs/)")
+    parser.add_argument("--quiet", action="store_true", help="no progress display")
+
+
+def _recipe_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="TABLE.KEY=VALUE",
+        help="change the recipe, e.g. protocol.rounds=5",
+    )
+    parser.add_argument("--data-dir", help="folder of <name>.npz data sets (or set CODISTILL_DATA)")
+
+
+def _complain(error: CodistillError) -> None:
+    print(f"error: {error.must}\nfound: {error.found}\nto do: {error.do}", file=sys.stderr)
+    for note in getattr(error, "__notes__", []):
+        print(f"where: {note}", file=sys.stderr)
+
+
+def _unexpected(error: Exception) -> int:
+    import tempfile
+    import traceback
+
+    with tempfile.NamedTemporaryFile("w", prefix="codistill-", suffix=".log", delete=False) as log:
+        traceback.print_exception(error, file=log)
+    first = next(iter(getattr(error, "__notes__", [])), "")
+    where = first if "Traceback" not in first else ""
+    print(f"error: {type(error).__name__}: {error}\n{where}The full trace is in {log.name}.", file=sys.stderr)
+    return 1
+
+
+# --- commands -----------------------------------------------------------------------------------
+
+
+def _run(options: argparse.Namespace) -> int:
+    from codistill.experiments.recipe import read_recipe
+
+    recipe = read_recipe(options.recipe, options.set)
+    return _execute(recipe, options, options.recipe.stem)
+
+
+def _demo(options: argparse.Namespace) -> int:
+    from codistill.experiments.recipe import read_recipe
+
+    with resources.as_file(resources.files("codistill.experiments") / "demo.toml") as path:
+        recipe = read_recipe(path, options.set)
+    return _execute(recipe, options, "demo")
+
+
+def _execute(recipe: Recipe, options: argparse.Namespace, stem: str) -> int:
+    from codistill.experiments.run import RECIPE, execute
+
+    folder = options.out or _new_folder(Path("runs"), stem)
+    if (folder / RECIPE).exists():
+        raise RecipeError(
+            "A new run needs a folder of its own.",
+            f"{folder} already holds a run",
+            f"Go on with it: codistill resume {folder}; or choose another --out.",
+        )
+    if recipe.protocol.pools_data:
+        print(
+            f"{recipe.protocol.name} pools the private data of all agents: a yardstick, run in simulation only.",
+            file=sys.stderr,
+        )
+    summary, complete = execute(recipe, folder, data_dir=options.data_dir, progress=not options.quiet)
+    return _show(summary, complete, folder)
+
+
+def _resume(options: argparse.Namespace) -> int:
+    from codistill.experiments.run import execute, reopen
+
+    summary, complete = execute(reopen(options.run), options.run, resume=True, progress=not options.quiet)
+    return _show(summary, complete, options.run)
+
+
+def _show(summary: object, complete: bool, folder: Path) -> int:
+    from rich.console import Console
+
+    from codistill.experiments.run import REPORT
+    from codistill.summary import Summary
+
+    assert isinstance(summary, Summary)
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    console.print(summary.table())
+    console.print(f"report: {folder / REPORT}", highlight=False, soft_wrap=True)
+    if not complete:
+        console.print(f"stopped after {summary.rounds} rounds; to go on: codistill resume {folder}", soft_wrap=True)
+        return 130
+    return 0
+
+
+def _new_folder(parent: Path, stem: str) -> Path:
+    number = 1
+    while (parent / f"{stem}-{number}").exists():
+        number += 1
+    return parent / f"{stem}-{number}"
+
+
+def _compare(options: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from codistill.experiments.run import read_summary
+    from codistill.summary import comparison_table
+
+    summaries = [read_summary(folder) for folder in options.runs]
+    Console(width=None if sys.stdout.isatty() else 120).print(comparison_table(summaries))
+    if options.out:
+        from codistill.experiments.report import write_comparison
+
+        print(f"report: {write_comparison(summaries, options.out)}")
+    return 0
+
+
+def _protocols(options: argparse.Namespace) -> int:
+    from codistill.errors import nearest
+    from codistill.protocols import PROTOCOLS
+
+    if options.name is None:
+        rows = [(p.name, p.paper, p.exchanges, p.needs.words()) for p in PROTOCOLS.values()]
+        _print_table(("protocol", "paper", "what is exchanged", "ability needed"), rows)
+        return 0
+    if options.name not in PROTOCOLS:
+        raise RecipeError("A protocol must be known.", f"'{options.name}'", nearest(options.name, PROTOCOLS))
+    import dataclasses
+    import inspect
+
+    protocol = PROTOCOLS[options.name]
+    print(inspect.cleandoc(protocol.__doc__ or ""), "\n")
+    rows = [
+        (field.name, str(field.type), "absent" if field.default is None else str(field.default), field.metadata["help"])
+        for field in dataclasses.fields(protocol)
+    ]
+    _print_table(("hyper-parameter", "type", "default", "what it is"), rows)
+    return 0
+
+
+def _learners(options: argparse.Namespace) -> int:
+    from codistill.learners.catalogue import entries
+
+    _print_table(("learner", "library", "what it is"), [(e.name, e.library, e.description) for e in entries()])
+    print("Any other scikit-learn, XGBoost or LightGBM estimator by its full name, e.g. sklearn.svm.SVC.")
+    return 0
+
+
+def _data(options: argparse.Namespace) -> int:
+    if options.recipe is not None:
+        return _show_partition(options)
+    from codistill.data.datasets import catalogue
+
+    rows = [
+        (d.name, d.where, f"{d.train:,}", f"{d.test:,}", " x ".join(map(str, d.shape)), str(d.classes), d.problem)
+        for d in catalogue(options.data_dir)
+    ]
+    _print_table(("data set", "where", "train", "test", "sample", "classes", "problem"), rows)
+    print("More: put <name>.npz files in a folder and name it with --data-dir or CODISTILL_DATA.")
+    return 0
+
+
+def _show_partition(options: argparse.Namespace) -> int:
+    from codistill.data.datasets import split_reference
+    from codistill.data.partition import counts
+    from codistill.data.picture import draw_partition, partition_text
+    from codistill.experiments.recipe import read_recipe
+    from codistill.experiments.run import agent_names, hand_out, load_data
+    from codistill.experiments.store import writing
+
+    recipe = read_recipe(options.recipe, options.set)
+    data = load_data(recipe.data, recipe.seed, options.data_dir)
+    if recipe.data.public:
+        _, data = split_reference(data, recipe.data.public, recipe.seed)
+    table = counts(data.y, hand_out(recipe, data), data.classes)
+    print(partition_text(table, agent_names(recipe), data.class_names))
+    if options.out:
+        with writing(options.out):
+            draw_partition(table, agent_names(recipe), data.class_names).savefig(options.out, bbox_inches="tight")
+        print(f"picture: {options.out}")
+    return 0
+
+
+def _print_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table()
+    kept = [i for i in range(len(headings)) if any(row[i] for row in rows)]
+    for i in kept:
+        table.add_column(headings[i], overflow="fold")
+    for row in rows:
+        table.add_row(*(row[i] for i in kept))
+    Console(width=None if sys.stdout.isatty() else 120).print(table)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,260 @@
+"""A recipe: one TOML file that says all there is to say about a run, checked before anything runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import sys
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from codistill.data import partition as partitions
+from codistill.errors import RecipeError, nearest
+from codistill.federation import Engine
+from codistill.protocol import Protocol
+from codistill.protocols import PROTOCOLS
+from codistill.runtimes.faults import Fault
+from codistill.settings import check_settings, from_table, setting
+from codistill.topology import KINDS as TOPOLOGIES
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """[data]: a data set by name, or tables; and how much of it is public."""
+
+    name: str | None = setting(None, "a bundled data set, a file <name>.npz in the data folder, or hf:owner/name")
+    file: str | None = setting(None, "a CSV or Parquet file instead of a name")
+    files: dict[str, str] | None = setting(None, "one CSV or Parquet file per agent: name = path")
+    label: str | None = setting(None, "the label column of a table")
+    drop: tuple[str, ...] = setting((), "columns of a table to leave out")
+    ids: tuple[str, ...] = setting((), "columns of a table that say where a sample is from")
+    dir: str | None = setting(None, "the data folder; absent: --data-dir or the environment's CODISTILL_DATA")
+    samples: int | None = setting(None, "use only this many training samples", at_least=1)
+    test_samples: int | None = setting(None, "use only this many test samples", at_least=1)
+    test_fraction: float = setting(0.2, "test share where there is no test set", above=0, at_most=0.9)
+    scale: str | None = setting(None, "absent: what suits the data", choices=("unit", "standard", "none"))
+    public: int | float = setting(0, "reference samples without labels: a count, or a share below 1", at_least=0)
+
+    def __post_init__(self) -> None:
+        check_settings(self, "data")
+        given = [key for key in ("name", "file", "files") if getattr(self, key) is not None]
+        if len(given) != 1:
+            raise RecipeError("[data] must say exactly one of name, file, files.", f"{given or 'none'}", "Keep one.")
+        if self.name is None and self.label is None:
+            raise RecipeError("[data] must say the label column of a table.", "no label", 'Add label = "column".')
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentEntry:
+    """[[agents]]: one agent, or several of a kind."""
+
+    learner: str | dict[str, Any] = setting(help="a learner's name, or a table with kind and options")
+    name: str | None = setting(None, "the agent's name; absent: made from the learner's")
+    count: int = setting(1, "how many such agents", at_least=1)
+
+    def __post_init__(self) -> None:
+        check_settings(self, "agents")
+        if isinstance(self.learner, dict) and "kind" not in self.learner:
+            raise RecipeError("A learner's table must say its kind.", f"{self.learner}", 'Add kind = "name".')
+
+    @property
+    def kind(self) -> str:
+        """The learner's name."""
+        return self.learner if isinstance(self.learner, str) else str(self.learner["kind"])
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The learner's options."""
+        return {} if isinstance(self.learner, str) else {k: v for k, v in self.learner.items() if k != "kind"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """[evaluation]: what is measured, and when."""
+
+    every: int = setting(1, "rounds between evaluations; the last round is always evaluated", at_least=1)
+    samples: int | None = setting(
+        2000, "test samples per evaluation, the full test set in the last round; 0: always all", at_least=0
+    )
+    alone: bool = setting(True, "also train every agent alone, so that the gain is known")
+
+    def __post_init__(self) -> None:
+        check_settings(self, "evaluation")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """All of a run."""
+
+    data: Data
+    agents: tuple[AgentEntry, ...]
+    protocol: Protocol
+    rounds: int = 10
+    seed: int = 0
+    partition: partitions.Partition = field(default_factory=partitions.Iid)
+    runtime: Engine = field(default_factory=Engine)
+    evaluation: Evaluation = field(default_factory=Evaluation)
+    faults: tuple[Fault, ...] = ()
+    participation: float = 1.0
+    topology: str | None = None
+    source: dict[str, Any] = field(default_factory=dict, compare=False)  # the tables it was made from
+
+
+def read_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
+    """Read, override and check a recipe file."""
+    try:
+        tables = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise RecipeError(
+            "The recipe must be a readable file.", f"{path}: {error.strerror}", "Check the path."
+        ) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise RecipeError(f"{path} must be valid TOML.", str(error), "Fix the line it names.") from None
+    for override in overrides:
+        _override(tables, override)
+    return make_recipe(tables, path.resolve().parent)
+
+
+def make_recipe(tables: Mapping[str, Any], folder: Path) -> Recipe:
+    """Check the tables of a recipe; paths in it are relative to `folder`."""
+    source = _with_absolute_paths(tables, folder)
+    known = ("seed", "data", "partition", "agents", "protocol", "runtime", "evaluation", "faults")
+    for key in source:
+        if key not in known:
+            raise RecipeError("A recipe may only hold known tables.", f"'{key}'", nearest(key, known))
+    for key in ("data", "agents", "protocol"):
+        if key not in source:
+            raise RecipeError(f"A recipe must have [{key}].", "no such table", "See recipes/ for examples.")
+    _expect(source, list, "agents", "faults")
+    _expect(source, dict, "data", "partition", "protocol", "runtime", "evaluation")
+    if not source["agents"]:
+        raise RecipeError("A recipe must have at least one agent.", "an empty list", "Add an [[agents]] table.")
+    protocol, rounds, topology = _protocol(source["protocol"])
+    runtime = dict(source.get("runtime", {}))
+    participation = runtime.pop("participation", 1.0)
+    if isinstance(participation, bool) or not isinstance(participation, int | float) or not 0 < participation <= 1:
+        raise RecipeError("runtime.participation must be above 0 and at most 1.", repr(participation), "Fix it.")
+    return Recipe(
+        data=from_table(Data, source["data"], "data"),
+        agents=tuple(from_table(AgentEntry, entry, "agents") for entry in source["agents"]),
+        protocol=protocol,
+        rounds=rounds,
+        seed=_seed(source.get("seed", 0)),
+        partition=_partition(source.get("partition", {"kind": "iid"})),
+        runtime=from_table(Engine, runtime, "runtime"),
+        evaluation=from_table(Evaluation, source.get("evaluation", {}), "evaluation"),
+        faults=tuple(from_table(Fault, entry, "faults") for entry in source.get("faults", [])),
+        participation=float(participation),
+        topology=topology,
+        source=source,
+    )
+
+
+def _seed(seed: Any) -> int:
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        raise RecipeError("seed must be an integer of at least 0.", repr(seed), "Choose another seed.")
+    return seed
+
+
+def _protocol(table: Mapping[str, Any]) -> tuple[Protocol, int, str | None]:
+    rest = dict(table)
+    name = rest.pop("name", None)
+    if not isinstance(name, str):
+        raise RecipeError("[protocol] must say its name.", repr(name), f"Choose one of {', '.join(PROTOCOLS)}.")
+    cls = _protocol_class(name)
+    rounds = rest.pop("rounds", 10)
+    if isinstance(rounds, bool) or not isinstance(rounds, int) or rounds < 1:
+        raise RecipeError("protocol.rounds must be an integer of at least 1.", repr(rounds), "Choose another number.")
+    topology = rest.pop("topology", None)
+    if topology is not None and topology not in TOPOLOGIES:
+        raise RecipeError("protocol.topology must be known.", repr(topology), nearest(str(topology), TOPOLOGIES))
+    known = {*(f.name for f in dataclasses.fields(cls)), "name", "rounds", "topology"}
+    for key in rest:
+        if key not in known:
+            raise RecipeError(f"[protocol] may only hold what {name} has.", f"'{key}'", nearest(key, known))
+    return from_table(cls, rest, "protocol"), rounds, topology
+
+
+def _protocol_class(name: str) -> type[Protocol]:
+    if name in PROTOCOLS:
+        return PROTOCOLS[name]
+    path, _, attribute = name.rpartition(":")
+    if not path.endswith(".py"):
+        raise RecipeError(
+            "A protocol must be on the list of 'codistill protocols', or be your own as 'file.py:Class'.",
+            f"'{name}'",
+            nearest(name, PROTOCOLS),
+        )
+    # One's own code, named in one's own recipe: imported as any Python module is.
+    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
+    try:
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module
+        spec.loader.exec_module(module)
+        cls = getattr(module, attribute)
+    except (OSError, SyntaxError, ImportError, AttributeError) as error:
+        raise RecipeError(
+            f"'{name}' must be importable.", f"{type(error).__name__}: {error}", "Fix the file."
+        ) from None
+    if not (isinstance(cls, type) and issubclass(cls, Protocol)):
+        raise RecipeError(f"'{name}' must be a class derived from Protocol.", f"{cls!r}"[:80], "Name such a class.")
+    return cls
+
+
+def _partition(table: Mapping[str, Any]) -> partitions.Partition:
+    rest = dict(table)
+    kind = rest.pop("kind", None)
+    if kind not in partitions.KINDS:
+        raise RecipeError("[partition] must say a known kind.", repr(kind), nearest(str(kind), partitions.KINDS))
+    made: partitions.Partition = from_table(partitions.KINDS[kind], rest, "partition")
+    return made
+
+
+def _expect(tables: Mapping[str, Any], kind: type, *keys: str) -> None:
+    form = "[[{}]] tables" if kind is list else "a [{}] table"
+    for key in keys:
+        value = tables.get(key, kind())
+        if not isinstance(value, kind) or (kind is list and not all(isinstance(entry, dict) for entry in value)):
+            raise RecipeError(f"'{key}' must be {form.format(key)}.", f"{value!r}"[:80], "Change its form.")
+
+
+def _with_absolute_paths(tables: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    source = {key: dict(value) if isinstance(value, dict) else value for key, value in tables.items()}
+    data = source.get("data")
+    if isinstance(data, dict):
+        if isinstance(data.get("file"), str):
+            data["file"] = str(folder / data["file"])
+        if isinstance(data.get("dir"), str):
+            data["dir"] = str(folder / data["dir"])
+        if isinstance(data.get("files"), dict):
+            data["files"] = {name: str(folder / str(path)) for name, path in data["files"].items()}
+    protocol = source.get("protocol")
+    if isinstance(protocol, dict) and ".py:" in str(protocol.get("name")):
+        protocol["name"] = str(folder / protocol["name"])
+    return source
+
+
+def _override(tables: dict[str, Any], text: str) -> None:
+    """Apply `--set a.b=value`; the value is TOML, or a string as it stands."""
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise RecipeError("--set must have the form table.key=value.", f"'{text}'", "Example: protocol.rounds=5.")
+    try:
+        parsed = tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        parsed = value.strip()
+    place: Any = tables
+    *path, last = key.strip().split(".")
+    try:
+        for step in path:
+            place = place[int(step)] if isinstance(place, list) else place.setdefault(step, {})
+        if isinstance(place, list):
+            place[int(last)] = parsed
+        else:
+            place[last] = parsed
+    except (ValueError, IndexError, TypeError, AttributeError):
+        raise RecipeError("--set must name a place in the recipe.", f"'{key}'", "Example: protocol.rounds=5.") from None

@@ -1,0 +1,188 @@
+"""From a recipe to a run's folder: build the federation, run it, and say what came out."""
+
+from __future__ import annotations
+
+import json
+import platform
+import tomllib
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tomli_w
+
+from codistill.agent import Agent
+from codistill.data import datasets, tables
+from codistill.data.partition import counts
+from codistill.errors import CheckpointError, RecipeError
+from codistill.experiments.recipe import Data, Recipe, make_recipe
+from codistill.experiments.store import METRICS, TIMES, read_rows, write_atomically, writing
+from codistill.federation import Federation
+from codistill.learners.catalogue import make_learner
+from codistill.randomness import generator, seed_libraries
+from codistill.summary import Summary
+from codistill.topology import KINDS as TOPOLOGIES
+
+RECIPE, FACTS, REPORT = "recipe.toml", "run.json", "report.html"
+_PACKAGES = ("codistill", "numpy", "scikit-learn", "scipy", "torch", "safetensors", "skops")
+
+
+def load_data(data: Data, seed: int, data_dir: str | None = None) -> datasets.Dataset:
+    """The data set that a recipe names."""
+    if data.name is not None:
+        return datasets.load(
+            data.name,
+            data_dir=data.dir or data_dir,
+            test_fraction=data.test_fraction,
+            seed=seed,
+            samples=data.samples,
+            test_samples=data.test_samples,
+            scale=data.scale,
+        )
+    options: dict[str, Any] = {
+        "label": data.label, "test_fraction": data.test_fraction, "seed": seed, "scale": data.scale,
+        "drop": data.drop, "ids": data.ids,
+    }  # fmt: skip
+    if data.file is not None:
+        return tables.read_table(Path(data.file), **options)
+    assert data.files is not None
+    return tables.read_tables({name: Path(path) for name, path in data.files.items()}, **options)
+
+
+def agent_names(recipe: Recipe) -> list[str]:
+    """The names of all agents, in order."""
+    kinds = [entry.kind.rpartition(".")[2] for entry in recipe.agents]
+    names: list[str] = []
+    for entry, kind in zip(recipe.agents, kinds, strict=True):
+        base = entry.name or kind
+        single = entry.count == 1 and (entry.name is not None or kinds.count(kind) == 1)
+        taken = sum(name.rpartition("-")[0] == base for name in names)
+        names += [base] if single else [f"{base}-{taken + i + 1}" for i in range(entry.count)]
+    return names
+
+
+def hand_out(recipe: Recipe, data: datasets.Dataset) -> list[np.ndarray]:
+    """Which training samples each agent gets."""
+    names = agent_names(recipe)
+    if recipe.data.files is not None:
+        if sorted(names) != sorted(recipe.data.files):
+            raise RecipeError(
+                "With one file per agent, the agents must be named as the files.",
+                f"agents {', '.join(sorted(names))}; files {', '.join(sorted(recipe.data.files))}",
+                "Give every [[agents]] table the name of its file.",
+            )
+        return [np.flatnonzero(data.ids["agent"] == name) for name in names]
+    rng = generator(recipe.seed, "partition")
+    return recipe.partition.split(data.y, len(names), rng, data.ids, data.classes)
+
+
+def build(recipe: Recipe, data_dir: str | None = None) -> tuple[Federation, datasets.Dataset]:
+    """The federation of a recipe, checked and ready to run, and the data it was made from."""
+    data = load_data(recipe.data, recipe.seed, data_dir)
+    public = None
+    if recipe.data.public:
+        public, data = datasets.split_reference(data, recipe.data.public, recipe.seed)
+    names, parts = agent_names(recipe), hand_out(recipe, data)
+    entries = [entry for entry in recipe.agents for _ in range(entry.count)]
+    agents = []
+    for name, entry, part in zip(names, entries, parts, strict=True):
+        seed_libraries(recipe.seed, name, "model")
+        model = make_learner(entry.kind, entry.options, data.x.shape[1:], data.classes)
+        agents.append(Agent(name, model, data.x[part], data.y[part]))
+    federation = Federation(
+        agents,
+        recipe.protocol,
+        public=public,
+        test=(data.x_test, data.y_test),
+        seed=recipe.seed,
+        classes=data.classes,
+        topology=TOPOLOGIES[recipe.topology](names) if recipe.topology else None,
+        faults=recipe.faults,
+        participation=recipe.participation,
+    )
+    return federation, data
+
+
+def execute(
+    recipe: Recipe, folder: Path, *, data_dir: str | None = None, resume: bool = False, progress: bool = True
+) -> tuple[Summary, bool]:
+    """Run a recipe in a folder; returns what came out, and whether all rounds were done."""
+    federation, data = build(recipe, data_dir)
+    source = dict(recipe.source)
+    if data_dir is not None and recipe.data.name is not None:
+        source["data"] = {**source["data"], "dir": str(Path(data_dir).resolve())}
+    if not resume:
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(folder / RECIPE, tomli_w.dumps(source).encode())
+        write_atomically(folder / FACTS, json.dumps(_facts(recipe, federation, data), indent=1).encode())
+    evaluation = recipe.evaluation
+    result = federation.run(
+        recipe.rounds,
+        runtime=recipe.runtime.kind,
+        workers=recipe.runtime.workers,
+        evaluate_every=evaluation.every,
+        evaluate_samples=evaluation.samples or None,
+        alone=evaluation.alone,
+        folder=folder,
+        resume=resume,
+        checkpoint_every=recipe.runtime.checkpoint_every,
+        progress=progress,
+    )
+    from codistill.experiments.report import write_report
+
+    summary = read_summary(folder)
+    write_report(summary, folder / REPORT)
+    return summary, not result.interrupted
+
+
+def reopen(folder: Path) -> Recipe:
+    """The recipe of a run's folder."""
+    try:
+        return make_recipe(tomllib.loads((folder / RECIPE).read_text()), folder.resolve())
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise CheckpointError(
+            f"{folder} must be the folder of a run.", f"{RECIPE}: {error}", "Name a folder that 'codistill run' made."
+        ) from None
+
+
+def read_summary(folder: Path) -> Summary:
+    """What is known of a run from its folder alone, finished or not."""
+    recipe = reopen(folder)
+    try:
+        facts = json.loads((folder / FACTS).read_text())
+        seconds = [json.loads(line)["seconds"] for line in (folder / TIMES).read_text().splitlines()]
+    except (OSError, ValueError, KeyError) as error:
+        raise CheckpointError(f"{folder} must be the folder of a run.", f"{error}", "Run the recipe again.") from None
+    alone = folder / "alone" / METRICS
+    return Summary(
+        title=folder.name,
+        protocol=recipe.source["protocol"]["name"],
+        agents=facts["agents"],
+        rows=read_rows(folder / METRICS),
+        alone_rows=read_rows(alone) if recipe.evaluation.alone and alone.exists() else None,
+        counts=None if facts["counts"] is None else np.asarray(facts["counts"]),
+        class_names=tuple(facts["class_names"]),
+        seconds=sum(seconds),
+        test_samples=facts["test_samples"],
+        facts={"recipe": (folder / RECIPE).read_text(), "versions": facts["versions"], "seed": recipe.seed},
+    )
+
+
+def _facts(recipe: Recipe, federation: Federation, data: datasets.Dataset) -> dict[str, Any]:
+    shards = [agent.shard for agent in federation.agents]
+    labelled = data.y.ndim == 1
+    table = counts(data.y, hand_out(recipe, data), data.classes).tolist() if labelled else None
+    return {
+        "agents": {agent.name: agent.learner.describe() for agent in federation.agents},
+        "samples": {agent.name: len(shard) for agent, shard in zip(federation.agents, shards, strict=True)},
+        "counts": table,
+        "class_names": list(data.class_names),
+        "test_samples": len(data.x_test),
+        "reference": None
+        if federation.public is None
+        else {"samples": len(federation.public), "digest": federation.public.digest},
+        "seed": recipe.seed,
+        "versions": {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}},
+    }
