@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from codistill.data.datasets import validate_samples
+from codistill.data.checks import validate_samples
 from codistill.data.shard import Reference, Shard
 from codistill.errors import MessageError, RecipeError, RuntimeFault
 from codistill.learners import Learner, as_learner

@@ -250,9 +250,9 @@ def _data(options: argparse.Namespace) -> int:
 
 
 def _show_partition(options: argparse.Namespace) -> int:
-    from codistill.data.datasets import split_reference
     from codistill.data.partition import counts
     from codistill.data.picture import draw_partition, partition_text
+    from codistill.data.split import split_reference
     from codistill.experiments.recipe import read_recipe
     from codistill.experiments.run import agent_names, hand_out, load_data
     from codistill.experiments.store import writing

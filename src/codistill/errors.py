@@ -76,8 +76,8 @@ class RuntimeFault(CodistillError):
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """The sentence that follows an unknown name: its nearest neighbour, or all there are."""
-    names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    names = sorted(map(str, known))
+    close = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
     if close:
         return f"Did you mean '{close[0]}'?"
     return f"Known: {', '.join(names)}."

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from codistill.agent import Agent, Hub, Node, count_classes
-from codistill.data.datasets import validate_samples
+from codistill.data.checks import validate_samples
 from codistill.data.shard import Reference, Shard
 from codistill.errors import DataError, LearnerError, RecipeError
 from codistill.protocol import Protocol

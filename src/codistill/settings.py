@@ -39,13 +39,13 @@ def check_settings(instance: Any, owner: str) -> None:
     for field in dataclasses.fields(instance):
         value = getattr(instance, field.name)
         allowed = _alternatives(hints[field.name])
-        kinds = tuple(typing.get_origin(kind) or kind for kind in allowed)
         name = f"{owner}.{field.name}"
-        if not _is_kind(value, kinds):
-            raise RecipeError(f"{name} must be {_names(kinds)}.", f"{value!r}", f"It is: {_help(field)}")
+        if not _is_kind(value, allowed):
+            found = next((item for kind in allowed for item in _wrong_items(value, kind)), value)
+            raise RecipeError(f"{name} must be {_names(allowed)}.", f"{found!r}", f"Change it. It is: {_help(field)}")
         must = _broken_bound(value, field.metadata)
         if must:
-            raise RecipeError(f"{name} must be {must}.", f"{value!r}", f"It is: {_help(field)}")
+            raise RecipeError(f"{name} must be {must}.", f"{value!r}", f"Change it. It is: {_help(field)}")
 
 
 def from_table(cls: type[Any], table: Mapping[str, Any], owner: str) -> Any:
@@ -57,7 +57,7 @@ def from_table(cls: type[Any], table: Mapping[str, Any], owner: str) -> Any:
     for name, field in fields.items():
         required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
         if required and name not in table:
-            raise RecipeError(f"[{owner}] must say '{name}'.", "no such key", f"It is: {_help(field)}")
+            raise RecipeError(f"[{owner}] must say '{name}'.", "no such key", f"Add it. It is: {_help(field)}")
     hints = typing.get_type_hints(cls)
     return cls(**{key: _widen(value, hints[key]) for key, value in table.items()})
 
@@ -85,7 +85,21 @@ def _is_kind(value: Any, kinds: tuple[Any, ...]) -> bool:
         return bool in kinds
     if isinstance(value, int) and float in kinds:
         return True
-    return isinstance(value, kinds)
+    return any(_is_one_kind(value, kind) for kind in kinds)
+
+
+def _is_one_kind(value: Any, kind: Any) -> bool:
+    return isinstance(value, typing.get_origin(kind) or kind) and not _wrong_items(value, kind)
+
+
+def _wrong_items(value: Any, kind: Any) -> list[Any]:
+    """Items of a list `tuple[kind, ...]`, or values of a table `dict[str, kind]`, that are not of their kind."""
+    inner = typing.get_args(kind)
+    if isinstance(value, dict) and len(inner) == 2:
+        return [each for each in value.values() if not _is_kind(each, _alternatives(inner[1]))]
+    if isinstance(value, tuple) and Ellipsis in inner:
+        return [each for each in value if not _is_kind(each, _alternatives(inner[0]))]
+    return []
 
 
 def _broken_bound(value: Any, bounds: Mapping[str, Any]) -> str:
@@ -109,7 +123,7 @@ def _help(field: dataclasses.Field[Any]) -> str:
 
 
 def _names(kinds: Sequence[Any]) -> str:
-    words = {
+    words: dict[Any, str] = {
         int: "an integer",
         float: "a number",
         str: "a string",
@@ -118,5 +132,10 @@ def _names(kinds: Sequence[Any]) -> str:
         dict: "a table",
         list: "a list",
         tuple: "a list",
+        tuple[str, ...]: "a list of strings",
+        tuple[float, ...]: "a list of numbers",
+        dict[str, str]: "a table of strings",
     }
-    return " or ".join(words.get(kind, getattr(kind, "__name__", str(kind))) for kind in kinds)
+    return " or ".join(
+        words.get(kind) or words.get(typing.get_origin(kind)) or str(getattr(kind, "__name__", kind)) for kind in kinds
+    )

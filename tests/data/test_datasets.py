@@ -9,17 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from codistill.data import datasets
-from codistill.data.datasets import (
-    Dataset,
-    catalogue,
-    digest,
-    hold_out,
-    load,
-    scaled,
-    split_reference,
-    validate_samples,
-)
+from codistill.data import sources as datasets
+from codistill.data.checks import digest, validate_samples
+from codistill.data.dataset import Dataset
+from codistill.data.datasets import catalogue, load
+from codistill.data.scale import scaled
+from codistill.data.split import hold_out, split_reference
 from codistill.errors import CodistillError, DataError, RecipeError
 
 
@@ -420,9 +415,7 @@ def test_the_catalogue_does_not_read_the_images(tmp_path, monkeypatch):
     write_toy(tmp_path)
     read = []
     original = datasets._read_array
-    monkeypatch.setattr(
-        datasets, "_read_array", lambda archive, key: read.append(key) or original(archive, key)
-    )
+    monkeypatch.setattr(datasets, "_read_array", lambda archive, key: read.append(key) or original(archive, key))
     catalogue(tmp_path)
     assert read == ["y_train"]
 

@@ -50,9 +50,7 @@ def test_it_stays_readable_with_few_and_with_many_agents(agents, classes):
     assert max(figure.get_size_inches()) <= 16
     # No two labels overlap, and labels and legend are on the page.
     for axis, low, high in ((axes.xaxis, "x0", "x1"), (axes.yaxis, "y0", "y1")):
-        boxes = sorted(
-            (extent(figure, label) for label in axis.get_ticklabels()), key=lambda box: getattr(box, low)
-        )
+        boxes = sorted((extent(figure, label) for label in axis.get_ticklabels()), key=lambda box: getattr(box, low))
         for before, after in itertools.pairwise(boxes):
             assert getattr(before, high) <= getattr(after, low) + 1
     for artist in (axes.get_legend(), axes.xaxis.label, axes.yaxis.label):

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from codistill.data.datasets import digest, validate_samples
+from codistill.data.checks import digest, validate_samples
 from codistill.learners.torch import cut
 from codistill.randomness import Key, derive
 

@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from codistill.data.datasets import Dataset, check_split, hold_out, scaled
+from codistill.data.dataset import Dataset
+from codistill.data.scale import scaled
+from codistill.data.split import check_split, hold_out
 from codistill.errors import DataError, RecipeError, nearest
 
 

@@ -93,6 +93,11 @@ class Run:
         return [replace(line, alone=line.own_alone, together=line.own_together) for line in self.lines]
 
     @property
+    def gainers(self) -> list[AgentLine]:
+        """Of these lines, those with a gain that can be drawn."""
+        return [line for line in self.compared if line.gain is not None and math.isfinite(line.gain)]
+
+    @property
     def mean(self) -> np.ndarray:
         """Mean score of each evaluated round."""
         return np.array([values.mean() for values in self.values])
@@ -286,12 +291,12 @@ def draw_result(summary: Summary) -> Figure:
 
 def bars_note(run: Run) -> str:
     """Which agents the bars leave out, in words; empty if none."""
-    known, agents = sum(line.gain is not None for line in run.compared), len(run.lines)
+    known, agents = len(run.gainers), len(run.lines)
     notes = []
     if known > MOST_BARS:
         notes.append(f"Of {known:,} agents, the {MOST_BARS} with the largest gain or loss are shown.")
     if known < agents:
-        notes.append(f"{agents - known:,} of {agents:,} agents were not measured both ways.")
+        notes.append(f"{agents - known:,} of {agents:,} agents lack a score alone or together.")
     return " ".join(notes)
 
 
@@ -370,10 +375,9 @@ def _bytes_axis(axes: Axes, traffic: np.ndarray) -> None:
 
 def _shown(run: Run, most: int) -> list[AgentLine]:
     """The agents that get bars: all in their order or, of many, those that gained or lost most, best first."""
-    known = [line for line in run.compared if line.gain is not None]
-    if len(known) <= most:
-        return known
-    largest = sorted(known, key=lambda line: -abs(line.gain or 0))[:most]
+    if len(run.gainers) <= most:
+        return run.gainers
+    largest = sorted(run.gainers, key=lambda line: -abs(line.gain or 0))[:most]
     return sorted(largest, key=lambda line: line.gain or 0, reverse=run.metric == "accuracy")
 
 
@@ -383,11 +387,10 @@ def _bars(axes: Axes, run: Run, lines: Sequence[AgentLine]) -> None:
     axes.barh(places - 0.19, alone, 0.36, color=GREY, label="alone")
     axes.barh(places + 0.19, together, 0.36, color=BLUE, label="together")
     for place, gain, end in zip(places, together - alone, np.maximum(alone, together), strict=True):
-        if np.isfinite(gain):
-            axes.annotate(
-                run.gain_text(gain), (end, place), xytext=(5, 0), textcoords="offset points", va="center",
-                fontsize=9, color=WORSE if run.is_worse(gain) else INK,
-            )  # fmt: skip
+        axes.annotate(
+            run.gain_text(gain), (end, place), xytext=(5, 0), textcoords="offset points", va="center",
+            fontsize=9, color=WORSE if run.is_worse(gain) else INK,
+        )  # fmt: skip
     axes.set_yticks(places, [plain(line.name) for line in lines])
     axes.set_ylim(len(lines) - 0.5, -0.5)
     axes.margins(x=0.12)
@@ -398,7 +401,7 @@ def _bars(axes: Axes, run: Run, lines: Sequence[AgentLine]) -> None:
     unit = "gain in points" if run.metric == "accuracy" else "change"
     axes.set_title(f"{run.word_of_axis}\nand {unit}", pad=12, linespacing=1.5)
     axes.legend(loc="lower right", ncols=2, **_LEGEND | {"bbox_to_anchor": (1, 1), "handlelength": 1.2})
-    if len(lines) < sum(line.gain is not None for line in run.compared):
+    if len(lines) < len(run.gainers):
         axes.set_xlabel(f"the {len(lines)} of {len(run.lines):,} agents that gained or lost most")
 
 
@@ -409,9 +412,11 @@ def _label_ends(axes: Axes, run: Run) -> None:
     if not ends:
         return
     low, high = axes.get_ylim()
-    apart = 0.052 * (high - low)
-    heights = _moved_apart([end[0] for end in ends], apart)
-    axes.set_ylim(min(low, heights[0] - apart / 2), max(high, heights[-1] + apart / 2))
+    for _ in range(3):  # the axis grows to make room for the names, and with it the distance they need
+        apart = 0.048 * (high - low)
+        heights = _moved_apart([end[0] for end in ends], apart)
+        low, high = min(low, heights[0] - apart / 2), max(high, heights[-1] + apart / 2)
+    axes.set_ylim(low, high)
     arrow: dict[str, Any] = {"arrowstyle": "-", "linewidth": 1, "relpos": (0, 0.5), "shrinkA": 2, "shrinkB": 3}
     index = {name: place for place, name in enumerate(run.names)}
     for (value, done, name), height in zip(ends, heights, strict=True):

@@ -35,7 +35,9 @@ class Data:
     samples: int | None = setting(None, "use only this many training samples", at_least=1)
     test_samples: int | None = setting(None, "use only this many test samples", at_least=1)
     test_fraction: float = setting(0.2, "test share where there is no test set", above=0, at_most=0.9)
-    scale: str | None = setting(None, "absent: what suits the data", choices=("unit", "standard", "none"))
+    scale: str | None = setting(
+        None, "how samples are scaled; absent: as suits the data", choices=("unit", "standard", "none")
+    )
     public: int | float = setting(0, "reference samples without labels: a count, or a share below 1", at_least=0)
 
     def __post_init__(self) -> None:
@@ -45,6 +47,14 @@ class Data:
             raise RecipeError("[data] must say exactly one of name, file, files.", f"{given or 'none'}", "Keep one.")
         if self.name is None and self.label is None:
             raise RecipeError("[data] must say the label column of a table.", "no label", 'Add label = "column".')
+        of_others = ("label", "drop", "ids") if self.name is not None else ("samples", "test_samples", "dir")
+        useless = [key for key in of_others if getattr(self, key)]
+        if useless:
+            raise RecipeError(
+                "[data] label, drop and ids go with a table (file, files); samples, test_samples and dir with a name.",
+                f"'{useless[0]}' beside '{given[0]}'",
+                f"Remove '{useless[0]}'.",
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,13 +67,16 @@ class AgentEntry:
 
     def __post_init__(self) -> None:
         check_settings(self, "agents")
-        if isinstance(self.learner, dict) and "kind" not in self.learner:
-            raise RecipeError("A learner's table must say its kind.", f"{self.learner}", 'Add kind = "name".')
+        if isinstance(self.learner, dict) and not isinstance(self.learner.get("kind"), str):
+            raise RecipeError(
+                "A learner's table must say its kind, a string.", f"{self.learner}", 'Write kind = "name" in it.'
+            )
 
     @property
     def kind(self) -> str:
         """The learner's name."""
-        return self.learner if isinstance(self.learner, str) else str(self.learner["kind"])
+        kind: str = self.learner if isinstance(self.learner, str) else self.learner["kind"]
+        return kind
 
     @property
     def options(self) -> dict[str, Any]:
@@ -106,7 +119,7 @@ class Recipe:
 def read_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
     """Read, override and check a recipe file."""
     try:
-        tables = tomllib.loads(path.read_text())
+        tables = tomllib.loads(path.read_text("utf-8-sig"))
     except OSError as error:
         raise RecipeError(
             "The recipe must be a readable file.", f"{path}: {error.strerror}", "Check the path."
@@ -136,9 +149,18 @@ def make_recipe(tables: Mapping[str, Any], folder: Path) -> Recipe:
     runtime = dict(source.get("runtime", {}))
     participation = runtime.pop("participation", 1.0)
     if isinstance(participation, bool) or not isinstance(participation, int | float) or not 0 < participation <= 1:
-        raise RecipeError("runtime.participation must be above 0 and at most 1.", repr(participation), "Fix it.")
+        raise RecipeError(
+            "runtime.participation must be above 0 and at most 1.",
+            repr(participation),
+            "Change it. It is: the share of agents that take part in a round.",
+        )
+    data: Data = from_table(Data, source["data"], "data")
+    if data.files is not None and "partition" in source:
+        raise RecipeError(
+            "With one file per agent the files are the partition.", "[partition] beside files", "Remove [partition]."
+        )
     return Recipe(
-        data=from_table(Data, source["data"], "data"),
+        data=data,
         agents=tuple(from_table(AgentEntry, entry, "agents") for entry in source["agents"]),
         protocol=protocol,
         rounds=rounds,
@@ -169,7 +191,7 @@ def _protocol(table: Mapping[str, Any]) -> tuple[Protocol, int, str | None]:
     if isinstance(rounds, bool) or not isinstance(rounds, int) or rounds < 1:
         raise RecipeError("protocol.rounds must be an integer of at least 1.", repr(rounds), "Choose another number.")
     topology = rest.pop("topology", None)
-    if topology is not None and topology not in TOPOLOGIES:
+    if topology is not None and topology not in list(TOPOLOGIES):
         raise RecipeError("protocol.topology must be known.", repr(topology), nearest(str(topology), TOPOLOGIES))
     known = {*(f.name for f in dataclasses.fields(cls)), "name", "rounds", "topology"}
     for key in rest:
@@ -188,18 +210,21 @@ def _protocol_class(name: str) -> type[Protocol]:
             f"'{name}'",
             nearest(name, PROTOCOLS),
         )
-    # One's own code, named in one's own recipe: imported as any Python module is.
-    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
+    # One's own code, named in one's own recipe: imported as any Python module is, but beside all others.
+    spec = importlib.util.spec_from_file_location(f"own_{Path(path).stem}", path)
     try:
-        assert spec is not None and spec.loader is not None
+        assert spec is not None
+        assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         sys.modules[spec.name] = module
         spec.loader.exec_module(module)
         cls = getattr(module, attribute)
-    except (OSError, SyntaxError, ImportError, AttributeError) as error:
+    except Exception as error:  # whatever the file does when it is run
         raise RecipeError(
-            f"'{name}' must be importable.", f"{type(error).__name__}: {error}", "Fix the file."
-        ) from None
+            f"'{name}' must be importable.",
+            f"{type(error).__name__}: {error}",
+            "Check the path, the file and the name of the class in it.",
+        ) from error
     if not (isinstance(cls, type) and issubclass(cls, Protocol)):
         raise RecipeError(f"'{name}' must be a class derived from Protocol.", f"{cls!r}"[:80], "Name such a class.")
     return cls
@@ -208,18 +233,22 @@ def _protocol_class(name: str) -> type[Protocol]:
 def _partition(table: Mapping[str, Any]) -> partitions.Partition:
     rest = dict(table)
     kind = rest.pop("kind", None)
-    if kind not in partitions.KINDS:
+    if kind not in list(partitions.KINDS):
         raise RecipeError("[partition] must say a known kind.", repr(kind), nearest(str(kind), partitions.KINDS))
     made: partitions.Partition = from_table(partitions.KINDS[kind], rest, "partition")
     return made
 
 
 def _expect(tables: Mapping[str, Any], kind: type, *keys: str) -> None:
-    form = "[[{}]] tables" if kind is list else "a [{}] table"
     for key in keys:
         value = tables.get(key, kind())
-        if not isinstance(value, kind) or (kind is list and not all(isinstance(entry, dict) for entry in value)):
-            raise RecipeError(f"'{key}' must be {form.format(key)}.", f"{value!r}"[:80], "Change its form.")
+        entries = value if isinstance(value, list) else []
+        if not isinstance(value, kind) or not all(isinstance(entry, dict) for entry in entries):
+            head = f"[[{key}]]" if kind is list else f"[{key}]"
+            form = f"{head} tables" if kind is list else f"a {head} table"
+            raise RecipeError(
+                f"'{key}' must be {form}.", f"{value!r}"[:80], f"Write {head} on a line, and its keys below."
+            )
 
 
 def _with_absolute_paths(tables: Mapping[str, Any], folder: Path) -> dict[str, Any]:

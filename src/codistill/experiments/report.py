@@ -201,8 +201,8 @@ def _traffic(run: Run) -> str:
 
 
 def _bars(summary: Summary, run: Run) -> str:
-    if run.gain is None:
-        missing = "alone" if run.alone is None else "together"
+    if not run.gainers:
+        missing = "together" if run.together is None else "alone"
         return _note(f"There is nothing to compare: this run has no scores of the agents {missing}.")
     return _chart(charts.draw_bars(run), "bars", "alone versus together") + _note(
         f"{_upper(_measured(summary, run))}, after the last evaluation.", charts.bars_note(run)

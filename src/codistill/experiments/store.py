@@ -13,14 +13,15 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
-from codistill.errors import CheckpointError, StorageError
+from codistill.errors import CheckpointError, RecipeError, StorageError
 from codistill.runtimes.observers import Observer, Record, Row
 from codistill.wire.state import pack, unpack
 
-METRICS, TIMES, LOG = "metrics.jsonl", "times.jsonl", "log.txt"
+METRICS, TIMES, LOG, LOCK = "metrics.jsonl", "times.jsonl", "log.txt", ".lock"
 _FILES = (METRICS, TIMES, LOG)
 _KEPT = 2  # the newest checkpoint, and the one before in case the newest cannot be read
 _DIGEST = 32
@@ -32,16 +33,17 @@ class Keeper(Observer):
     def __init__(self, folder: Path, rounds: int, checkpoint_every: int = 1) -> None:
         self.folder, self._rounds, self._every = folder, rounds, checkpoint_every
         self._checkpoints = folder / "checkpoints"
-        self.notes: list[str] = []
+        self.notes: list[str] = []  # what whoever resumes should know
         with writing(folder):
             self._checkpoints.mkdir(parents=True, exist_ok=True)
             self._lock = _lock(folder)
 
-    def clear(self) -> None:
-        """Start with nothing: an earlier run's figures and checkpoints are removed."""
+    def begin(self, *, resume: bool) -> None:
+        """Open the run's files; a new run must find none, so that it overwrites nothing."""
+        there = [name for name in _FILES if (self.folder / name).exists()] + [path.name for path in self._found()]
+        if there and not resume:
+            raise occupied(self.folder, there[0])
         with writing(self.folder):
-            for path in (*(self.folder / name for name in _FILES), *self._checkpoints.iterdir()):
-                path.unlink(missing_ok=True)
             for name in _FILES:
                 (self.folder / name).touch()
 
@@ -55,16 +57,13 @@ class Keeper(Observer):
 
     def _append(self, name: str, text: str) -> None:
         path = self.folder / name
-        with writing(path):
-            with path.open("ab") as file:
-                size = file.tell()
-                try:
-                    file.write(text.encode())
-                    file.flush()
-                    os.fsync(file.fileno())
-                except OSError:
-                    os.truncate(path, size)  # nothing half-written
-                    raise
+        with writing(path), path.open("ab", buffering=0) as file:
+            size = file.tell()
+            try:
+                _write_all(file, text.encode())
+            except BaseException:
+                file.truncate(size)  # nothing half-written
+                raise
 
     def _put(self, done: int, saved: dict[str, bytes]) -> None:
         sizes = {name: (self.folder / name).stat().st_size for name in _FILES}
@@ -81,23 +80,28 @@ class Keeper(Observer):
 
     def latest(self) -> tuple[int, dict[str, bytes] | None, list[Row]]:
         """Rounds done, what was saved, and the figures up to there; cuts the files back to that moment."""
-        for path in self._checkpoints.glob("*.part"):
-            path.unlink()
+        with writing(self._checkpoints):
+            for path in self._checkpoints.glob("*.part"):
+                path.unlink()
         found = self._found()
         for path in reversed(found):
             try:
                 content = _read(path)
             except CheckpointError as error:
-                self.notes.append(f"{path.name} cannot be used ({error.found}); going back to the one before.")
+                self.notes.append(f"The checkpoint {path} cannot be used: {error.found}.")
                 continue
+            if self.notes:
+                self.notes.append(f"Going on from {path.name}, the one before.")
             return self._cut_back(content)
         if found:
             raise CheckpointError(
                 f"A checkpoint of {self.folder} must be readable.",
                 f"{len(found)} damaged: {', '.join(path.name for path in found)}",
-                "Start the run again with 'codistill run'.",
+                "Start the run again with 'codistill run', in another folder.",
             )
-        self.clear()
+        with writing(self.folder):
+            for name in _FILES:  # figures of rounds after which no checkpoint was reached
+                os.truncate(self.folder / name, 0)
         return 0, None, []
 
     def _cut_back(self, content: dict[str, Any]) -> tuple[int, dict[str, bytes], list[Row]]:
@@ -107,7 +111,7 @@ class Keeper(Observer):
                 raise CheckpointError(
                     f"{path} must hold what it held at the checkpoint.",
                     "it is missing or shorter",
-                    "Restore the file, or start the run again with 'codistill run'.",
+                    "Restore the file, or start the run again with 'codistill run', in another folder.",
                 )
             with writing(path):
                 os.truncate(path, size)
@@ -118,8 +122,29 @@ class Keeper(Observer):
         self._lock.close()
 
 
+def occupied(folder: Path, by: str) -> RecipeError:
+    """The error for a new run in a folder that is not its own."""
+    return RecipeError(
+        "A new run needs a folder of its own.",
+        f"{folder} already holds {by}",
+        f"If it is a run, go on with it: codistill resume {folder} (in Python: resume=True); or choose another folder.",
+    )
+
+
+def check_vacant(folder: Path) -> None:
+    """A new run needs an empty folder; what an attempt that was killed at once left behind does not count."""
+    with writing(folder):
+        held = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    held = [name for name in held if name != LOCK and not name.endswith(".part")]
+    if held:
+        raise occupied(folder, held[0])
+
+
 def _read(path: Path) -> dict[str, Any]:
-    data = path.read_bytes()
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise CheckpointError("A checkpoint must be readable.", f"{error.strerror}", "Use an earlier one.") from None
     if hashlib.sha256(data[_DIGEST:]).digest() != data[:_DIGEST]:
         raise CheckpointError(
             "A checkpoint must be as it was written.", "its digest does not match", "Use an earlier one."
@@ -129,10 +154,15 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """The rows of a metrics file."""
+    """The rows of a metrics file; a last line that was cut off by a kill does not count."""
     try:
-        return [json.loads(line) for line in path.read_text().splitlines()]
-    except (OSError, ValueError) as error:
+        whole = path.read_text("utf-8").rpartition("\n")[0]
+        rows = [json.loads(line) for line in whole.splitlines()]
+        for row in rows:
+            if not {"round", "agent", "present", "sent", "received"} <= row.keys():
+                raise ValueError(f"a row without what every row has: {row}")
+        return rows
+    except (OSError, ValueError, AttributeError) as error:
         raise CheckpointError(
             f"{path} must be a metrics file.", f"{type(error).__name__}: {error}"[:200], "Check the run's folder."
         ) from None
@@ -143,15 +173,21 @@ def write_atomically(path: Path, data: bytes) -> None:
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     with writing(path):
         try:
-            with part.open("wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
+            with part.open("wb", buffering=0) as file:
+                _write_all(file, data)
             part.replace(path)
             _sync_folder(path.parent)
-        except OSError:
+        except BaseException:
             part.unlink(missing_ok=True)
             raise
+
+
+def _write_all(file: FileIO, data: bytes) -> None:
+    """Without a buffer, which would try once more to write what did not fit when the file is closed."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[file.write(rest) :]
+    os.fsync(file.fileno())
 
 
 def _sync_folder(folder: Path) -> None:
@@ -163,27 +199,44 @@ def _sync_folder(folder: Path) -> None:
 
 
 @contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold a folder for as long as it takes to look into it and to write there."""
+    with writing(folder):
+        handle = _lock(folder)
+    try:
+        yield
+    finally:
+        handle.close()
+
+
+@contextmanager
 def writing(path: Path) -> Iterator[None]:
     """Turn a failure to write into a sentence: full disk, read-only folder, no permission."""
     try:
         yield
     except OSError as error:
+        free = "Free some space; 'codistill resume' then goes on from the last checkpoint."
+        other = "Choose another folder, by --out on the command line."
         reasons = {
-            errno.ENOSPC: ("the disk is full", "Free some space; 'codistill resume' then goes on from the last checkpoint."),
-            errno.EDQUOT: ("the disk quota is used up", "Free some space, then 'codistill resume'."),
-            errno.EROFS: ("the folder is read-only", "Choose another folder with --out."),
-            errno.EACCES: ("no permission to write", "Choose another folder with --out."),
-            errno.ENOTDIR: ("a file is in the place of a folder", "Choose another folder with --out."),
-            errno.EEXIST: ("a file is in the place of a folder", "Choose another folder with --out."),
-            errno.EAGAIN: ("another run is writing there", "Wait for it to end, or choose another folder with --out."),
-        }  # fmt: skip
-        found, do = reasons.get(error.errno or 0, (str(error), "Choose another folder with --out."))
+            errno.ENOSPC: ("the disk is full", free),
+            errno.EDQUOT: ("the disk quota is used up", free),
+            errno.EFBIG: ("the file is larger than is allowed here", free),
+            errno.EROFS: ("the folder is read-only", other),
+            errno.EACCES: ("no permission to write", other),
+            errno.EPERM: ("no permission to write", other),
+            errno.ENOENT: ("no such folder", other),
+            errno.ENOTDIR: ("a file is in the place of a folder", other),
+            errno.EEXIST: ("a file is in the place of a folder", other),
+            errno.EISDIR: ("a folder is in the place of a file", "Choose another name."),
+            errno.EAGAIN: ("another run is writing there", f"Wait for it to end. Or: {other}"),
+        }
+        found, do = reasons.get(error.errno or 0, (str(error), other))
         raise StorageError(f"{path} must be writable.", found, do) from None
 
 
 def _lock(folder: Path) -> Any:
     """One run per folder at a time. The lock ends with its owner, and forked workers do not inherit it."""
-    handle = (folder / ".lock").open("w")
+    handle = (folder / LOCK).open("w")
     try:
         import fcntl
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
+import importlib.util
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,7 +16,8 @@ from codistill.errors import LearnerError, nearest
 from codistill.learners import as_learner, zoo
 from codistill.learners.ability import Learner
 from codistill.learners.kernel import KernelRidge
-from codistill.learners.torch import TorchLearner
+from codistill.learners.torch import OPTIMISERS, TorchLearner
+from codistill.settings import check_settings, from_table, setting
 
 # Short names for what people use most; any other estimator by its full name.
 ALIASES = {
@@ -32,7 +35,26 @@ ALIASES = {
     "xgboost": "xgboost.XGBClassifier",
 }
 _LIBRARIES = ("sklearn", "xgboost", "lightgbm")
-_TRAINING = tuple(inspect.signature(TorchLearner.__init__).parameters)[2:]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """How a recipe may have a torch learner trained; what is absent is left to `TorchLearner`."""
+
+    loss: str | None = setting(None, "what training minimises", choices=("cross_entropy", "squared"))
+    optimiser: str | None = setting(None, "the optimiser", choices=OPTIMISERS)
+    lr: float | None = setting(None, "step size", above=0)
+    weight_decay: float | None = setting(None, "pull of the weights towards 0", at_least=0)
+    momentum: float | None = setting(None, "memory of sgd", at_least=0)
+    epochs: int | None = setting(None, "passes over the data where a protocol fits the model", at_least=0)
+    batch_size: int | None = setting(None, "samples per step where a protocol fits the model", at_least=1)
+    warm: bool | None = setting(None, "go on from where the model is when it is fitted again")
+
+    def __post_init__(self) -> None:
+        check_settings(self, "learner")
+
+
+_TRAINING = tuple(field.name for field in dataclasses.fields(Training))
 
 
 @dataclass(frozen=True)
@@ -56,6 +78,7 @@ def make_learner(kind: str, options: Mapping[str, Any], shape: tuple[int, ...], 
     """The learner of a recipe: options of a torch learner are those of training and of the architecture."""
     if kind in zoo.names():
         training = {key: value for key, value in options.items() if key in _TRAINING}
+        from_table(Training, training, "learner")
         rest = {key: value for key, value in options.items() if key not in _TRAINING}
         unknown = [key for key in rest if key not in zoo.defaults(kind)]
         if unknown:
@@ -63,7 +86,10 @@ def make_learner(kind: str, options: Mapping[str, Any], shape: tuple[int, ...], 
             raise LearnerError(f"'{kind}' must be given options it has.", f"'{unknown[0]}'", nearest(unknown[0], known))
         return TorchLearner(zoo.build(kind, shape, classes, **rest), **training)
     if kind == "kernel_ridge":
-        return KernelRidge(**options)
+        try:
+            return KernelRidge(**options)
+        except TypeError as error:
+            raise LearnerError("kernel_ridge must be given options it has.", str(error), "Check c.") from None
     path = ALIASES.get(kind, kind)
     if path.split(".")[0] not in _LIBRARIES:
         names = {entry.name for entry in entries()}
@@ -76,23 +102,32 @@ def make_learner(kind: str, options: Mapping[str, Any], shape: tuple[int, ...], 
 
 
 def _estimator(path: str, options: Mapping[str, Any]) -> Any:
-    module, _, name = path.rpartition(".")
+    place, _, name = path.rpartition(".")
+    library = path.split(".")[0]
     try:
-        cls = getattr(importlib.import_module(module), name)
-    except ModuleNotFoundError as error:
-        library = path.split(".")[0]
+        module = importlib.import_module(place or path)
+    except ImportError as error:
+        missing = importlib.util.find_spec(library) is None
+        do = f"Install {library}: pip install 'codistill[boosting]'." if missing else "Check the spelling."
+        raise LearnerError(f"'{path}' must be importable.", f"{error}", do) from None
+    if not place or not hasattr(module, name):
         raise LearnerError(
-            f"'{path}' must be importable.", f"{error}", f"Install it: pip install 'codistill[boosting]' for {library}."
-        ) from None
-    except (AttributeError, ValueError):
-        raise LearnerError(
-            f"'{path}' must be an estimator's full name.", "no such name", "Check the spelling."
-        ) from None
+            f"'{path}' must be an estimator's full name.",
+            f"no '{name}' in {module.__name__}",
+            nearest(name, [each for each in dir(module) if each[0].isupper()]),
+        )
+    cls = getattr(module, name)
     if not (isinstance(cls, type) and issubclass(cls, BaseEstimator)):
         raise LearnerError(f"'{path}' must be an estimator.", f"{cls!r}"[:80], "Name a class with fit and predict.")
     try:
-        return cls(**options)
-    except TypeError:
+        estimator = cls(**options)
+    except TypeError as error:
         known = list(inspect.signature(cls).parameters)
-        unknown = next((key for key in options if key not in known), "its options")
-        raise LearnerError(f"{name} must be given options it has.", f"'{unknown}'", nearest(unknown, known)) from None
+        unknown = next((key for key in options if key not in known), None)
+        found, do = (str(error), "Check its options.") if unknown is None else (f"'{unknown}'", nearest(unknown, known))
+        raise LearnerError(f"{name} must be given options it has.", found, do) from None
+    try:
+        getattr(estimator, "_validate_params", lambda: None)()  # as its own fit would, but before the run
+    except ValueError as error:
+        raise LearnerError(f"{name} must be given options it can use.", str(error), "Change the value.") from None
+    return estimator

@@ -67,7 +67,8 @@ class KernelRidge(Learner):
         """k_xᵀ a, in double precision: the theory is checked to more digits than float32 has."""
         if self._inputs is None or self._coefficients is None:
             raise LearnerError("A model must be fitted before it predicts.", "kernel ridge without data", "Fit it.")
-        return self._gram(np.asarray(x, dtype=np.float64).reshape(len(x), -1), self._inputs) @ self._coefficients
+        gram = self._gram(np.asarray(x, dtype=np.float64).reshape(len(x), -1), self._inputs)
+        return np.asarray(gram @ self._coefficients)
 
     def _gram(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
         try:

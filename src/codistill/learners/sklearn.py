@@ -187,8 +187,8 @@ class SklearnLearner(Learner):
             return self._way_out()
         if missing == Ability.PORTABLE:
             return (
-                "Models that keep training rows inside (neighbours, support vectors, kernels) must not travel: "
-                "use a tree, forest, boosting or linear model."
+                "Models that keep training rows inside (neighbours, support vectors, kernels, class means) must not "
+                "travel: use a tree, forest, boosting or linear model."
             )
         return f"Use a torch module, or a protocol that needs no '{missing.words()}'."
 

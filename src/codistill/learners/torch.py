@@ -161,7 +161,7 @@ class TorchLearner(GradientLearner):
         self.module.load_state_dict(self._initial)
         for part in self.module.modules():
             if hasattr(part, "reset_parameters"):
-                part.reset_parameters()
+                part.reset_parameters()  # type: ignore[operator]
         self._optimiser = None
 
     # --- FEATURES -----------------------------------------------------------------------------
@@ -278,7 +278,7 @@ def _lay_out_alike(optimiser: torch.optim.Optimizer) -> None:
 
 def cut(order: torch.Tensor, size: int) -> list[torch.Tensor]:
     """Cut an order into batches; a single left-over sample joins the last batch (batch norm needs two)."""
-    batches = list(order.split(size))
+    batches = list(order.split(size))  # type: ignore[no-untyped-call]
     if len(batches) > 1 and len(batches[-1]) == 1:
         batches[-2:] = [torch.cat(batches[-2:])]
     return batches

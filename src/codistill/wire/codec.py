@@ -55,7 +55,7 @@ def decode(data: bytes, *, finite: bool = True, limit: int = SIZE_LIMIT) -> tupl
     if len(data) > limit:
         raise MessageError(f"A message must have at most {limit} bytes.", f"{len(data)} bytes", _TO_DO)
     try:
-        tensors = safetensors.deserialize(data)
+        tensors = safetensors.deserialize(data)  # type: ignore[no-untyped-call]
         arrays = {name: _array(tensor) for name, tensor in tensors}
         values = _values(data)
     except (safetensors.SafetensorError, ValueError, KeyError, TypeError, RecursionError, OverflowError) as error:

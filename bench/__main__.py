@@ -1,0 +1,182 @@
+"""`make bench`: the table of all measurements. `python -m bench NAME ...` measures some of them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.table import Table
+
+import codistill as cd
+from bench import bare
+from bench.measure import Figure, alternate, ratio, seconds, speedup
+from bench.workloads import lenets, small
+from codistill.runtimes.host import BEGIN
+from codistill.runtimes.processes import Processes
+from codistill.runtimes.runtime import Runtime
+
+ROUNDS, REPEATS, BATCH, TRANSFER = 20, 7, 32, 4
+
+
+@contextlib.contextmanager
+def started(federation: cd.Federation) -> Iterator[tuple[Runtime, tuple[str, ...]]]:
+    """A federation in worker processes, past its first phase."""
+    runtime = Processes(federation._stage())
+    names = tuple(agent.name for agent in federation.agents)
+    try:
+        runtime.run(BEGIN, names)
+        yield runtime, names
+    finally:
+        runtime.close()
+
+
+class Rounds:
+    """A callable that runs the next `count` rounds."""
+
+    def __init__(self, runtime: Runtime, names: tuple[str, ...], count: int) -> None:
+        self._runtime, self._names, self._count, self._next = runtime, names, count, 0
+
+    def __call__(self) -> None:
+        for t in range(self._next, self._next + self._count):
+            self._runtime.run(t, self._names)
+        self._next += self._count
+
+
+def training(protocol: cd.Protocol, transfer: int) -> list[Figure]:
+    """W1 against two bare processes, and against one bare process with two threads."""
+    with started(lenets(protocol)) as (runtime, names):
+        two = bare.BareProcesses([bare.Training(5, 120, BATCH, transfer)] * 2)
+        one = bare.BareProcesses([bare.Training(10, 120, BATCH, transfer)], threads=2)
+        sides = alternate(
+            REPEATS, Rounds(runtime, names, ROUNDS), lambda: two.run(ROUNDS), lambda: one.run(ROUNDS)
+        )
+        two.close()
+        one.close()
+    ours, pair, single = sides
+    return [
+        ratio(f"{protocol.name}: W1 round, against two bare processes", ours, pair, 1.05),
+        speedup(f"{protocol.name}: W1 round, faster than one bare process with 2 threads", ours, single, 1.6),
+    ]
+
+
+def evaluation() -> list[Figure]:
+    """10 agents on 10,000 images against bare inference at its best chunk size and memory format."""
+    images = 10_000
+    best, label = None, ""
+    for channels_last in (True, False):
+        for chunk in (100, 250, 500, 1000):
+            trial = bare.BareProcesses([bare.Evaluation(5, 2_000, chunk, channels_last)] * 2)
+            trial.run(1)
+            spent = min(seconds(lambda: trial.run(1)) for _ in range(3))
+            trial.close()
+            if best is None or spent < best[0]:
+                best, label = (spent, chunk, channels_last), f"{'channels-last' if channels_last else 'contiguous'} {chunk}"
+    assert best is not None
+    with started(lenets(cd.FedAvg(), test=images)) as (runtime, _):
+        two = bare.BareProcesses([bare.Evaluation(5, images, best[1], best[2])] * 2)
+        ours, pair = alternate(5, lambda: runtime.evaluate(None), lambda: two.run(1))
+        two.close()
+    return [ratio(f"evaluation on 10,000 images, against bare inference ({label})", ours, pair, 1.1)]
+
+
+def scaling() -> list[Figure]:
+    """Time per agent and round for 10, 100 and 1,000 small agents; memory of 1,000."""
+    per_agent: dict[int, list[float]] = {}
+    with contextlib.ExitStack() as stack:
+        sides = {}
+        for count in (10, 100, 1000):
+            runtime, names = stack.enter_context(started(small(count, cd.FedAvg())))
+            sides[count] = Rounds(runtime, names, max(1, 1000 // count))
+        spent = alternate(5, *sides.values())
+        for (count, side), values in zip(sides.items(), spent, strict=True):
+            per_agent[count] = [value / (count * side._count) for value in values]
+    least = [min(values) for values in zip(*per_agent.values(), strict=True)]
+    most = [max(values) for values in zip(*per_agent.values(), strict=True)]
+    figures = [Figure(f"time per agent and round, {n} agents", [1e3 * v for v in values], "ms", "", True)
+               for n, values in per_agent.items()]
+    figures.append(ratio("  largest of these against the smallest", most, least, 1.2))
+    figures.append(_memory())
+    return figures
+
+
+def _memory() -> Figure:
+    """Peak of all processes together, measured in a process of its own."""
+    pid = os.fork()
+    if pid == 0:
+        with started(small(1000, cd.FedMD())) as (runtime, names):
+            runtime.run(0, names)
+            runtime.save()
+        children = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+        own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        # Two workers at most as large as the larger one; shared pages are counted every time.
+        os._exit(min(255, (own + 2 * children) // (10 * 1024)))
+    _, status = os.waitpid(pid, 0)
+    megabytes = os.waitstatus_to_exitcode(status) * 10
+    return Figure("peak memory of 1,000 agents, all processes, upper bound", [megabytes], "MB", "under 2000", megabytes < 2000)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chatter(cd.Protocol):
+    """An exchange per mini-batch and nothing else."""
+
+    name = "chatter"
+    needs = cd.Ability.LABELS
+    steps: int = 100
+
+    async def round(self, me: cd.Agent, t: int) -> None:
+        import numpy as np
+
+        outputs = np.zeros((32, 10), dtype=np.float32)
+        for _ in range(self.steps):
+            await me.ask_hub(f=outputs, expect={"mean": (32, 10)})
+
+    async def hub(self, me: cd.Hub, t: int) -> None:
+        import numpy as np
+
+        for _ in range(self.steps):
+            heard = await me.gather(expect={"f": (32, 10)})
+            await me.broadcast(mean=np.mean([message["f"] for message in heard.values()], axis=0))
+
+
+def exchange() -> list[Figure]:
+    """An exchange with the hub per mini-batch: 10 agents, 32 x 10 floats."""
+    protocol = Chatter()
+    with started(lenets(protocol, samples=100)) as (runtime, names):
+        (spent,) = alternate(REPEATS, Rounds(runtime, names, 2))
+    values = [1e3 * value / (2 * protocol.steps * 10) for value in spent]
+    figure = Figure("exchange of 32 x 10 floats with the hub, per agent", values, "ms", "under 0.3", False)
+    return [Figure(figure.name, values, "ms", figure.target, figure.middle < 0.3)]
+
+
+BENCHES: dict[str, Callable[[], list[Figure]]] = {
+    "fedavg": lambda: training(cd.FedAvg(), 0),
+    "fedmd": lambda: training(cd.FedMD(transfer_steps=TRANSFER), TRANSFER),
+    "evaluation": evaluation,
+    "scaling": scaling,
+    "exchange": exchange,
+}
+
+
+def main(names: list[str]) -> None:
+    console = Console(width=130)
+    table = Table(title="median over repeats (smallest to largest); 2 cores, side by side in one run")
+    for heading, side in (("measurement", "left"), ("median", "right"), ("spread", "right"), ("aim", "right"), ("met", "left")):
+        table.add_column(heading, justify=side)  # type: ignore[arg-type]
+    for name in names or BENCHES:
+        console.print(f"measuring {name} ...")
+        for figure in BENCHES[name]():
+            spread = f"{min(figure.values):.3g} to {max(figure.values):.3g}"
+            table.add_row(
+                figure.name, f"{figure.middle:.3g} {figure.unit}", spread, figure.target,
+                "" if not figure.target else "yes" if figure.met else "NO",
+            )  # fmt: skip
+    console.print(table)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

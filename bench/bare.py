@@ -1,0 +1,109 @@
+"""Bare PyTorch doing the same gradient steps and nothing else: what the framework is measured against."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.nn.functional import cross_entropy, kl_div, log_softmax, softmax
+
+from codistill.learners import zoo
+
+
+class BareProcesses:
+    """Worker processes that run a job on command; one thread each unless told otherwise."""
+
+    def __init__(self, jobs: Sequence[Training | Evaluation], threads: int = 1) -> None:
+        # Spawned, not forked: a pool of threads does not survive a fork.
+        context = multiprocessing.get_context("spawn")
+        self._pipes, self._processes = [], []
+        for job in jobs:
+            mine, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(theirs, job, threads), daemon=True)
+            process.start()
+            self._pipes.append(mine)
+            self._processes.append(process)
+
+    def run(self, amount: int) -> None:
+        for pipe in self._pipes:
+            pipe.send_bytes(amount.to_bytes(4, "little"))
+        for pipe in self._pipes:
+            pipe.recv_bytes()
+
+    def close(self) -> None:
+        for process in self._processes:
+            process.kill()
+
+
+def _serve(pipe, job: Training | Evaluation, threads: int) -> None:  # type: ignore[no-untyped-def]
+    torch.set_num_threads(threads)
+    work = job.prepare()
+    while True:
+        work(int.from_bytes(pipe.recv_bytes(), "little"))
+        pipe.send_bytes(b"done")
+
+
+@dataclass(frozen=True)
+class Training:
+    """Rounds of local steps, and of as many distillation steps as asked for, on models of one process."""
+
+    agents: int
+    samples: int
+    batch: int
+    transfer: int
+
+    def prepare(self) -> Callable[[int], None]:
+        models = [_channels_last(zoo.build("lenet5", (1, 28, 28), 10)) for _ in range(self.agents)]
+        optimisers = [torch.optim.Adam(model.parameters(), lr=1e-3, fused=True) for model in models]
+        x = _channels_last(torch.rand(self.samples, 1, 28, 28))
+        y = torch.eye(10)[torch.randint(0, 10, (self.samples,))]
+        public = [_channels_last(torch.rand(self.batch, 1, 28, 28)) for _ in range(self.transfer)]
+        teacher = torch.randn(self.batch, 10)
+
+        def rounds(count: int) -> None:
+            for _ in range(count):
+                for model, optimiser in zip(models, optimisers, strict=True):
+                    for inputs, wanted in zip(x.split(self.batch), y.split(self.batch), strict=True):
+                        _step(optimiser, cross_entropy(model(inputs), wanted))
+                    for inputs in public:
+                        loss = kl_div(log_softmax(model(inputs), 1), softmax(teacher, 1), reduction="batchmean")
+                        _step(optimiser, loss)
+
+        return rounds
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Predictions of every model of one process on the same images."""
+
+    agents: int
+    images: int
+    chunk: int
+    channels_last: bool
+
+    def prepare(self) -> Callable[[int], None]:
+        models = [zoo.build("lenet5", (1, 28, 28), 10).eval() for _ in range(self.agents)]
+        x = torch.rand(self.images, 1, 28, 28)
+        if self.channels_last:
+            models, x = [_channels_last(model) for model in models], _channels_last(x)
+
+        def passes(count: int) -> None:
+            with torch.inference_mode():
+                for _ in range(count):
+                    for model in models:
+                        for part in x.split(self.chunk):
+                            model(part)
+
+        return passes
+
+
+def _step(optimiser: torch.optim.Optimizer, loss: torch.Tensor) -> None:
+    optimiser.zero_grad(set_to_none=True)
+    loss.backward()
+    optimiser.step()
+
+
+def _channels_last(thing):  # type: ignore[no-untyped-def]
+    return thing.to(memory_format=torch.channels_last)

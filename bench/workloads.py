@@ -1,0 +1,45 @@
+"""The federations that are measured."""
+
+from __future__ import annotations
+
+import numpy as np
+
+import codistill as cd
+from codistill.errors import DataError
+from codistill.learners.zoo import build
+
+
+def images(count: int) -> tuple[np.ndarray, np.ndarray]:
+    """MNIST where a data folder has it, otherwise noise of the same shape: the arithmetic is the same."""
+    from codistill.data.datasets import load
+
+    try:
+        data = load("mnist", samples=min(count, 60_000))
+        x, y = data.x, data.y
+    except DataError:
+        rng = np.random.default_rng(0)
+        x, y = rng.random((count, 1, 28, 28), dtype=np.float32), rng.integers(0, 10, count)
+    return x[:count], y[:count]
+
+
+def lenets(protocol: cd.Protocol, *, agents: int = 10, samples: int = 1200, test: int = 0) -> cd.Federation:
+    """W1: agents with LeNet-5 on 1,200 samples in all."""
+    x, y = images(samples)
+    parts = np.array_split(np.arange(samples), agents)
+    members = [
+        cd.Agent(f"a{i}", cd.TorchLearner(build("lenet5", (1, 28, 28), 10)), x[part], y[part])
+        for i, part in enumerate(parts)
+    ]
+    public = np.random.default_rng(1).random((1000, 1, 28, 28), dtype=np.float32)
+    return cd.Federation(members, protocol, public=public, test=images(test) if test else None, classes=10)
+
+
+def small(agents: int, protocol: cd.Protocol) -> cd.Federation:
+    """Logistic regression, 20 samples each."""
+    rng = np.random.default_rng(0)
+    members = [
+        cd.Agent(f"a{i}", build("logistic", (20,), 10), rng.random((20, 20), dtype=np.float32), np.arange(20) % 10)
+        for i in range(agents)
+    ]
+    public = rng.random((64, 20), dtype=np.float32)
+    return cd.Federation(members, protocol, public=public, classes=10)

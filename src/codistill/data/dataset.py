@@ -1,0 +1,38 @@
+"""What a data set is, and what the catalogue says about one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Training and test samples of one classification task.
+
+    `x` is float32: images (samples, channels, height, width) or tables (samples, features); `y` is int64
+    in 0 … classes-1. `ids` says of every training sample where it comes from, e.g. `{"writer": …}`.
+    """
+
+    name: str
+    x: np.ndarray
+    y: np.ndarray
+    x_test: np.ndarray
+    y_test: np.ndarray
+    classes: int
+    class_names: tuple[str, ...]
+    ids: dict[str, np.ndarray] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class DatasetInfo:
+    """One line of the catalogue; `problem` says why a file cannot be used, and is empty otherwise."""
+
+    name: str
+    where: str
+    train: int = 0
+    test: int = 0
+    shape: tuple[int, ...] = ()
+    classes: int = 0
+    problem: str = ""

@@ -1,0 +1,194 @@
+"""Where data sets come from: scikit-learn, a folder of .npz files, or Hugging Face."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from codistill.data.checks import channels_first, checked_dataset, checked_labels
+from codistill.data.dataset import Dataset, DatasetInfo
+from codistill.data.split import with_test_part
+from codistill.errors import DataError, nearest
+
+BUNDLED = ("breast_cancer", "digits", "wine")
+FOLDER_VARIABLE = "CODISTILL_DATA"
+ARRAYS = ("x_train", "y_train", "x_test", "y_test")
+UNREADABLE = (OSError, ValueError, EOFError, MemoryError, NotImplementedError, zipfile.BadZipFile, zlib.error)
+
+
+def bundled(name: str, test_fraction: float, seed: int) -> Dataset:
+    """A data set that comes with scikit-learn."""
+    import sklearn.datasets
+
+    bunch = getattr(sklearn.datasets, f"load_{name}")()
+    x = bunch.images[:, None] if name == "digits" else bunch.data
+    names = tuple(str(each) for each in bunch.target_names)
+    return with_test_part(name, x, bunch.target.astype(np.int64), names, test_fraction, seed)
+
+
+def from_folder(name: str, data_dir: str | Path | None) -> Dataset:
+    """The data set in the file `<name>.npz` of the data folder."""
+    if not name or Path(name).name != name or "\\" in name:
+        raise DataError(
+            "The name of a data set must be a plain name without a path.",
+            f"{name!r}",
+            f"Give the folder by --data-dir or {FOLDER_VARIABLE}, and the name of a file in it without .npz.",
+        )
+    folder = _folder(data_dir)
+    path = folder / f"{name}.npz" if folder else None
+    if path is None or not path.is_file():
+        raise _unknown(name, folder)
+    return _read_npz(name, path)
+
+
+def folder_catalogue(data_dir: str | Path | None) -> list[DatasetInfo]:
+    """Describe every .npz file of the data folder, without reading the images."""
+    return [_peek(path) for path in _files(_folder(data_dir))]
+
+
+def _folder(data_dir: str | Path | None) -> Path | None:
+    chosen = data_dir or os.environ.get(FOLDER_VARIABLE)
+    if not chosen:
+        return None
+    folder = Path(chosen).expanduser()
+    if not folder.is_dir():
+        raise DataError("The data folder must exist.", f"{folder}", f"Set it by --data-dir or {FOLDER_VARIABLE}.")
+    return folder
+
+
+def _files(folder: Path | None) -> list[Path]:
+    return sorted(folder.glob("*.npz")) if folder else []
+
+
+def _unknown(name: str, folder: Path | None) -> DataError:
+    held = [path.stem for path in _files(folder)]
+    there = f"the folder {folder} holds {', '.join(held) or 'no .npz file'}" if folder else "no folder is set"
+    return DataError(
+        "A data set must be bundled, a file <name>.npz in the data folder, or 'hf:owner/name'.",
+        f"'{name}', while {', '.join(BUNDLED)} are bundled and {there}",
+        f"{nearest(name, [*BUNDLED, *held])} Set the folder by --data-dir or {FOLDER_VARIABLE}.",
+    )
+
+
+def _read_npz(name: str, path: Path) -> Dataset:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            keys = [entry.removesuffix(".npy") for entry in archive.namelist()]
+            wanted = [key for key in keys if key in ARRAYS or key.endswith("_train")]
+            arrays = {key: _read_array(archive, key) for key in wanted}
+    except UNREADABLE as problem:
+        raise DataError(
+            f"Data set '{name}' must be a readable .npz file without Python objects.",
+            f"{path}: {problem}",
+            "Write it by numpy.savez with arrays of numbers.",
+        ) from problem
+    missing = [key for key in ARRAYS if key not in arrays]
+    if missing:
+        raise DataError(
+            f"Data set '{name}' must hold the arrays {', '.join(ARRAYS)}.",
+            f"no {', no '.join(missing)} in {path}",
+            "Add what is missing.",
+        )
+    x, y, x_test, y_test = (arrays.pop(key) for key in ARRAYS)
+    ids = {key.removesuffix("_train"): each for key, each in arrays.items() if each.ndim == 1}
+    return checked_dataset(name, x, y, x_test, y_test, ids)
+
+
+def _read_array(archive: zipfile.ZipFile, key: str) -> np.ndarray:
+    with archive.open(f"{key}.npy") as stream:
+        try:
+            return np.lib.format.read_array(stream, allow_pickle=False)
+        except UNREADABLE as problem:
+            raise ValueError(f"{key}: {problem}") from problem
+
+
+def _read_shape(archive: zipfile.ZipFile, key: str) -> tuple[int, ...]:
+    with archive.open(f"{key}.npy") as stream:
+        old = np.lib.format.read_magic(stream) == (1, 0)
+        read = np.lib.format.read_array_header_1_0 if old else np.lib.format.read_array_header_2_0
+        return tuple(read(stream)[0])
+
+
+def _peek(path: Path) -> DatasetInfo:
+    name = path.stem
+    if name in BUNDLED:
+        return DatasetInfo(name, "folder", problem="The bundled set has this name; rename the file.")
+    try:
+        with zipfile.ZipFile(path) as archive:
+            train, test = _read_shape(archive, "x_train"), _read_shape(archive, "x_test")
+            y = checked_labels(_read_array(archive, "y_train"), f"y_train of data set '{name}'")
+        # A view of the shape of x that takes no memory.
+        shape = channels_first(np.broadcast_to(np.uint8(0), train), f"x_train of data set '{name}'").shape
+    except (*UNREADABLE, KeyError, DataError) as problem:
+        return DatasetInfo(name, "folder", problem=str(problem))
+    return DatasetInfo(name, "folder", train[0], test[0], shape[1:], int(y.max()) + 1)
+
+
+def from_hugging_face(name: str, test_fraction: float, seed: int) -> Dataset:
+    """The data set `hf:owner/name`, from Hugging Face or its cache."""
+    try:
+        import datasets
+    except ImportError as problem:
+        raise DataError(
+            f"Data set '{name}' needs the package 'datasets'.",
+            "it is not installed",
+            "Run: pip install codistill[huggingface]",
+        ) from problem
+    try:
+        splits = datasets.load_dataset(name.removeprefix("hf:"))
+    except Exception as problem:  # the library passes on whatever its many sources raise
+        raise DataError(
+            f"Data set '{name}' must be available on Hugging Face or in its cache.",
+            f"{type(problem).__name__}: {problem}",
+            "Check the name, written hf:owner/name, and the network.",
+        ) from problem
+    if "train" not in splits:
+        raise DataError(f"Data set '{name}' must have a split 'train'.", f"{', '.join(splits)}", "Choose another set.")
+    train = splits["train"]
+    test = next((splits[key] for key in ("test", "validation") if key in splits), None)
+    inputs, label = _choose_columns(name, train.features)
+    x, y = _columns(name, train, inputs), np.asarray(list(train[label]))
+    names = tuple(getattr(train.features[label], "names", ()))
+    if test is not None:
+        return checked_dataset(name, x, y, _columns(name, test, inputs), np.asarray(list(test[label])), {}, names)
+    whole = checked_dataset(name, x, y, x[:1], y[:1], {}, names)
+    return with_test_part(name, whole.x, whole.y, whole.class_names, test_fraction, seed)
+
+
+def _choose_columns(name: str, features: Mapping[str, Any]) -> tuple[list[str], str]:
+    """The one image column, or else all numeric ones; and the label column."""
+    kinds = {column: type(kind).__name__ for column, kind in features.items()}
+    labels = [column for column, kind in kinds.items() if kind == "ClassLabel"]
+    labels += [column for column in ("label", "labels", "target", "y") if column in kinds]
+    inputs = [column for column, kind in kinds.items() if kind == "Image"][:1] or [
+        column
+        for column, kind in features.items()
+        if str(getattr(kind, "dtype", "")).startswith(("int", "uint", "float"))
+        and kinds[column] == "Value"
+        and column not in labels
+    ]
+    if not labels or not inputs:
+        raise DataError(
+            f"Data set '{name}' must have a label column and either an image or numeric columns.",
+            ", ".join(f"{column} ({kind})" for column, kind in kinds.items()),
+            "Convert it to a .npz file and load that from the data folder.",
+        )
+    return inputs, labels[0]
+
+
+def _columns(name: str, split: Any, columns: Sequence[str]) -> np.ndarray:
+    parts = [[np.asarray(value) for value in split[column]] for column in columns]
+    shapes = sorted({value.shape for part in parts for value in part})
+    if len(shapes) != 1:
+        raise DataError(
+            f"All samples of data set '{name}' must have the same shape.",
+            f"shapes {', '.join(map(str, shapes[:3]))}",
+            "Resize them into a .npz file and load that from the data folder.",
+        )
+    return np.stack(parts[0]) if shapes[0] else np.column_stack(parts)

@@ -1,0 +1,118 @@
+"""Seeded choices of samples: a test part, a public reference set, a smaller subset."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from codistill.data.dataset import Dataset
+from codistill.data.scale import SCALES
+from codistill.errors import DataError, RecipeError, nearest
+
+
+def check_split(test_fraction: float, seed: int, scale: str | None) -> None:
+    """Hold the settings that every source of data shares to their bounds."""
+    if not 0 < test_fraction < 1:
+        raise RecipeError("data.test_fraction must be between 0 and 1.", f"{test_fraction!r}", "0.2 is a usual choice.")
+    _check_seed(seed)
+    if scale is not None and scale not in SCALES:
+        raise RecipeError(f"data.scale must be one of {', '.join(SCALES)}.", f"{scale!r}", nearest(str(scale), SCALES))
+
+
+def hold_out(strata: np.ndarray, fraction: float, seed: int, owner: str) -> tuple[np.ndarray, np.ndarray]:
+    """Indices of a training and a test part that hold every stratum in the same proportion.
+
+    Every stratum keeps at least one training sample, so no test label is unknown in training.
+    """
+    _, stratum, sizes = np.unique(strata, return_inverse=True, return_counts=True)
+    # Rounding the running total, not each share, gives many small strata their part all the same.
+    quotas = np.diff(np.round(fraction * np.cumsum(sizes)).astype(int), prepend=0)
+    quotas = np.minimum(quotas, sizes - 1)
+    if quotas.sum() == 0:
+        raise DataError(
+            f"{owner} must have enough samples to hold some of each kind out for testing.",
+            f"{len(strata)} samples in {len(sizes)} groups, and a test fraction of {fraction}",
+            "Give more samples, or raise test_fraction.",
+        )
+    shuffled = _generator(seed, "test").permutation(len(strata))
+    grouped = np.split(shuffled[np.argsort(stratum[shuffled], kind="stable")], np.cumsum(sizes)[:-1])
+    test = np.concatenate([group[:quota] for group, quota in zip(grouped, quotas, strict=True)])
+    train = np.concatenate([group[quota:] for group, quota in zip(grouped, quotas, strict=True)])
+    return np.sort(train), np.sort(test)
+
+
+def with_test_part(
+    name: str, x: np.ndarray, y: np.ndarray, class_names: tuple[str, ...], test_fraction: float, seed: int
+) -> Dataset:
+    """A data set of samples that come without a test part: a fraction of every class becomes it."""
+    train, test = hold_out(y, test_fraction, seed, f"Data set '{name}'")
+    return Dataset(name, x[train], y[train], x[test], y[test], len(class_names), class_names)
+
+
+def split_reference(dataset: Dataset, size: int | float, seed: int) -> tuple[np.ndarray, Dataset]:
+    """Split off `size` training samples (a count, or a fraction below 1) as public, unlabelled ones.
+
+    Returns the public x, in random order, and the data set without those samples.
+    """
+    total = len(dataset.x)
+    count = round(size * total) if isinstance(size, float) and math.isfinite(size) else size
+    too_much = isinstance(size, float) and size >= 1
+    if too_much or not _is_count(count) or not 1 <= count < total:
+        raise DataError(
+            f"A reference set split off data set '{dataset.name}' must take at least 1 of its {total} "
+            f"training samples and leave at least 1.",
+            f"size {size!r}",
+            "Give a count of samples as an integer, or a fraction between 0 and 1.",
+        )
+    order = _generator(seed, "reference").permutation(total)
+    return dataset.x[order[:count]], _training_part(dataset, np.sort(order[count:]))
+
+
+def subset(dataset: Dataset, samples: int | None, test_samples: int | None, seed: int) -> Dataset:
+    """The data set with only so many training and test samples, chosen by the seed."""
+    if samples is not None:
+        chosen = _choose(dataset.name, "samples", samples, len(dataset.x), seed)
+        dataset = _training_part(dataset, chosen)
+    if test_samples is not None:
+        chosen = _choose(dataset.name, "test_samples", test_samples, len(dataset.x_test), seed)
+        dataset = replace(dataset, x_test=dataset.x_test[chosen], y_test=dataset.y_test[chosen])
+    return dataset
+
+
+def _choose(name: str, setting: str, count: int, total: int, seed: int) -> np.ndarray:
+    if not _is_count(count) or count < 1:
+        raise RecipeError(
+            f"data.{setting} must be an integer, 1 or more.",
+            f"{count!r}",
+            "Leave it out to keep all samples.",
+        )
+    if count > total:
+        raise DataError(
+            f"data.{setting} must be at most what data set '{name}' holds.",
+            f"{count} of {total} samples",
+            "Lower it, or leave it out to keep all samples.",
+        )
+    return np.sort(_generator(seed, setting).permutation(total)[:count])
+
+
+def _training_part(dataset: Dataset, chosen: np.ndarray) -> Dataset:
+    ids = {key: values[chosen] for key, values in dataset.ids.items()}
+    return replace(dataset, x=dataset.x[chosen], y=dataset.y[chosen], ids=ids)
+
+
+def _generator(seed: int, purpose: str) -> np.random.Generator:
+    """Independent randomness for each purpose, so that one choice does not shift another."""
+    _check_seed(seed)
+    return np.random.default_rng([seed, *purpose.encode()])
+
+
+def _check_seed(seed: int) -> None:
+    if not _is_count(seed) or seed < 0:
+        raise RecipeError("The seed of the data must be an integer, 0 or more.", f"{seed!r}", "Try 0.")
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
