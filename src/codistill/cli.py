@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import io
+import shlex
 import sys
 from collections.abc import Sequence
 from importlib import resources
@@ -14,6 +16,7 @@ from codistill.errors import CodistillError, RecipeError
 
 if TYPE_CHECKING:
     from codistill.experiments.recipe import Recipe
+    from codistill.summary import Summary
 
 _EPILOG = """\
 A first look:        codistill demo
@@ -21,6 +24,7 @@ Your own run:        codistill run RECIPE.toml --set protocol.rounds=5
 Exit codes:          0 done, 2 recipe or arguments, 3 data, 4 model, 5 message, 6 checkpoint,
                      7 cannot write, 8 runtime, 130 interrupted
 """
+_PICTURES = ("png", "svg", "pdf")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -114,11 +118,21 @@ def _unexpected(error: Exception) -> int:
     import tempfile
     import traceback
 
-    with tempfile.NamedTemporaryFile("w", prefix="codistill-", suffix=".log", delete=False) as log:
-        traceback.print_exception(error, file=log)
-    first = next(iter(getattr(error, "__notes__", [])), "")
-    where = first if "Traceback" not in first else ""
-    print(f"error: {type(error).__name__}: {error}\n{where}The full trace is in {log.name}.", file=sys.stderr)
+    try:
+        with tempfile.NamedTemporaryFile("w", prefix="codistill-", suffix=".log", delete=False) as log:
+            traceback.print_exception(error, file=log)
+        trace = f"The full trace is in {log.name}."
+    except OSError as problem:
+        trace = f"The full trace could not be kept: {problem.strerror}."
+    text = str(error) if type(error).__name__ == "RemoteError" else f"{type(error).__name__}: {error}"
+    print(
+        "error: Every model and protocol must do its part without failing.",
+        f"found: {text}",
+        f"to do: Check the options of your model, and your own code. {trace}",
+        *(f"where: {note}" for note in getattr(error, "__notes__", []) if "Traceback" not in note),
+        sep="\n",
+        file=sys.stderr,
+    )
     return 1
 
 
@@ -141,15 +155,9 @@ def _demo(options: argparse.Namespace) -> int:
 
 
 def _execute(recipe: Recipe, options: argparse.Namespace, stem: str) -> int:
-    from codistill.experiments.run import RECIPE, execute
+    from codistill.experiments.run import execute
 
     folder = options.out or _new_folder(Path("runs"), stem)
-    if (folder / RECIPE).exists():
-        raise RecipeError(
-            "A new run needs a folder of its own.",
-            f"{folder} already holds a run",
-            f"Go on with it: codistill resume {folder}; or choose another --out.",
-        )
     if recipe.protocol.pools_data:
         print(
             f"{recipe.protocol.name} pools the private data of all agents: a yardstick, run in simulation only.",
@@ -166,18 +174,15 @@ def _resume(options: argparse.Namespace) -> int:
     return _show(summary, complete, options.run)
 
 
-def _show(summary: object, complete: bool, folder: Path) -> int:
+def _show(summary: Summary, complete: bool, folder: Path) -> int:
     from rich.console import Console
 
     from codistill.experiments.run import REPORT
-    from codistill.summary import Summary
 
-    assert isinstance(summary, Summary)
-    console = Console(width=None if sys.stdout.isatty() else 120)
-    console.print(summary.table())
-    console.print(f"report: {folder / REPORT}", highlight=False, soft_wrap=True)
+    Console(width=None if sys.stdout.isatty() else 120).print(summary.table())
+    print(f"report: {folder / REPORT}")
     if not complete:
-        console.print(f"stopped after {summary.rounds} rounds; to go on: codistill resume {folder}", soft_wrap=True)
+        print(f"stopped after {summary.rounds} rounds; to go on: codistill resume {shlex.quote(str(folder))}")
         return 130
     return 0
 
@@ -255,7 +260,7 @@ def _show_partition(options: argparse.Namespace) -> int:
     from codistill.data.split import split_reference
     from codistill.experiments.recipe import read_recipe
     from codistill.experiments.run import agent_names, hand_out, load_data
-    from codistill.experiments.store import writing
+    from codistill.experiments.store import write_atomically
 
     recipe = read_recipe(options.recipe, options.set)
     data = load_data(recipe.data, recipe.seed, options.data_dir)
@@ -264,14 +269,23 @@ def _show_partition(options: argparse.Namespace) -> int:
     table = counts(data.y, hand_out(recipe, data), data.classes)
     print(partition_text(table, agent_names(recipe), data.class_names))
     if options.out:
-        with writing(options.out):
-            draw_partition(table, agent_names(recipe), data.class_names).savefig(options.out, bbox_inches="tight")
+        kind = options.out.suffix.lower().removeprefix(".")
+        if kind not in _PICTURES:
+            raise RecipeError(
+                f"A picture must be one of {', '.join(_PICTURES)}.",
+                f"'{options.out}'",
+                "Change its ending.",
+            )
+        picture = io.BytesIO()
+        draw_partition(table, agent_names(recipe), data.class_names).savefig(picture, format=kind, bbox_inches="tight")
+        write_atomically(options.out, picture.getvalue())
         print(f"picture: {options.out}")
     return 0
 
 
 def _print_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     table = Table()
@@ -279,7 +293,7 @@ def _print_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None
     for i in kept:
         table.add_column(headings[i], overflow="fold")
     for row in rows:
-        table.add_row(*(row[i] for i in kept))
+        table.add_row(*(escape(row[i]) for i in kept))
     Console(width=None if sys.stdout.isatty() else 120).print(table)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from codistill.errors import DataError
 from codistill.runtimes.observers import Row
 from codistill.runtimes.observers.history import History
 from codistill.summary import Summary
@@ -26,7 +27,20 @@ class TrainedAgent:
 
     def predict(self, x: Any) -> np.ndarray:
         """(n, C) class probabilities or real values."""
-        return self._federation.protocol.predict(self._agent, np.ascontiguousarray(x, dtype=np.float32))
+        wanted = self._agent.shard.x.shape[1:]
+        try:
+            samples = np.ascontiguousarray(x, dtype=np.float32)
+        except (TypeError, ValueError) as error:
+            raise DataError("Samples must be numbers.", f"{error}", "Convert them to an array of numbers.") from None
+        if samples.ndim != len(wanted) + 1 or samples.shape[1:] != wanted:
+            raise DataError(
+                f"Samples for agent '{self.name}' must have the shape {wanted} each, one per row.",
+                f"an array of shape {np.shape(x)}",
+                "Bring them to that shape; a single sample x is x[None].",
+            )
+        if not np.isfinite(samples).all():
+            raise DataError("Samples must be finite numbers.", "NaN or infinity", "Fill in or remove such samples.")
+        return self._federation.protocol.predict(self._agent, samples)
 
 
 class Result:

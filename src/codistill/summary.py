@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from codistill.runtimes.observers import Row
@@ -52,12 +53,17 @@ class Summary:
     @property
     def metric(self) -> str:
         """What is measured: accuracy, or rmse for real-valued targets."""
-        return "rmse" if any("rmse" in row for row in self.rows) else "accuracy"
+        return "rmse" if any("rmse" in row or "own_rmse" in row for row in self.rows) else "accuracy"
 
     @property
     def rounds(self) -> int:
         """Rounds done."""
         return max((int(row["round"]) for row in self.rows), default=0)
+
+    @property
+    def evaluated(self) -> int:
+        """The round of the last figures."""
+        return max((int(row["round"]) for row in self.rows if "test_samples" in row), default=0)
 
     @property
     def tested_on(self) -> int:
@@ -69,6 +75,10 @@ class Summary:
         """One line per agent."""
         metric, own = self.metric, f"own_{self.metric}"
         last, alone = _newest(self.rows), _newest(self.alone_rows or [])
+        sent, received = dict.fromkeys(self.agents, 0), dict.fromkeys(self.agents, 0)
+        for row in self.rows:
+            sent[row["agent"]] += row["sent"]
+            received[row["agent"]] += row["received"]
         return [
             AgentLine(
                 name,
@@ -77,22 +87,24 @@ class Summary:
                 last.get(name, {}).get(metric),
                 alone.get(name, {}).get(own),
                 last.get(name, {}).get(own),
-                sum(row["sent"] for row in self.rows if row["agent"] == name),
-                sum(row["received"] for row in self.rows if row["agent"] == name),
+                sent[name],
+                received[name],
             )
             for name, model in self.agents.items()
         ]
 
     def scope(self) -> str:
         """What the figures were measured on, in words."""
-        if not self.tested_on:
+        if not self.test_samples:
             return "not evaluated: no common test set"
+        if not self.tested_on:
+            return "not evaluated yet"
         part = "" if self.tested_on >= self.test_samples else f" a random {self.tested_on:,} of"
         return f"{self.metric} on{part} the common test set ({self.test_samples:,} samples)"
 
     def table(self, most: int = 30) -> Table:
         """Each agent alone, together, gain; bytes; for the terminal."""
-        table = Table(title=f"{self.title}: {self.scope()} after {self.rounds} rounds", title_justify="left")
+        table = Table(title=f"{escape(self.title)}: {self.scope()} after {self._when()}", title_justify="left")
         table.add_column("agent")
         table.add_column("model")
         for heading in ("alone", "together", "gain", "own mix", "sent", "received"):
@@ -100,8 +112,8 @@ class Summary:
         lines = self.lines()
         for line in lines[:most]:
             table.add_row(
-                line.name, line.model, self._score(line.alone), self._score(line.together), self._gain(line.gain),
-                self._score(line.own_together), bytes_text(line.sent), bytes_text(line.received),
+                line.name, escape(line.model), self._score(line.alone), self._score(line.together),
+                self._gain(line.gain), self._score(line.own_together), bytes_text(line.sent), bytes_text(line.received),
             )  # fmt: skip
         if len(lines) > most:
             table.add_row(f"... {len(lines) - most} more", *[""] * 7)
@@ -125,6 +137,10 @@ class Summary:
         Console(file=out, width=width).print(self.table())
         return out.getvalue()
 
+    def _when(self) -> str:
+        done = "1 round" if self.rounds == 1 else f"{self.rounds} rounds"
+        return done if self.evaluated in (0, self.rounds) else f"round {self.evaluated}; {done} done"
+
     def _score(self, value: float | None) -> str:
         if value is None:
             return "-"
@@ -146,7 +162,7 @@ def comparison_table(summaries: Sequence[Summary]) -> Table:
     for summary in summaries:
         lines = summary.lines()
         table.add_row(
-            summary.title, summary.protocol, str(len(lines)), str(summary.rounds),
+            escape(summary.title), escape(summary.protocol), str(len(lines)), str(summary.rounds),
             summary._score(_mean([line.alone for line in lines])),
             summary._score(_mean([line.together for line in lines])),
             summary._gain(_mean([line.gain for line in lines])),

@@ -112,7 +112,7 @@ def test_a_pipeline_passes_the_weights_to_its_last_step():
     learner = SklearnLearner(pipeline)
     assert Ability.PREDICT in learner.abilities
     learner.fit(x, soft(hard))
-    rows, labels, weights = pipeline[-1].given_
+    rows, _, weights = pipeline[-1].given_
     assert len(rows) == 18
     np.testing.assert_allclose(weights, soft(hard).ravel())
     np.testing.assert_allclose(rows.mean(axis=0), 0, atol=1e-6)
@@ -145,7 +145,9 @@ def test_regressors_learn_all_columns(regressor):
     assert np.corrcoef(found[:, 1], targets[:, 1])[0, 1] > 0.5
 
 
-@pytest.mark.parametrize("regressor", [RandomForestRegressor(2), MLPRegressor(hidden_layer_sizes=2, solver="lbfgs", tol=0.1), Ridge(), SVR()])
+@pytest.mark.parametrize(
+    "regressor", [RandomForestRegressor(2), MLPRegressor(hidden_layer_sizes=2, solver="lbfgs", tol=0.1), Ridge(), SVR()]
+)
 def test_a_single_real_value_is_a_column_too(regressor):
     x, _ = toy()
     learner = SklearnLearner(regressor)
@@ -264,7 +266,9 @@ def test_negative_targets_are_for_regressors():
 def test_one_class_is_too_few_for_some_and_they_say_so_before_the_first_round():
     x, _ = toy()
     hard = np.eye(3)[np.full(40, 2)]
-    with pytest.raises(LearnerError, match=r"agent 'Ann' must hold at least two classes for LogisticRegression.*class 2"):
+    with pytest.raises(
+        LearnerError, match=r"agent 'Ann' must hold at least two classes for LogisticRegression.*class 2"
+    ):
         SklearnLearner(LogisticRegression()).check(x, hard, "Ann")
     for model in (RandomForestClassifier(2), MLPClassifier(3), LGBMClassifier(n_estimators=1, verbose=-1)):
         learner = SklearnLearner(model)
@@ -340,7 +344,9 @@ MODELS = {
     "ridge": lambda: Ridge(),
     "multi-output": lambda: MultiOutputRegressor(HistGradientBoostingRegressor(max_iter=2)),
     "lightgbm": lambda: LGBMClassifier(n_estimators=3, min_child_samples=2, verbose=-1),
-    "lightgbm multi-output": lambda: MultiOutputRegressor(LGBMRegressor(n_estimators=3, min_child_samples=2, verbose=-1)),
+    "lightgbm multi-output": lambda: MultiOutputRegressor(
+        LGBMRegressor(n_estimators=3, min_child_samples=2, verbose=-1)
+    ),
     "lightgbm pipeline": lambda: make_pipeline(StandardScaler(), LGBMClassifier(n_estimators=2, verbose=-1)),
     "recorder": Recorder,
 }

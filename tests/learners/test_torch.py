@@ -1,6 +1,7 @@
 """Torch learners: steps checked by hand, randomness, modes, state to the bit, weights, features, errors."""
 
 import copy
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -109,7 +110,7 @@ def test_every_sample_is_seen_once_per_epoch_in_batches():
     targets = np.arange(10, dtype=np.float32)[:, None] * np.ones((1, 3), dtype=np.float32)
     TorchLearner(linear(), loss=loss, epochs=2, batch_size=4).fit(x, targets)
     assert [len(batch) for batch in seen] == [4, 4, 2, 4, 4, 2]
-    assert sorted(sum(seen[:3], [])) == sorted(sum(seen[3:], [])) == list(range(10))
+    assert sorted(chain(*seen[:3])) == sorted(chain(*seen[3:])) == list(range(10))
     assert seen[:3] != seen[3:]  # shuffled anew
 
 
@@ -179,9 +180,9 @@ def test_reset_forgets_the_optimiser_and_the_statistics_of_batch_norm():
     [(10, 4, [4, 4, 2]), (9, 4, [4, 5]), (1, 4, [1]), (4, 4, [4]), (5, 4, [5]), (3, 1, [1, 2]), (2, 9, [2])],
 )
 def test_a_single_left_over_sample_joins_the_last_batch(n, size, expected):
-    batches = cut(torch.arange(n), size)
+    batches = [list(range(n))[part] for part in cut(n, size)]
     assert [len(batch) for batch in batches] == expected
-    assert torch.cat(batches).tolist() == list(range(n))
+    assert list(chain(*batches)) == list(range(n))
 
 
 def test_batch_norm_survives_a_left_over_sample():
@@ -351,6 +352,26 @@ def test_weights_of_another_architecture_are_refused_as_a_whole(wrong):
     with pytest.raises(LearnerError, match=r"Weights must fit Sequential by name and shape.*same architecture"):
         learner.load({"4.bias": np.ones(3)} | wrong)
     assert same(learner.weights(), before)
+
+
+def test_a_copy_of_a_learner_has_weights_of_its_own():
+    one = TorchLearner(noisy())
+    before = one.weights()
+    two = copy.deepcopy(one)
+    x, t = toy()
+    two.descend(two.loss(two(torch.from_numpy(x)), torch.from_numpy(t)))
+    two.load({"0.bias": np.zeros(8)})
+    assert same(one.weights(), before)
+    assert (two.weights()["0.bias"] == 0).all()
+    assert same(two.weights(), {name: tensor.numpy() for name, tensor in two.module.state_dict().items()})
+
+
+def test_weights_in_any_layout():
+    one, two = TorchLearner(convolutional()), TorchLearner(convolutional())
+    two.load(one.weights())
+    x, _ = images()
+    assert same(one.weights(), two.weights())
+    assert np.array_equal(one.predict(x), two.predict(x))
 
 
 def test_batch_norm_is_known_by_name():

@@ -15,7 +15,9 @@ from codistill.wire.codec import decode, encode, is_sendable
 
 DTYPES = ["bool", "u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "f2", "f4", "f8"]
 
-names = st.text(max_size=8).filter(lambda name: name != "__metadata__" and not any("\ud800" <= c <= "\udfff" for c in name))
+names = st.text(max_size=8).filter(
+    lambda name: name != "__metadata__" and not any("\ud800" <= c <= "\udfff" for c in name)
+)
 finite = st.sampled_from(DTYPES).flatmap(
     lambda dtype: hnp.arrays(
         dtype,
@@ -103,7 +105,8 @@ def test_arrays_must_hold_numbers(array):
 
 
 @pytest.mark.parametrize(
-    "value", [float("nan"), float("inf"), {"a": 1}, [[1]], object(), 1j, b"bytes", np.int64(3), 2**64, -(2**63) - 1, 10**500]
+    "value",
+    [float("nan"), float("inf"), {"a": 1}, [[1]], object(), 1j, b"bytes", np.int64(3), 2**64, -(2**63) - 1, 10**500],
 )
 def test_plain_values_must_be_plain(value):
     with pytest.raises(MessageError, match=r"must be a finite number, a string, a boolean, or a list"):

@@ -50,8 +50,7 @@ class Shard:
         for epoch in range(epochs):
             order = _order(len(self), self.seed, self.owner, "batches", t, epoch)
             x, wanted = (tensor[order] for tensor in self._tensors)
-            for part in cut(torch.arange(len(order)), size):
-                rows = slice(int(part[0]), int(part[-1]) + 1)
+            for rows in cut(len(order), size):
                 yield Batch(x[rows], wanted[rows])
 
 
@@ -76,10 +75,10 @@ class Reference:
         taken = passes = 0
         while steps is None or taken < steps:
             order = _order(len(self), self.seed, "public", "batches", t, passes)
-            for part in cut(order, size):
+            for rows in cut(len(order), size):
                 if taken == steps:
                     return
-                yield PublicBatch(part.numpy(), self._inputs[part])
+                yield PublicBatch(order[rows].numpy(), self._inputs[order[rows]])
                 taken += 1
             passes += 1
             if steps is None:

@@ -148,10 +148,8 @@ def _read_file(path: Path) -> pd.DataFrame:
         with warnings.catch_warnings():
             # pandas only warns when rows are longer than the header, and drops what is too much.
             warnings.simplefilter("error", pd.errors.ParserWarning)
-            if kind == ".csv":
-                frame = pd.read_csv(path, index_col=False, low_memory=False)
-            else:
-                frame = pd.read_parquet(path)
+            is_csv = kind == ".csv"
+            frame = pd.read_csv(path, index_col=False, low_memory=False) if is_csv else pd.read_parquet(path)
     except ImportError as problem:
         raise DataError(
             f"Table {path} needs the package 'pyarrow'.",

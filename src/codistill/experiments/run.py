@@ -14,10 +14,20 @@ import tomli_w
 
 from codistill.agent import Agent
 from codistill.data import datasets, tables
+from codistill.data.checks import digest
 from codistill.data.partition import counts
 from codistill.errors import CheckpointError, RecipeError
 from codistill.experiments.recipe import Data, Recipe, make_recipe
-from codistill.experiments.store import METRICS, TIMES, read_rows, write_atomically, writing
+from codistill.experiments.store import (
+    METRICS,
+    TIMES,
+    check_vacant,
+    locked,
+    read_rows,
+    whole_lines,
+    write_atomically,
+    writing,
+)
 from codistill.federation import Federation
 from codistill.learners.catalogue import make_learner
 from codistill.randomness import generator, seed_libraries
@@ -55,7 +65,7 @@ def agent_names(recipe: Recipe) -> list[str]:
     kinds = [entry.kind.rpartition(".")[2] for entry in recipe.agents]
     names: list[str] = []
     for entry, kind in zip(recipe.agents, kinds, strict=True):
-        base = entry.name or kind
+        base = kind if entry.name is None else entry.name
         single = entry.count == 1 and (entry.name is not None or kinds.count(kind) == 1)
         taken = sum(name.rpartition("-")[0] == base for name in names)
         names += [base] if single else [f"{base}-{taken + i + 1}" for i in range(entry.count)]
@@ -108,15 +118,14 @@ def execute(
     recipe: Recipe, folder: Path, *, data_dir: str | None = None, resume: bool = False, progress: bool = True
 ) -> tuple[Summary, bool]:
     """Run a recipe in a folder; returns what came out, and whether all rounds were done."""
-    federation, data = build(recipe, data_dir)
-    source = dict(recipe.source)
-    if data_dir is not None and recipe.data.name is not None:
-        source["data"] = {**source["data"], "dir": str(Path(data_dir).resolve())}
     if not resume:
-        with writing(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(folder / RECIPE, tomli_w.dumps(source).encode())
-        write_atomically(folder / FACTS, json.dumps(_facts(recipe, federation, data), indent=1).encode())
+        check_vacant(folder)
+    federation, data = build(recipe, data_dir)
+    facts = _facts(recipe, federation, data)
+    if resume:
+        _check_facts(folder, facts)
+    else:
+        _move_in(folder, _source(recipe, data_dir), facts)
     evaluation = recipe.evaluation
     result = federation.run(
         recipe.rounds,
@@ -137,27 +146,75 @@ def execute(
     return summary, not result.interrupted
 
 
+def _source(recipe: Recipe, data_dir: str | None) -> dict[str, Any]:
+    """The recipe's tables, with the data folder that was used: whoever resumes need not name it again."""
+    if data_dir is None or recipe.data.name is None or recipe.data.dir is not None:
+        return recipe.source
+    return {**recipe.source, "data": {**recipe.source["data"], "dir": str(Path(data_dir).resolve())}}
+
+
+def _move_in(folder: Path, source: dict[str, Any], facts: dict[str, Any]) -> None:
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    with locked(folder):
+        check_vacant(folder)
+        write_atomically(folder / RECIPE, tomli_w.dumps(source).encode())
+        write_atomically(folder / FACTS, json.dumps(facts, indent=1).encode())
+
+
+def _check_facts(folder: Path, facts: dict[str, Any]) -> None:
+    """Agents and data must be what they were; a run that was killed before it said so says it now."""
+    if not (folder / FACTS).exists():
+        write_atomically(folder / FACTS, json.dumps(facts, indent=1).encode())
+        return
+    before, now = _read_facts(folder), json.loads(json.dumps(facts))
+    changed = [key for key in now if key != "versions" and key in before and before[key] != now[key]]
+    if changed:
+        raise CheckpointError(
+            f"Data and agents must be as they were when the run in {folder} began.",
+            f"other {', '.join(changed)}",
+            "Bring the data back, or start a new run with 'codistill run'.",
+        )
+
+
+def _read_facts(folder: Path) -> dict[str, Any]:
+    wanted = {"agents", "counts", "class_names", "test_samples", "versions"}
+    try:
+        facts: dict[str, Any] = json.loads((folder / FACTS).read_text("utf-8"))
+        if not wanted <= facts.keys():
+            raise ValueError(f"no {', '.join(sorted(wanted - facts.keys()))} in it")
+        return facts
+    except (OSError, ValueError, AttributeError) as error:
+        raise CheckpointError(
+            f"{folder / FACTS} must be as it was written.", f"{error}", "Run the recipe again, in another folder."
+        ) from None
+
+
 def reopen(folder: Path) -> Recipe:
     """The recipe of a run's folder."""
     try:
-        return make_recipe(tomllib.loads((folder / RECIPE).read_text()), folder.resolve())
-    except (OSError, tomllib.TOMLDecodeError) as error:
+        return make_recipe(tomllib.loads((folder / RECIPE).read_text("utf-8")), folder.resolve())
+    except (OSError, ValueError) as error:
+        missing = isinstance(error, FileNotFoundError | NotADirectoryError)
         raise CheckpointError(
-            f"{folder} must be the folder of a run.", f"{RECIPE}: {error}", "Name a folder that 'codistill run' made."
+            f"{folder} must be the folder of a run.",
+            f"no {RECIPE} there" if missing else f"{RECIPE}: {error}",
+            "Name a folder that 'codistill run' made.",
         ) from None
 
 
 def read_summary(folder: Path) -> Summary:
     """What is known of a run from its folder alone, finished or not."""
-    recipe = reopen(folder)
+    recipe, facts = reopen(folder), _read_facts(folder)
     try:
-        facts = json.loads((folder / FACTS).read_text())
-        seconds = [json.loads(line)["seconds"] for line in (folder / TIMES).read_text().splitlines()]
-    except (OSError, ValueError, KeyError) as error:
-        raise CheckpointError(f"{folder} must be the folder of a run.", f"{error}", "Run the recipe again.") from None
+        seconds = [float(json.loads(line)["seconds"]) for line in whole_lines(folder / TIMES)]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(
+            f"{folder / TIMES} must be as it was written.", f"{error}", "Run the recipe again, in another folder."
+        ) from None
     alone = folder / "alone" / METRICS
     return Summary(
-        title=folder.name,
+        title=folder.resolve().name,
         protocol=recipe.source["protocol"]["name"],
         agents=facts["agents"],
         rows=read_rows(folder / METRICS),
@@ -166,7 +223,7 @@ def read_summary(folder: Path) -> Summary:
         class_names=tuple(facts["class_names"]),
         seconds=sum(seconds),
         test_samples=facts["test_samples"],
-        facts={"recipe": (folder / RECIPE).read_text(), "versions": facts["versions"], "seed": recipe.seed},
+        facts={"recipe": (folder / RECIPE).read_text("utf-8"), "versions": facts["versions"], "seed": recipe.seed},
     )
 
 
@@ -183,6 +240,7 @@ def _facts(recipe: Recipe, federation: Federation, data: datasets.Dataset) -> di
         "reference": None
         if federation.public is None
         else {"samples": len(federation.public), "digest": federation.public.digest},
+        "digests": [digest(part) for part in (data.x, data.y, data.x_test, data.y_test)],
         "seed": recipe.seed,
         "versions": {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}},
     }

@@ -153,11 +153,15 @@ def _read(path: Path) -> dict[str, Any]:
     return content
 
 
+def whole_lines(path: Path) -> list[str]:
+    """All lines that end as lines do."""
+    return path.read_text("utf-8").rpartition("\n")[0].splitlines()
+
+
 def read_rows(path: Path) -> list[Row]:
     """The rows of a metrics file; a last line that was cut off by a kill does not count."""
     try:
-        whole = path.read_text("utf-8").rpartition("\n")[0]
-        rows = [json.loads(line) for line in whole.splitlines()]
+        rows = [json.loads(line) for line in whole_lines(path)]
         for row in rows:
             if not {"round", "agent", "present", "sent", "received"} <= row.keys():
                 raise ValueError(f"a row without what every row has: {row}")

@@ -86,10 +86,10 @@ def make_learner(kind: str, options: Mapping[str, Any], shape: tuple[int, ...], 
             raise LearnerError(f"'{kind}' must be given options it has.", f"'{unknown[0]}'", nearest(unknown[0], known))
         return TorchLearner(zoo.build(kind, shape, classes, **rest), **training)
     if kind == "kernel_ridge":
-        try:
-            return KernelRidge(**options)
-        except TypeError as error:
-            raise LearnerError("kernel_ridge must be given options it has.", str(error), "Check c.") from None
+        c = options.get("c", 0)
+        if isinstance(c, bool) or not isinstance(c, int | float):
+            raise LearnerError("c of kernel_ridge must be a number of at least 0.", repr(c), "Change it.")
+        return KernelRidge(**options)
     path = ALIASES.get(kind, kind)
     if path.split(".")[0] not in _LIBRARIES:
         names = {entry.name for entry in entries()}
@@ -127,7 +127,8 @@ def _estimator(path: str, options: Mapping[str, Any]) -> Any:
         found, do = (str(error), "Check its options.") if unknown is None else (f"'{unknown}'", nearest(unknown, known))
         raise LearnerError(f"{name} must be given options it has.", found, do) from None
     try:
-        getattr(estimator, "_validate_params", lambda: None)()  # as its own fit would, but before the run
+        if hasattr(estimator, "_parameter_constraints"):
+            estimator._validate_params()  # as its own fit would, but before the run
     except ValueError as error:
         raise LearnerError(f"{name} must be given options it can use.", str(error), "Change the value.") from None
     return estimator

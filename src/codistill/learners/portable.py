@@ -61,9 +61,9 @@ TRAVELLING = frozenset(
 _TRAVELLING_NAMES = frozenset(name for line in TRAVELLING for name in line.split())
 
 # What estimators keep of their training and need no more to predict stays home: weights and votes of
-# single rows (weights are the soft labels), sorted values of a feature, gradients, generators.
+# single rows (weights are the soft labels), sorted values of a feature, gradients, generators, threads.
 _STAYS_HOME = frozenset(
-    {"_sample_weight", "oob_decision_function_", "oob_prediction_", "bin_thresholds_", "_optimizer"}
+    {"_sample_weight", "oob_decision_function_", "oob_prediction_", "bin_thresholds_", "_optimizer", "n_threads"}
 )
 _GENERATORS = frozenset({"RandomStateNode", "RandomGeneratorNode"})
 _NOTHING = {"__class__": "str", "__module__": "builtins", "__loader__": "JsonNode", "content": "null", "is_json": True}
@@ -187,8 +187,10 @@ def _refused(found: str) -> MessageError:
 def _probe(model: Predictor, shape: tuple[int, ...], classes: int) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        answer = model.predict(np.zeros((1, *shape), dtype=np.float32))
-    if answer.shape != (1, classes) or not np.isfinite(answer).all():
+        # More rows than classes: what fits each other only for a single row does not fit.
+        rows = np.linspace(-1, 1, classes + 1, dtype=np.float32)
+        answer = model.predict(np.broadcast_to(rows.reshape(-1, *(1 for _ in shape)), (classes + 1, *shape)))
+    if answer.shape != (classes + 1, classes) or not np.isfinite(answer).all():
         raise ValueError("predictions of the wrong shape, or NaN or infinity in them")
 
 
@@ -507,10 +509,21 @@ def _canonical(data: bytes) -> bytes:
         if key in _STAYS_HOME:
             return _NOTHING
         if key == "file" and isinstance(value, str):
-            return numbers.setdefault(contents[value], f"{len(numbers)}.npy")
+            return numbers.setdefault(_without_padding(contents[value]), f"{len(numbers)}.npy")
         return tidy(value)
 
     outline = tidy(json.loads(contents["schema.json"]))
     files = {name: content for content, name in numbers.items()}
     files["schema.json"] = json.dumps(outline, separators=(",", ":")).encode()
     return _zipped(files, zipfile.ZIP_DEFLATED)
+
+
+def _without_padding(data: bytes) -> bytes:
+    """Between the fields of a tree's nodes lies memory that nobody has written: it becomes zeros."""
+    array = np.load(io.BytesIO(data), allow_pickle=False) if data.startswith(np.lib.format.MAGIC_PREFIX) else None
+    if array is None or array.dtype.names is None or array.ndim != 1:
+        return data
+    clean = np.zeros(array.nbytes, dtype=np.uint8)
+    for name in array.dtype.names:
+        clean.view(array.dtype)[name] = array[name]
+    return data[: len(data) - len(clean)] + clean.tobytes()

@@ -70,7 +70,11 @@ class FedAvg(Protocol):
 
 
 def _mean(shared: list[tuple[np.float32, np.ndarray]]) -> np.ndarray:
-    total = sum(share * array for share, array in shared[1:]) + shared[0][0] * shared[0][1]
     like = shared[0][1]
+    total = np.zeros(like.shape, dtype=np.float64 if like.dtype.kind in "iu" else like.dtype)
+    part = np.empty_like(total)
+    for share, array in shared:
+        np.multiply(array, share, out=part)
+        total += part
     # Counters of batch norm are integers; their mean is rounded back.
-    return np.asarray(np.rint(total) if like.dtype.kind in "iu" else total, dtype=like.dtype)
+    return np.rint(total).astype(like.dtype) if like.dtype.kind in "iu" else total

@@ -28,6 +28,12 @@ class Fault:
         check_settings(self, "faults")
         if self.kind == "gone" and self.agent is None:
             raise RecipeError("A fault 'gone' must name its agent.", "no agent", 'Add agent = "name".')
+        if self.last is not None and self.last < self.first:
+            raise RecipeError(
+                "A fault's last round must not be before its first.",
+                f"first = {self.first}, last = {self.last}",
+                "Change one of them.",
+            )
 
     def covers(self, t: int) -> bool:
         """Whether round t (from 0) is hit."""
@@ -38,6 +44,15 @@ class Faults:
     """All faults of a run, and who takes part in a round."""
 
     def __init__(self, faults: Sequence[Fault], names: Sequence[str], seed: int, participation: float = 1.0) -> None:
+        if isinstance(faults, Fault) or not all(isinstance(fault, Fault) for fault in faults):
+            raise RecipeError("Faults must be a list of Fault.", repr(faults)[:80], "Write faults=[Fault(...), ...].")
+        number = isinstance(participation, int | float) and not isinstance(participation, bool)
+        if not number or not 0 < participation <= 1:
+            raise RecipeError(
+                "participation must be above 0 and at most 1.",
+                repr(participation),
+                "Change it. It is: the share of agents that take part in a round.",
+            )
         for fault in faults:
             if fault.agent is not None and fault.agent not in names:
                 raise RecipeError("A fault must name an agent.", f"'{fault.agent}'", nearest(fault.agent, names))

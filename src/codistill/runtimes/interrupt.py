@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import threading
+from contextlib import suppress
 from types import FrameType
 from typing import Any
 
@@ -30,4 +31,6 @@ class GentleInterrupt:
         if self.asked:
             raise KeyboardInterrupt
         self.asked = True
-        print("\nStopping at the end of this round (again: at once) ...", file=sys.stderr, flush=True)
+        # The signal may come in the middle of a write to the same stream, which then cannot be written to.
+        with suppress(RuntimeError, OSError, ValueError):
+            print("\nStopping at the end of this round (again: at once) ...", file=sys.stderr, flush=True)

@@ -17,7 +17,7 @@ from codistill.wire.state import pack, unpack
 _HEAD = struct.Struct("<BiIIQ")  # kind, phase, sender, number of receivers, length of the payload
 _MESSAGE, _LOST, _END, _CONTROL = range(4)
 _STALL = 1.0  # seconds of silence after which a host says that it is blocked
-_READ = 1 << 20
+_READ = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,7 @@ class _Peer:
         self.name, self.socket = name, end
         self.outgoing: deque[memoryview] = deque()
         self.incoming = bytearray()
+        self.missing = 0  # bytes until the frame at hand is whole
 
 
 class Links:
@@ -186,16 +187,35 @@ class Links:
 
     def _read(self, peer: _Peer) -> None:
         try:
-            while chunk := peer.socket.recv(_READ):
+            while True:
+                if peer.missing > _READ:
+                    self._read_large(peer)
+                chunk = peer.socket.recv(_READ)
+                if not chunk:
+                    raise self._gone(peer)
                 peer.incoming += chunk
-                if len(chunk) < _READ:
-                    break
-            else:
-                raise self._gone(peer)
+                peer.missing = max(0, peer.missing - len(chunk))
+                if not peer.missing:
+                    self._split(peer)
         except BlockingIOError:
             pass
         except OSError:
             raise self._gone(peer) from None
+
+    def _read_large(self, peer: _Peer) -> None:
+        """Read the rest of a large frame into its place, without growing the buffer step by step."""
+        have, missing = len(peer.incoming), peer.missing
+        whole = bytearray(have + missing)
+        whole[:have] = peer.incoming
+        try:
+            while missing:
+                count = peer.socket.recv_into(memoryview(whole)[len(whole) - missing :], missing)
+                if not count:
+                    raise self._gone(peer)
+                missing -= count
+        finally:
+            del whole[len(whole) - missing :]
+            peer.incoming, peer.missing = whole, missing
         self._split(peer)
 
     def _split(self, peer: _Peer) -> None:
@@ -204,6 +224,7 @@ class Links:
             kind, phase, sender, count, length = _HEAD.unpack_from(buffer, start)
             body = start + _HEAD.size + 4 * count
             if len(buffer) < body + length:
+                peer.missing = body + length - len(buffer)
                 break
             numbers = struct.unpack_from(f"<{count}I", buffer, start + _HEAD.size)
             payload = bytes(memoryview(buffer)[body : body + length])

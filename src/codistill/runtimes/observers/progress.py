@@ -50,11 +50,15 @@ class Progress(Observer):
             self._bar.update(self._task, completed=record.round, description=self._head(record.round), rest=rest)
         elif time.monotonic() - self._said >= _PLAIN_EVERY or record.round in (self._start + 1, self._rounds):
             self._said = time.monotonic()
-            self._console.print(f"{self._head(record.round)} · {rest}", highlight=False)
+            self._print(f"{self._head(record.round)} · {rest}")
         for event in record.events[:3]:
-            self._console.print(event, style="yellow", highlight=False, markup=False)
+            self._print(event, style="yellow")
         if len(record.events) > 3:
-            self._console.print(f"round {record.round}: {len(record.events) - 3} more such events", style="yellow")
+            self._print(f"round {record.round}: {len(record.events) - 3} more such events", style="yellow")
+
+    def _print(self, text: str, style: str | None = None) -> None:
+        """One line, however long: a log is searched by lines."""
+        self._console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
 
     def _head(self, done: int) -> str:
         return f"{self._title}: round {done}/{self._rounds} · {self._agents} agents"

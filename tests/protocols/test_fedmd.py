@@ -1,0 +1,97 @@
+"""FedMD against equations (2)-(6), on models small enough to follow by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import codistill as cd
+
+
+def _softmax(logits: np.ndarray) -> np.ndarray:
+    powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    return powers / powers.sum(axis=-1, keepdims=True)
+
+
+def _linear(weight: np.ndarray) -> cd.TorchLearner:
+    module = nn.Linear(*weight.shape[::-1], bias=False)
+    module.weight.data = torch.tensor(weight, dtype=torch.float32)
+    return cd.TorchLearner(module, optimiser="sgd", lr=0.5)
+
+
+class Fixed:
+    """A black box that always gives the same probabilities, and remembers what it was taught."""
+
+    def __init__(self, answer: list[float]) -> None:
+        self.answer = answer
+        self.taught: list[Any] = []
+
+    def fit(self, x: np.ndarray, targets: np.ndarray) -> None:
+        self.taught.append((x.copy(), targets.copy()))
+
+    def predict(self, x: np.ndarray) -> np.ndarray:
+        return np.tile(self.answer, (len(x), 1))
+
+
+@pytest.mark.parametrize("temperature", [1.0, 2.0])
+def test_one_transfer_step_follows_the_mean_of_the_others(temperature: float) -> None:
+    """Three linear clients f_n(u) = W_n u, one public sample u, no local training, one SGD step.
+
+    d KL(p̄_-n ‖ p_n) / d f_n = (p_n - p̄_-n) / E, so W_n ← W_n - lr (p_n - p̄_-n) uᵀ / E
+    with p_n = ψ(W_n u, E) and p̄_-n = ψ(mean of the others' W_m u, E).
+    """
+    u = np.array([1.0, -2.0])
+    weights = [np.array([[1.0, 0.0], [0.0, 1.0]]), np.array([[0.5, 0.5], [-1.0, 0.0]]), np.array([[0.0, 2.0], [1.0, 1.0]])]
+    agents = [cd.Agent(f"c{n}", _linear(w), [[0.0, 0.0]], [0]) for n, w in enumerate(weights)]
+    protocol = cd.FedMD(local_epochs=0, transfer_steps=1, temperature=temperature)
+    federation = cd.Federation(agents, protocol, public=u[None], classes=2)
+    result = federation.run(1, runtime="simulation", alone=False, progress=False)
+    outputs = [w @ u for w in weights]
+    for n, agent in enumerate(result.agents.values()):
+        others = np.mean([f for m, f in enumerate(outputs) if m != n], axis=0)
+        slope = (_softmax(outputs[n] / temperature) - _softmax(others / temperature)) / temperature
+        expected = weights[n] - 0.5 * np.outer(slope, u)
+        np.testing.assert_allclose(agent.learner.module.weight.detach().numpy(), expected, atol=1e-6)
+
+
+def test_a_black_box_learns_its_labels_and_the_others_mean() -> None:
+    """Two black boxes: each is fitted on its own labels, then also on the other's floored probabilities."""
+    boxes = [Fixed([0.0, 1.0]), Fixed([0.25, 0.75])]
+    agents = [cd.Agent(f"c{n}", box, [[float(n)]], [n]) for n, box in enumerate(boxes)]
+    federation = cd.Federation(agents, cd.FedMD(floor=0.01), public=[[5.0], [6.0]], classes=2)
+    federation.run(1, runtime="simulation", alone=False, progress=False)
+    first, second = boxes[0].taught
+    np.testing.assert_array_equal(first[1], [[1.0, 0.0]])
+    np.testing.assert_array_equal(second[0], [[0.0], [5.0], [6.0]])
+    np.testing.assert_allclose(second[1], [[1.0, 0.0], [0.25, 0.75], [0.25, 0.75]], atol=1e-6)
+    floored = np.array([0.01, 1.0]) / 1.01
+    np.testing.assert_allclose(boxes[1].taught[1][1][1:], np.tile(floored, (2, 1)), atol=1e-6)
+
+
+def test_a_client_whose_outputs_were_lost_is_not_removed_from_the_mean() -> None:
+    """c0's outputs never reach the hub: the mean is that of c1 alone, and c0 must learn exactly that."""
+    boxes = [Fixed([0.5, 0.5]), Fixed([0.2, 0.8])]
+    agents = [cd.Agent(f"c{n}", box, [[float(n)]], [n]) for n, box in enumerate(boxes)]
+
+    # Hit every message of c0, in the one direction only: strikes() is asked for (sender, receiver).
+    federation = cd.Federation(
+        agents, cd.FedMD(transfer_steps=1), public=[[5.0]], classes=2, faults=[cd.Fault(kind="drop", rate=1.0)]
+    )
+    federation.faults.strikes = lambda t, sender, *_: "drop" if sender == "c0" else None  # type: ignore[method-assign]
+    federation.run(1, runtime="simulation", alone=False, progress=False)
+    np.testing.assert_allclose(boxes[0].taught[1][1][1], [0.2, 0.8], atol=1e-6)
+    assert len(boxes[1].taught) == 1  # nobody else was heard: nothing to learn
+
+
+def test_bytes_up_and_down_are_outputs_and_a_small_frame() -> None:
+    agents = [cd.Agent(f"c{n}", nn.Linear(4, 10), np.random.rand(3, 4), [0, 1, 2]) for n in range(3)]
+    federation = cd.Federation(agents, cd.FedMD(transfer_steps=5), public=np.random.rand(64, 4), classes=10)
+    rows = federation.run(1, runtime="simulation", alone=False, progress=False).rows
+    floats = 5 * 32 * 10 * 4
+    for row in rows:
+        assert floats < row["sent"] <= floats + 5 * 150
+        assert floats < row["received"] <= floats + 5 * 150

@@ -1,0 +1,291 @@
+"""Hosts, links and worker processes, with small protocols that do one thing each."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+import codistill as cd
+from codistill.errors import RuntimeFault
+from codistill.runtimes.links import RemoteError
+from codistill.runtimes.observers.guard import PrivacyGuard
+
+both_runtimes = pytest.mark.parametrize("runtime", ["simulation", "processes"])
+
+
+class Silent:
+    """A model that learns nothing."""
+
+    def fit(self, x: Any, targets: Any) -> None: ...
+
+    def predict(self, x: Any) -> Any:
+        return np.zeros((len(x), 2))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probe(cd.Protocol):
+    """Base of the protocols below."""
+
+    name = "probe"
+    needs = cd.Ability.LABELS
+
+    def alone(self) -> None: ...
+
+
+def _run(protocol: cd.Protocol, runtime: str, rounds: int = 1, agents: int = 4, **options: Any) -> dict[str, Any]:
+    members = [cd.Agent(f"a{i}", Silent(), [[float(i)], [i + 0.5]], [0, 1]) for i in range(agents)]
+    federation = cd.Federation(members, protocol, **options)
+    federation.run(rounds, runtime=runtime, workers=2, progress=False)
+    return {agent.name: agent.state for agent in members}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Relay(Probe):
+    """Everyone asks the hub three times; the hub tells how many asked before."""
+
+    async def round(self, me: cd.Agent, t: int) -> None:
+        for _ in range(3):
+            answer = await me.ask_hub(who=me.name)
+            assert answer is not None
+            me.state.setdefault("numbers", []).append(answer["number"])
+
+    def serve(self, me: cd.Hub, sender: str, message: cd.Message) -> cd.Message:
+        me.state["count"] = me.state.get("count", 0) + 1
+        assert message["who"] == sender
+        return cd.Message.of(number=me.state["count"])
+
+
+@both_runtimes
+def test_a_relay_answers_in_the_order_of_the_roster(runtime: str) -> None:
+    numbers = {name: state["numbers"] for name, state in _run(Relay(), runtime).items()}
+    assert numbers == {f"a{i}": [i + 1, i + 5, i + 9] for i in range(4)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gossip(Probe):
+    """Neighbours average a number along the links of a ring, many small steps in a round."""
+
+    topology = "ring"
+    steps: int = 50
+
+    async def begin(self, me: cd.Agent) -> None:
+        me.state["value"] = me.shard.x[0].astype(np.float64)
+
+    async def round(self, me: cd.Agent, t: int) -> None:
+        for _ in range(self.steps):
+            heard = await me.exchange(v=me.state["value"])
+            me.state["value"] = me.mix(me.state["value"], {name: message["v"] for name, message in heard.items()})
+
+
+@both_runtimes
+def test_neighbours_mix_to_consensus(runtime: str) -> None:
+    """Metropolis weights on a ring of four are 1/3 each; the mean of 0, 1, 2, 3 is 1.5."""
+    states = _run(Gossip(), runtime, rounds=2)
+    np.testing.assert_allclose([state["value"][0] for state in states.values()], 1.5, atol=1e-6)
+
+
+@both_runtimes
+def test_one_step_of_mixing_follows_the_weights(runtime: str) -> None:
+    states = _run(Gossip(steps=1), runtime)
+    values = [state["value"][0] for state in states.values()]
+    np.testing.assert_allclose(values, [(0 + 1 + 3) / 3, (0 + 1 + 2) / 3, (1 + 2 + 3) / 3, (0 + 2 + 3) / 3])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Large(Probe):
+    """Megabytes each way at once, more than any buffer holds."""
+
+    topology = "complete"
+
+    async def round(self, me: cd.Agent, t: int) -> None:
+        mine = np.full(1_000_003, float(me.name[1:]), dtype=np.float32)
+        heard = await me.exchange(big=mine)
+        me.state["sums"] = {name: float(message["big"].sum(dtype=np.float64)) for name, message in heard.items()}
+
+
+@both_runtimes
+def test_large_messages_in_all_directions_do_not_block(runtime: str) -> None:
+    states = _run(Large(), runtime)
+    for name, state in states.items():
+        assert state["sums"] == {other: int(other[1:]) * 1_000_003.0 for other in states if other != name}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deadlock(Probe):
+    """Everyone waits for a neighbour who waits as well."""
+
+    topology = "ring"
+
+    async def round(self, me: cd.Agent, t: int) -> None:
+        await me.receive(me.neighbours[0])
+
+
+@both_runtimes
+def test_a_deadlock_is_an_error_that_says_who_waits_for_whom(runtime: str) -> None:
+    with pytest.raises(RuntimeFault, match="everybody waits.*'a0' waits for a1"):
+        _run(Deadlock(), runtime)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quitter(Probe):
+    """a1 sends once and ends; the others go on to wait for it twice."""
+
+    topology = "complete"
+
+    async def round(self, me: cd.Agent, t: int) -> None:
+        heard = []
+        for _ in range(1 if me.name == "a1" else 2):
+            heard.append(sorted(await me.exchange(n=1)))
+        me.state["heard"] = heard
+
+
+@both_runtimes
+def test_nobody_waits_for_who_has_ended_its_round(runtime: str) -> None:
+    states = _run(Quitter(), runtime)
+    assert states["a0"]["heard"] == [["a1", "a2", "a3"], ["a2", "a3"]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Garbage(Probe):
+    """a1 sends NaN, a2 a wrong shape, a3 nothing that was asked for."""
+
+    async def round(self, me: cd.Agent, t: int) -> None:
+        value: dict[str, Any] = {
+            "a0": {"v": np.ones(2)},
+            "a1": {"v": np.array([1.0, np.nan])},
+            "a2": {"v": np.ones(3)},
+            "a3": {"w": np.ones(2)},
+        }[me.name]
+        answer = await me.ask_hub(**value)
+        assert answer is not None
+        me.state["kept"] = answer["names"]
+
+    async def hub(self, me: cd.Hub, t: int) -> None:
+        heard = await me.gather(expect={"v": (2,)})
+        await me.broadcast(names=sorted(heard))
+
+
+@both_runtimes
+def test_bad_messages_are_refused_by_name_and_the_round_goes_on(runtime: str, tmp_path: Any) -> None:
+    members = [cd.Agent(f"a{i}", Silent(), [[float(i)]], [0]) for i in range(4)]
+    federation = cd.Federation(members, Garbage())
+    federation.run(1, runtime=runtime, workers=2, progress=False, folder=tmp_path)
+    assert all(agent.state["kept"] == ["a0"] for agent in members)
+    log = (tmp_path / "log.txt").read_text().splitlines()
+    assert len(log) == 3
+    assert "'hub' goes on without a message of 'a1'" in log[0]
+    assert "NaN or infinity in 'v'" in log[0]
+    assert "shape (2)" in log[1]
+    assert "must hold an array 'v'" in log[2]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Draw(Probe):
+    """Uses every source of randomness, before and after waiting for the others."""
+
+    topology = "complete"
+
+    async def round(self, me: cd.Agent, t: int) -> None:
+        import random
+
+        import torch
+
+        def draw() -> list[float]:
+            legacy = float(np.random.rand())  # noqa: NPY002
+            return [random.random(), legacy, float(torch.rand(())), float(me.rng("own").random())]
+
+        drawn = draw()
+        await me.exchange(n=1)
+        me.state.setdefault("drawn", []).append(drawn + draw())
+
+
+def test_randomness_depends_on_seed_agent_and_round_only() -> None:
+    alike = [_run(Draw(), runtime, rounds=2, seed=7) for runtime in ("simulation", "processes")]
+    assert alike[0] == alike[1]
+    drawn = [tuple(row[:3] + row[4:7]) for state in alike[0].values() for row in state["drawn"]]
+    assert len({value for row in drawn for value in row}) == 4 * 2 * 6
+    assert all(row[3] == row[7] for state in alike[0].values() for row in state["drawn"])
+    assert _run(Draw(), "simulation", rounds=2, seed=8) != alike[0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stranger(Probe):
+    """Speaks past the links."""
+
+    topology = "ring"
+
+    async def round(self, me: cd.Agent, t: int) -> None:
+        await me.send("a2" if me.name == "a0" else me.neighbours[0], n=1)
+
+
+@both_runtimes
+def test_messages_only_go_along_links(runtime: str) -> None:
+    with pytest.raises(RuntimeFault, match="link of the topology.*'a0' tried to send to 'a2'"):
+        _run(Stranger(), runtime)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Broken(Probe):
+    """A protocol with a defect."""
+
+    async def round(self, me: cd.Agent, t: int) -> None:
+        if me.name == "a2":
+            raise ZeroDivisionError("defect")
+        await me.ask_hub(n=1)
+
+
+def test_a_defect_in_a_protocol_says_where_it_happened() -> None:
+    with pytest.raises(ZeroDivisionError) as here:
+        _run(Broken(), "simulation")
+    assert here.value.__notes__ == ["This happened at 'a2' in round 1."]
+    with pytest.raises(RemoteError, match="ZeroDivisionError: defect") as there:
+        _run(Broken(), "processes")
+    assert "This happened at 'a2' in round 1." in there.value.__notes__
+    assert any("Traceback" in note for note in there.value.__notes__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Killed(Probe):
+    """A worker that is killed from outside."""
+
+    async def round(self, me: cd.Agent, t: int) -> None:
+        if me.name == "a1":
+            os.kill(os.getpid(), signal.SIGKILL)
+        await me.ask_hub(n=1)
+
+
+def test_a_dead_worker_ends_the_run_with_a_sentence() -> None:
+    with pytest.raises(RuntimeFault, match="worker . ended unexpectedly"):
+        _run(Killed(), "processes")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leak(Probe):
+    """Sends a private sample in the middle of other numbers."""
+
+    async def round(self, me: cd.Agent, t: int) -> None:
+        await me.ask_hub(stuff=np.concatenate([np.zeros(3), me.shard.x[1].astype(np.float64), np.ones(2)]))
+
+
+@both_runtimes
+def test_the_privacy_guard_finds_a_private_sample(runtime: str) -> None:
+    rng = np.random.default_rng(0)
+    members = [cd.Agent(f"a{i}", Silent(), rng.normal(size=(3, 4)), [0, 1, 0]) for i in range(2)]
+    for member in members:
+        member.settle(2)
+    federation = cd.Federation(members, Leak(), watchers=[PrivacyGuard(members)])
+    with pytest.raises(RuntimeFault, match="Data stays home.*sample 1 of agent 'a0'.*'stuff'"):
+        federation.run(1, runtime=runtime, workers=1, progress=False)
+
+
+def test_message_numbers_decide_the_fate_of_messages_not_their_order_of_arrival() -> None:
+    lossy = [cd.Fault(kind="drop", rate=0.5)]
+    states = [_run(Gossip(steps=20), runtime, faults=lossy) for runtime in ("simulation", "processes")]
+    assert states[0] == states[1]
+    values = [state["value"][0] for state in states[0].values()]
+    assert max(values) - min(values) < 3.0

@@ -1,0 +1,129 @@
+"""Settings: declared once, checked in one place, and every error names what must hold."""
+
+from dataclasses import dataclass, fields
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from codistill.errors import RecipeError, nearest
+from codistill.protocols import PROTOCOLS
+from codistill.settings import check_settings, from_table, setting
+
+
+@dataclass(frozen=True, kw_only=True)
+class Oven:
+    degrees: float = setting(help="how hot it is", above=0, at_most=300)
+    minutes: int = setting(20, "how long it is on", at_least=1)
+    mode: str | None = setting(None, "where the heat is from", choices=("fan", "grill"))
+    trays: tuple[str, ...] = setting((), "what is inside")
+    names: dict[str, str] | None = setting(None, "what they are called")
+    light: bool = setting(False, "whether one sees it")
+    options: dict = setting(help="anything else", factory=dict)
+
+    def __post_init__(self):
+        check_settings(self, "oven")
+
+
+@pytest.mark.parametrize(
+    ("values", "must"),
+    [
+        ({"degrees": 0}, "oven.degrees must be above 0"),
+        ({"degrees": 300.5}, "oven.degrees must be at most 300"),
+        ({"degrees": float("nan")}, "oven.degrees must be finite"),
+        ({"degrees": float("inf")}, "oven.degrees must be finite"),
+        ({"degrees": "hot"}, "oven.degrees must be a number"),
+        ({"degrees": True}, "oven.degrees must be a number"),
+        ({"degrees": None}, "oven.degrees must be a number"),
+        ({"minutes": 0}, "oven.minutes must be at least 1"),
+        ({"minutes": 2.0}, "oven.minutes must be an integer"),
+        ({"minutes": False}, "oven.minutes must be an integer"),
+        ({"mode": "steam"}, "oven.mode must be one of fan, grill"),
+        ({"mode": 3}, "oven.mode must be a string or absent"),
+        ({"trays": "bread"}, "oven.trays must be a list of strings"),
+        ({"trays": ("bread", 3)}, "oven.trays must be a list of strings"),
+        ({"names": {"bread": 3}}, "oven.names must be a table of strings or absent"),
+        ({"light": 1}, "oven.light must be true or false"),
+        ({"options": []}, "oven.options must be a table"),
+    ],
+)
+def test_what_must_hold_is_said(values, must):
+    with pytest.raises(RecipeError) as caught:
+        Oven(**{"degrees": 200, **values})
+    assert caught.value.must.startswith(must)
+    name = next(iter(values))
+    assert {field.name: field for field in fields(Oven)}[name].metadata["help"] in caught.value.do
+
+
+def test_of_a_list_the_wrong_item_is_found():
+    with pytest.raises(RecipeError) as caught:
+        Oven(degrees=200, trays=("bread", 3, "cake"))
+    assert caught.value.found == "3"
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {"degrees": 300},
+        {"mode": "fan"},
+        {"trays": ("a", "b")},
+        {"names": {"a": "b"}},
+        {"minutes": 1},
+        {"mode": None},
+    ],
+)
+def test_what_holds_is_taken(values):
+    oven = Oven(**{"degrees": 200, **values})
+    assert all(getattr(oven, name) == value for name, value in values.items())
+
+
+def test_a_table_is_read_as_toml_writes_it():
+    oven = from_table(Oven, {"degrees": 180, "trays": ["bread", "cake"]}, "oven")
+    assert type(oven.degrees) is float
+    assert oven.trays == ("bread", "cake")
+    assert oven.minutes == 20
+
+
+def test_an_unknown_key_names_its_nearest_neighbour():
+    with pytest.raises(RecipeError) as caught:
+        from_table(Oven, {"degrees": 200, "minuts": 3}, "oven")
+    assert (caught.value.must, caught.value.found, caught.value.do) == (
+        "[oven] may only hold known keys.",
+        "'minuts'",
+        "Did you mean 'minutes'?",
+    )
+
+
+def test_a_missing_key_is_named_with_its_help():
+    with pytest.raises(RecipeError) as caught:
+        from_table(Oven, {}, "oven")
+    assert "must say 'degrees'" in caught.value.must
+    assert "how hot it is" in caught.value.do
+
+
+@pytest.mark.parametrize(
+    ("name", "known", "sentence"),
+    [
+        ("fedmdd", ["fedavg", "fedmd"], "Did you mean 'fedmd'?"),
+        ("zzz", ["fedmd", "avgkd"], "Known: avgkd, fedmd."),
+        (3, ["a", "b"], "Known: a, b."),
+    ],
+)
+def test_the_nearest_name(name, known, sentence):
+    assert nearest(name, known) == sentence
+
+
+@given(st.text(max_size=20), st.lists(st.text(max_size=20), max_size=5))
+def test_any_unknown_name_gets_a_sentence(name, known):
+    sentence = nearest(name, known)
+    assert sentence.startswith("Known: ") or any(f"'{other}'" in sentence for other in known)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS.values(), ids=list(PROTOCOLS))
+def test_every_hyper_parameter_is_documented(protocol):
+    assert protocol.name
+    assert protocol.paper
+    assert protocol.exchanges
+    assert protocol.__doc__
+    assert all(field.metadata["help"] for field in fields(protocol))
