@@ -8,6 +8,7 @@ import resource
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from rich.console import Console
 from rich.table import Table
@@ -52,9 +53,7 @@ def training(protocol: cd.Protocol, transfer: int) -> list[Figure]:
     with started(lenets(protocol)) as (runtime, names):
         two = bare.BareProcesses([bare.Training(5, 120, BATCH, transfer)] * 2)
         one = bare.BareProcesses([bare.Training(10, 120, BATCH, transfer)], threads=2)
-        sides = alternate(
-            REPEATS, Rounds(runtime, names, ROUNDS), lambda: two.run(ROUNDS), lambda: one.run(ROUNDS)
-        )
+        sides = alternate(REPEATS, Rounds(runtime, names, ROUNDS), lambda: two.run(ROUNDS), lambda: one.run(ROUNDS))
         two.close()
         one.close()
     ours, pair, single = sides
@@ -72,10 +71,13 @@ def evaluation() -> list[Figure]:
         for chunk in (100, 250, 500, 1000):
             trial = bare.BareProcesses([bare.Evaluation(5, 2_000, chunk, channels_last)] * 2)
             trial.run(1)
-            spent = min(seconds(lambda: trial.run(1)) for _ in range(3))
+            spent = min(seconds(partial(trial.run, 1)) for _ in range(3))
             trial.close()
             if best is None or spent < best[0]:
-                best, label = (spent, chunk, channels_last), f"{'channels-last' if channels_last else 'contiguous'} {chunk}"
+                best, label = (
+                    (spent, chunk, channels_last),
+                    f"{'channels-last' if channels_last else 'contiguous'} {chunk}",
+                )
     assert best is not None
     with started(lenets(cd.FedAvg(), test=images)) as (runtime, _):
         two = bare.BareProcesses([bare.Evaluation(5, images, best[1], best[2])] * 2)
@@ -97,8 +99,10 @@ def scaling() -> list[Figure]:
             per_agent[count] = [value / (count * side._count) for value in values]
     least = [min(values) for values in zip(*per_agent.values(), strict=True)]
     most = [max(values) for values in zip(*per_agent.values(), strict=True)]
-    figures = [Figure(f"time per agent and round, {n} agents", [1e3 * v for v in values], "ms", "", True)
-               for n, values in per_agent.items()]
+    figures = [
+        Figure(f"time per agent and round, {n} agents", [1e3 * v for v in values], "ms", "", True)
+        for n, values in per_agent.items()
+    ]
     figures.append(ratio("  largest of these against the smallest", most, least, 1.2))
     figures.append(_memory())
     return figures
@@ -117,7 +121,9 @@ def _memory() -> Figure:
         os._exit(min(255, (own + 2 * children) // (10 * 1024)))
     _, status = os.waitpid(pid, 0)
     megabytes = os.waitstatus_to_exitcode(status) * 10
-    return Figure("peak memory of 1,000 agents, all processes, upper bound", [megabytes], "MB", "under 2000", megabytes < 2000)
+    return Figure(
+        "peak memory of 1,000 agents, all processes, upper bound", [megabytes], "MB", "under 2000", megabytes < 2000
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,7 +171,13 @@ BENCHES: dict[str, Callable[[], list[Figure]]] = {
 def main(names: list[str]) -> None:
     console = Console(width=130)
     table = Table(title="median over repeats (smallest to largest); 2 cores, side by side in one run")
-    for heading, side in (("measurement", "left"), ("median", "right"), ("spread", "right"), ("aim", "right"), ("met", "left")):
+    for heading, side in (
+        ("measurement", "left"),
+        ("median", "right"),
+        ("spread", "right"),
+        ("aim", "right"),
+        ("met", "left"),
+    ):
         table.add_column(heading, justify=side)  # type: ignore[arg-type]
     for name in names or BENCHES:
         console.print(f"measuring {name} ...")

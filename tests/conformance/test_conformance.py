@@ -192,9 +192,12 @@ def test_unmet_needs_fail_before_anything_runs(case: Case, federation: Any) -> N
 @pytest.mark.parametrize("case", [case for case in CASES if case.beats_alone], ids=lambda case: case.protocol.name)
 def test_it_beats_learning_alone(case: Case, federation: Any) -> None:
     together = federation(case).run(8, runtime="processes", progress=False, evaluate_every=8)
-    alone = together.alone_rows or federation(Case(cd.Alone(local_epochs=4), case.models)).run(
-        8, runtime="processes", progress=False, evaluate_every=8
-    ).rows
+    alone = (
+        together.alone_rows
+        or federation(Case(cd.Alone(local_epochs=4), case.models))
+        .run(8, runtime="processes", progress=False, evaluate_every=8)
+        .rows
+    )
     mean = {
         key: np.mean([row["accuracy"] for row in rows if "accuracy" in row])
         for key, rows in (("together", together.rows), ("alone", alone))

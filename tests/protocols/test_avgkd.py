@@ -30,7 +30,8 @@ def test_three_rounds_equal_the_pseudo_code(agents: int, own_weight: float | Non
     targets = list(ys)
     for _ in range(3):
         models = [
-            np.linalg.solve(_kernel(x, x) + c * sum(sizes) * np.eye(len(x)), y) for x, y in zip(xs, targets, strict=True)
+            np.linalg.solve(_kernel(x, x) + c * sum(sizes) * np.eye(len(x)), y)
+            for x, y in zip(xs, targets, strict=True)
         ]
         fitted, targets = targets, []
         for i, (x, y) in enumerate(zip(xs, ys, strict=True)):

@@ -62,7 +62,7 @@ def test_batch_norm_counters_are_rounded_back_to_integers() -> None:
 
 
 def test_bytes_are_those_of_the_weights_and_a_small_frame() -> None:
-    agents = [cd.Agent(name, nn.Linear(50, 10), np.random.rand(4, 50), [0, 1, 2, 3]) for name in "ab"]
+    agents = [cd.Agent(name, nn.Linear(50, 10), np.ones((4, 50)), [0, 1, 2, 3]) for name in "ab"]
     result = cd.Federation(agents, cd.FedAvg(), classes=10).run(1, runtime="simulation", alone=False, progress=False)
     floats = 4 * (50 * 10 + 10)
     for row in result.rows:
@@ -71,6 +71,9 @@ def test_bytes_are_those_of_the_weights_and_a_small_frame() -> None:
 
 
 def test_two_architectures_are_refused_by_name() -> None:
-    agents = [cd.Agent("a", nn.Linear(2, 2), np.eye(2), [0, 1]), cd.Agent("b", nn.Linear(2, 2, bias=False), np.eye(2), [0, 1])]
+    agents = [
+        cd.Agent("a", nn.Linear(2, 2), np.eye(2), [0, 1]),
+        cd.Agent("b", nn.Linear(2, 2, bias=False), np.eye(2), [0, 1]),
+    ]
     with pytest.raises(LearnerError, match="same architecture.*'b'"):
         cd.Federation(agents, cd.FedAvg())

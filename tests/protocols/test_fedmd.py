@@ -45,7 +45,11 @@ def test_one_transfer_step_follows_the_mean_of_the_others(temperature: float) ->
     with p_n = ψ(W_n u, E) and p̄_-n = ψ(mean of the others' W_m u, E).
     """
     u = np.array([1.0, -2.0])
-    weights = [np.array([[1.0, 0.0], [0.0, 1.0]]), np.array([[0.5, 0.5], [-1.0, 0.0]]), np.array([[0.0, 2.0], [1.0, 1.0]])]
+    weights = [
+        np.array([[1.0, 0.0], [0.0, 1.0]]),
+        np.array([[0.5, 0.5], [-1.0, 0.0]]),
+        np.array([[0.0, 2.0], [1.0, 1.0]]),
+    ]
     agents = [cd.Agent(f"c{n}", _linear(w), [[0.0, 0.0]], [0]) for n, w in enumerate(weights)]
     protocol = cd.FedMD(local_epochs=0, transfer_steps=1, temperature=temperature)
     federation = cd.Federation(agents, protocol, public=u[None], classes=2)
@@ -88,8 +92,8 @@ def test_a_client_whose_outputs_were_lost_is_not_removed_from_the_mean() -> None
 
 
 def test_bytes_up_and_down_are_outputs_and_a_small_frame() -> None:
-    agents = [cd.Agent(f"c{n}", nn.Linear(4, 10), np.random.rand(3, 4), [0, 1, 2]) for n in range(3)]
-    federation = cd.Federation(agents, cd.FedMD(transfer_steps=5), public=np.random.rand(64, 4), classes=10)
+    agents = [cd.Agent(f"c{n}", nn.Linear(4, 10), np.ones((3, 4)), [0, 1, 2]) for n in range(3)]
+    federation = cd.Federation(agents, cd.FedMD(transfer_steps=5), public=np.ones((64, 4)), classes=10)
     rows = federation.run(1, runtime="simulation", alone=False, progress=False).rows
     floats = 5 * 32 * 10 * 4
     for row in rows:

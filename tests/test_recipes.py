@@ -1,0 +1,30 @@
+"""Every recipe that comes with the project is valid, and those on bundled data run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from codistill.experiments.recipe import read_recipe
+from codistill.experiments.run import execute
+
+RECIPES = sorted((Path(__file__).parents[1] / "recipes").rglob("*.toml"))
+BUNDLED = [path for path in RECIPES if path.parent.name == "digits"]
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_a_recipe_is_valid(path: Path) -> None:
+    recipe = read_recipe(path)
+    assert recipe.rounds >= 5
+    assert sum(entry.count for entry in recipe.agents) >= 2
+
+
+@pytest.mark.parametrize("path", BUNDLED, ids=lambda path: path.stem)
+def test_a_recipe_on_bundled_data_runs(path: Path, tmp_path: Path) -> None:
+    recipe = read_recipe(path, ["protocol.rounds=2", "evaluation.alone=false"])
+    summary, complete = execute(recipe, tmp_path / "run", progress=False)
+    assert complete
+    assert summary.rounds == 2
+    assert all(line.together is not None and line.together > 0.05 for line in summary.lines())
+    assert (tmp_path / "run" / "report.html").stat().st_size > 10_000
