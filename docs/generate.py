@@ -1,0 +1,100 @@
+"""Writes docs/recipes.md from the settings themselves, so that nothing is documented twice."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from codistill.data.partition import KINDS
+from codistill.experiments.recipe import AgentEntry, Data, Evaluation
+from codistill.federation import Engine
+from codistill.protocols import PROTOCOLS
+from codistill.runtimes.faults import Fault
+
+HEAD = """\
+# Recipes
+
+A recipe is one TOML file that says all there is to say about a run. It is checked before anything runs: an unknown
+key names its nearest neighbour, a wrong value says what must hold. `codistill run RECIPE --set table.key=value`
+changes it for one run. The run's folder keeps the recipe as it was resolved.
+
+```toml
+seed = 0
+
+[data]
+name = "digits"
+public = 400                                  # reference samples, stripped of their labels
+
+[partition]
+kind = "dirichlet"
+alpha = 0.5
+
+[[agents]]
+name = "clinic"
+learner = "random_forest"                     # a name of `codistill learners` ...
+
+[[agents]]
+learner = { kind = "cnn", lr = 3e-3 }         # ... or a table with options
+count = 4
+
+[protocol]
+name = "fedmd"                                # a name of `codistill protocols`, or "my_file.py:MyProtocol"
+rounds = 10
+local_epochs = 5
+```
+
+A torch learner takes the options of its architecture and of training: `loss` (cross_entropy, squared), `optimiser`
+(adam, adamw, sgd), `lr`, `weight_decay`, `momentum`, `epochs` and `batch_size` (of a whole `fit`), `warm`.
+A scikit-learn learner takes its constructor's options. Paths are relative to the recipe.
+
+## Tables
+
+`seed`: an integer of at least 0 (default 0), from which all randomness of a run derives.
+"""
+
+
+def table(title: str, cls: Any, note: str = "") -> str:
+    """One table of settings."""
+    lines = [f"### {title}", "", *([note, ""] if note else []), "| key | default | what it is |", "|---|---|---|"]
+    for field in dataclasses.fields(cls):
+        if field.default is dataclasses.MISSING:
+            default = "required"
+        else:
+            default = "absent" if field.default is None else f"`{_toml(field.default)}`"
+        lines.append(f"| `{field.name}` | {default} | {field.metadata.get('help', '')}{_bounds(field.metadata)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _toml(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else "[]" if value == () else str(value)
+
+
+def _bounds(metadata: Any) -> str:
+    words = {"at_least": "at least", "above": "above", "at_most": "at most"}
+    said = [f"{word} {metadata[key]}" for key, word in words.items() if metadata.get(key) is not None]
+    if metadata.get("choices"):
+        said.append("one of " + ", ".join(metadata["choices"]))
+    return f" ({'; '.join(said)})" if said else ""
+
+
+def page() -> str:
+    """The whole page."""
+    parts = [HEAD, table("[data]", Data), table("[[agents]]", AgentEntry)]
+    for kind, cls in KINDS.items():
+        note = (cls.__doc__ or "").strip().partition("\n")[0]
+        if dataclasses.fields(cls):
+            parts.append(table(f'[partition] kind = "{kind}"', cls, note))
+        else:
+            parts.append(f'### [partition] kind = "{kind}"\n\n{note}\n')
+    common = "Besides: `rounds` (default 10) and `topology` (star, complete, ring, silent; default: the protocol's own)."
+    for name, protocol in PROTOCOLS.items():
+        parts.append(table(f'[protocol] name = "{name}"', protocol, common))
+    parts.append(table("[runtime]", Engine, "Besides: `participation`, the share of agents sampled per round (default 1.0)."))
+    parts.append(table("[evaluation]", Evaluation))
+    parts.append(table("[[faults]]", Fault, "Faults on purpose, deterministic in the seed; rounds are counted from 1."))
+    return "\n".join(parts)
+
+
+if __name__ == "__main__":
+    (Path(__file__).parent / "recipes.md").write_text(page())
