@@ -1,5 +1,7 @@
 """Kernel ridge regression: scikit-learn's with alpha = c N, minimum norm at c = 0, and its errors."""
 
+import warnings
+
 import numpy as np
 import pytest
 import sklearn.kernel_ridge
@@ -89,11 +91,24 @@ def test_what_is_not_positive_definite_is_solved_all_the_same(kernel, c):
     x = np.concatenate([x, x])
     y = np.concatenate([y, y])
     model = KernelRidge(kernel, c)
-    model.fit(x, y)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        model.fit(x, y)
+    assert not said
     matrix = pairwise_kernels(x, metric=kernel) + 12 * c * np.eye(12)
     found = model.state()["coefficients"]
     # normal equations: what is left over has no component that the matrix could reach
     np.testing.assert_allclose(matrix @ (matrix @ found - y), 0, atol=1e-7)
+
+
+def test_what_is_hardly_positive_definite_does_not_warn():
+    x = np.diag([1e6, 1.0, 1e-3])  # eigenvalues 10¹², 1 and 10⁻⁶: the last one is beyond double precision
+    model = KernelRidge("linear", 1e-18)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        model.fit(x, np.ones((3, 1)))
+    assert not said
+    np.testing.assert_allclose(model.state()["coefficients"], [[1e-12], [1], [0]], atol=1e-12)
 
 
 def test_a_kernel_of_ones_own_and_images():

@@ -289,3 +289,25 @@ def test_message_numbers_decide_the_fate_of_messages_not_their_order_of_arrival(
     assert states[0] == states[1]
     values = [state["value"][0] for state in states[0].values()]
     assert max(values) - min(values) < 3.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slow(Probe):
+    """a0 keeps everybody waiting, again and again, for longer than it takes to look for a deadlock."""
+
+    async def round(self, me: cd.Agent, t: int) -> None:
+        import time
+
+        for step in range(2):
+            if me.name == f"a{step}":
+                time.sleep(3.5)
+            assert await me.ask_hub(n=step) is not None
+
+    async def hub(self, me: cd.Hub, t: int) -> None:
+        for _ in range(2):
+            await me.gather()
+            await me.broadcast(ok=1)
+
+
+def test_waiting_for_a_slow_agent_is_no_deadlock() -> None:
+    assert set(_run(Slow(), "processes")) == {"a0", "a1", "a2", "a3"}

@@ -66,7 +66,8 @@ class Links:
         self._frames: list[Frame] = []
         self._control: deque[tuple[int, dict[str, Any]]] = deque()
         self._sent = self._received = 0
-        self._blocked: dict[int, dict[str, Any]] = {}
+        self._blocked: dict[int, dict[str, Any]] = {}  # what hosts said since the last look
+        self._last_look: dict[int, dict[str, Any]] = {}
 
     # --- frames of nodes ----------------------------------------------------------------------
 
@@ -128,7 +129,7 @@ class Links:
         for peer in self._peers.values():
             peer.socket.close()
 
-    # --- a deadlock is seen when every host is blocked and nothing is under way -----------------
+    # --- a deadlock: twice in a row every host says that it waits, and nothing is under way -----
 
     def _say_blocked(self, waits: dict[str, list[str]]) -> None:
         content = {"blocked": waits, "sent": self._sent, "received": self._received}
@@ -136,13 +137,15 @@ class Links:
             self.command(0, **content)
             return
         self._blocked[0] = content
-        hosts = [self._blocked.get(host) for host in (0, *self._peers)]
-        if all(hosts) and any(said["blocked"] for said in hosts if said):
-            known = [said for said in hosts if said]
-            if sum(said["sent"] for said in known) == sum(said["received"] for said in known):
-                from codistill.runtimes.host import deadlock
+        if len(self._blocked) <= len(self._peers):
+            return  # somebody has not spoken since the last look, so it may be at work
+        before, self._last_look, self._blocked = self._last_look, self._blocked, {}
+        said = self._last_look.values()
+        idle = sum(host["sent"] for host in said) == sum(host["received"] for host in said)
+        if idle and before == self._last_look and any(host["blocked"] for host in said):
+            from codistill.runtimes.host import deadlock
 
-                raise deadlock({name: list(who) for said in known for name, who in said["blocked"].items()})
+            raise deadlock({name: list(who) for host in said for name, who in host["blocked"].items()})
 
     # --- bytes --------------------------------------------------------------------------------
 
