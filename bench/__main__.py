@@ -21,7 +21,7 @@ from codistill.runtimes.host import BEGIN
 from codistill.runtimes.processes import Processes
 from codistill.runtimes.runtime import Runtime
 
-ROUNDS, REPEATS, BATCH, TRANSFER = 20, 7, 32, 4
+ROUNDS, REPEATS, BATCH, TRANSFER = 10, 9, 32, 4
 
 
 @contextlib.contextmanager

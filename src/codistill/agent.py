@@ -134,6 +134,7 @@ class Agent(Node):
         self.shard: Shard = None  # type: ignore[assignment]  # made when the number of classes is known
         self.test: tuple[np.ndarray, np.ndarray] | None = None
         self.class_mix: np.ndarray | None = None  # how many samples of each class it holds
+        self.learned = False  # whether it has been in a run
         self._data, self._test = (x, y), test
 
     def settle(self, classes: int) -> None:
