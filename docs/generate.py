@@ -87,10 +87,11 @@ def page() -> str:
             parts.append(table(f'[partition] kind = "{kind}"', cls, note))
         else:
             parts.append(f'### [partition] kind = "{kind}"\n\n{note}\n')
-    common = "Besides: `rounds` (default 10) and `topology` (star, complete, ring, silent; default: the protocol's own)."
+    common = "Besides: `rounds` (10 by default) and `topology` (star, complete, ring, silent; by default its own)."
     for name, protocol in PROTOCOLS.items():
         parts.append(table(f'[protocol] name = "{name}"', protocol, common))
-    parts.append(table("[runtime]", Engine, "Besides: `participation`, the share of agents sampled per round (default 1.0)."))
+    sampled = "Besides: `participation`, the share of agents sampled per round (1.0 by default)."
+    parts.append(table("[runtime]", Engine, sampled))
     parts.append(table("[evaluation]", Evaluation))
     parts.append(table("[[faults]]", Fault, "Faults on purpose, deterministic in the seed; rounds are counted from 1."))
     return "\n".join(parts)

@@ -97,9 +97,11 @@ class Federation:
         if protocol.pools_data:
             self._pool()
         names = [agent.name for agent in self.agents]
-        self.topology = (
-            KINDS[protocol.topology](names) if topology is None else check_topology(topology, names, protocol)
-        )
+        if topology is not None:
+            check_topology(topology, names, protocol)
+        if topology is not None:
+            check_topology(topology, names, protocol)
+        self.topology = topology or KINDS[protocol.topology](names)
         self.faults = Faults(faults, names, self.seed, participation)
         self._watchers = tuple(watchers)
         check_abilities(self.agents, protocol, self.public)

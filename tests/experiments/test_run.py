@@ -288,6 +288,17 @@ def members(session):
     return found
 
 
+def left_over(session, within=10.0):
+    """Processes of a session that do not end by themselves; they are ended now."""
+    until = time.monotonic() + within
+    while members(session) and time.monotonic() < until:
+        time.sleep(0.01)
+    found = members(session)
+    for pid in found:
+        os.kill(pid, signal.SIGKILL)
+    return found
+
+
 def at_write(number, act):
     """Do something in the middle of the n-th write of the run."""
 
@@ -364,10 +375,7 @@ def test_when_the_owner_is_killed_its_workers_end_too(whole, tmp_path, no_report
     pid = started(tmp_path, command(tmp_path, runtime=KINDS["processes"]), at_write(moment, look_and_kill))
     assert ended(pid) == -signal.SIGKILL
     assert (tmp_path / "members.txt").read_text() == "3", "the owner and two workers"
-    until = time.monotonic() + 10
-    while members(pid) and time.monotonic() < until:
-        time.sleep(0.01)
-    assert members(pid) == []
+    assert left_over(pid) == []
     assert main(["resume", str(tmp_path / "run"), "--quiet"]) == 0
     assert figures(tmp_path / "run") == figures(whole)
 
@@ -421,7 +429,7 @@ def test_ctrl_c_twice_stops_at_once(whole, tmp_path, no_report, kind):
     said = (tmp_path / "output.txt").read_text()
     assert "Stopped at once." in said
     assert "Traceback" not in said
-    assert members(pid) == []
+    assert left_over(pid) == []
     assert main(["resume", str(tmp_path / "run"), "--quiet"]) == 0
     assert figures(tmp_path / "run") == figures(whole)
 
@@ -435,7 +443,7 @@ def test_ctrl_c_at_a_terminal_reaches_the_whole_group(whole, tmp_path, no_report
     assert ended(pid) == 130
     assert (tmp_path / "output.txt").read_text().count("Stopping at the end of this round") == 1
     assert 0 < read_summary(tmp_path / "run").rounds < 60
-    assert members(pid) == []
+    assert left_over(pid) == []
 
 
 # --- one run per folder -----------------------------------------------------------------------------------
