@@ -572,8 +572,6 @@ CALLS = {
         ["everybody waits", "'hub' waits"]),
     "folder is a file": (lambda: federation().run(1, folder=__file__, **QUIET), StorageError,
         ["a file is in the place"]),
-    "report is a folder": (lambda: one(protocol=cd.Alone()).run(1, **QUIET).report(Path(__file__).parent), StorageError,
-        ["a folder is in the place of a file"]),
 }  # fmt: skip
 
 
@@ -589,6 +587,14 @@ def test_in_python_too(name):
     assert error.must.endswith((".", "...")), "a sentence"
     assert error.found
     assert error.do
+
+
+def test_a_report_in_the_place_of_a_folder(tmp_path):
+    (tmp_path / "report").mkdir()
+    result = one(protocol=cd.Alone()).run(1, **QUIET)
+    with pytest.raises(StorageError, match="a folder is in the place of a file"):
+        result.report(tmp_path / "report")
+    assert [path.name for path in tmp_path.iterdir()] == ["report"]
 
 
 def test_every_error_has_an_exit_code_of_its_own():

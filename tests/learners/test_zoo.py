@@ -148,9 +148,7 @@ def test_cifar_resnets_have_6n_plus_2_layers_and_shortcuts_without_parameters(na
     assert sum(isinstance(layer, nn.Conv2d | nn.Linear) for layer in module.modules()) == 6 * n + 2
 
 
-@pytest.mark.parametrize(
-    ("name", "n", "k"), [("wresnet10_1", 1, 1), ("wresnet10_2", 1, 2), ("wresnet16_1", 2, 1)]
-)
+@pytest.mark.parametrize(("name", "n", "k"), [("wresnet10_1", 1, 1), ("wresnet10_2", 1, 2), ("wresnet16_1", 2, 1)])
 def test_wide_resnets_have_6n_plus_4_layers(name, n, k):
     expected = conv(3, 16, 3, False) + norm(64 * k) + linear(64 * k, 10)
     for before, width in [(16, 16 * k), (16 * k, 32 * k), (32 * k, 64 * k)]:
@@ -388,9 +386,7 @@ def test_an_option_of_any_type_is_still_a_plain_value(own_registry, hint):
     if hint is not None:
         mine.__annotations__["free"] = hint
     zoo.register_architecture("mine")(mine)
-    assert zoo.build("mine", (3,), 2, free=[1, ["a", None]]).architecture.options == {
-        "free": (1, ("a", None))
-    }
+    assert zoo.build("mine", (3,), 2, free=[1, ["a", None]]).architecture.options == {"free": (1, ("a", None))}
     for wrong in [float("nan"), {1: 2}, (torch.ones(1),), nn.ReLU]:
         with pytest.raises(LearnerError, match="a value of its type"):
             zoo.build("mine", (3,), 2, free=wrong)
