@@ -35,7 +35,7 @@ class Shard:
         self.x, y = validate_samples(x, y, classes, f"agent '{owner}'")
         self.owner, self.classes = owner, classes
         self.labels: np.ndarray | None = y if y.ndim == 1 else None
-        self.targets = np.eye(classes, dtype=np.float32)[y] if y.ndim == 1 else y
+        self.targets = _one_hot(y, classes) if y.ndim == 1 else y
         self.seed = 0
 
     @cached_property
@@ -83,6 +83,12 @@ class Reference:
             passes += 1
             if steps is None:
                 return
+
+
+def _one_hot(labels: np.ndarray, classes: int) -> np.ndarray:
+    targets = np.zeros((len(labels), classes), dtype=np.float32)
+    targets[np.arange(len(labels)), labels] = 1
+    return targets
 
 
 def _order(length: int, seed: int, *keys: Key) -> torch.Tensor:

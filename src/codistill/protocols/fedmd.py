@@ -89,7 +89,7 @@ class FedMD(Protocol):
         for ids, _ in me.public.batches(t, self.batch_size, self.transfer_steps):
             heard = await me.gather(expect={"f": (len(ids), None)}, alike=True)
             if not heard:
-                continue
+                return  # everything was lost: nobody waits for a hub that has ended its round
             mean = np.mean([message["f"] for message in heard.values()], axis=0, dtype=np.float32)
             # A client whose outputs were lost on the way is not in the mean, and must not be removed from it.
             told = {own: Message.of(mean=mean, clients=len(heard), own=own) for own in (0, 1)}

@@ -115,7 +115,7 @@ class Host:
         # Nobody waits for those who are absent, nor for a hub that has nothing to do in this phase.
         self._ended = set() if phase != BEGIN else {HUB}
         self._ready = deque(self._tasks.values())
-        frames, self._early = self._early, []
+        frames, self._early = self._early + (self.links.arrived() if self.links else []), []
         for frame in frames:
             self._take(frame)
 

@@ -6,8 +6,9 @@ import contextlib
 import selectors
 import socket
 import struct
+import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -78,7 +79,8 @@ class Links:
             by_host.setdefault(self._places[receiver], []).append(self._numbers[receiver])
         for host, numbers in by_host.items():
             kind = _LOST if data is None else _MESSAGE
-            self._queue(self._peers[host], kind, phase, self._numbers[sender], numbers, data or b"")
+            if host in self._peers:
+                self._queue(self._peers[host], kind, phase, self._numbers[sender], numbers, data or b"")
 
     def post_end(self, phase: int, sender: str) -> None:
         """Tell all hosts that a node will send no more in this phase."""
@@ -88,15 +90,21 @@ class Links:
     def wait(self, host: Waiting) -> list[Frame]:
         """Frames that have arrived; waits for the next if there is none."""
         self.flush()
+        quiet = time.monotonic()
         while not self._frames:
-            if not self._pump(_STALL) and not self._frames:
-                self._say_blocked(host.waits())
+            self._pump(_STALL)
+            if not self._frames:
+                quiet = self._mind_silence(quiet, host.waits)
+        return self.arrived()
+
+    def arrived(self) -> list[Frame]:
+        """Frames that have arrived, without waiting."""
         frames, self._frames = self._frames, []
         return frames
 
     def flush(self) -> None:
         """Send as much as the other side takes now; the rest goes out while waiting."""
-        for peer in self._peers.values():
+        for peer in tuple(self._peers.values()):
             self._write(peer)
 
     def drain(self) -> None:
@@ -118,9 +126,11 @@ class Links:
 
     def next_control(self) -> tuple[int, dict[str, Any]]:
         """The next control message and where it is from."""
+        quiet = time.monotonic()
         while not self._control:
-            if not self._pump(_STALL):
-                self._say_blocked({})
+            self._pump(_STALL)
+            if not self._control:
+                quiet = self._mind_silence(quiet, dict)
         return self._control.popleft()
 
     def close(self) -> None:
@@ -130,6 +140,13 @@ class Links:
             peer.socket.close()
 
     # --- a deadlock: twice in a row every host says that it waits, and nothing is under way -----
+
+    def _mind_silence(self, since: float, waits: Callable[[], dict[str, list[str]]]) -> float:
+        """After a while without a frame say that this host is blocked; others' saying so is no frame."""
+        if time.monotonic() - since < _STALL:
+            return since
+        self._say_blocked(waits())
+        return time.monotonic()
 
     def _say_blocked(self, waits: dict[str, list[str]]) -> None:
         content = {"blocked": waits, "sent": self._sent, "received": self._received}
@@ -173,7 +190,8 @@ class Links:
         except BlockingIOError:
             pass
         except OSError:
-            raise self._gone(peer) from None
+            self._lose(peer)
+            return
         wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if peer.outgoing else 0)
         if self._selector.get_key(peer.socket).events != wanted:
             self._selector.modify(peer.socket, wanted, peer)
@@ -195,7 +213,7 @@ class Links:
                     self._read_large(peer)
                 chunk = peer.socket.recv(_READ)
                 if not chunk:
-                    raise self._gone(peer)
+                    raise ConnectionResetError
                 peer.incoming += chunk
                 peer.missing = max(0, peer.missing - len(chunk))
                 if not peer.missing:
@@ -203,7 +221,7 @@ class Links:
         except BlockingIOError:
             pass
         except OSError:
-            raise self._gone(peer) from None
+            self._lose(peer)
 
     def _read_large(self, peer: _Peer) -> None:
         """Read the rest of a large frame into its place, without growing the buffer step by step."""
@@ -214,7 +232,7 @@ class Links:
             while missing:
                 count = peer.socket.recv_into(memoryview(whole)[len(whole) - missing :], missing)
                 if not count:
-                    raise self._gone(peer)
+                    raise ConnectionResetError
                 missing -= count
         finally:
             del whole[len(whole) - missing :]
@@ -250,8 +268,13 @@ class Links:
         else:
             self._control.append((host, content))
 
-    def _gone(self, peer: _Peer) -> RuntimeFault:
-        return RuntimeFault(
+    def _lose(self, peer: _Peer) -> None:
+        """A link broke. Without its owner, or for the owner, a run is over; workers leave it to the owner."""
+        if 0 not in (self.me, peer.name):
+            self._selector.unregister(peer.socket)
+            del self._peers[peer.name]
+            return
+        raise RuntimeFault(
             "Every worker process must stay alive until the run ends.",
             f"worker {peer.name} ended unexpectedly" if self.me == 0 else "the owner of the run is gone",
             "It may have run out of memory: use fewer workers. What was reached is in the last checkpoint.",

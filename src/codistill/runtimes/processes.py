@@ -55,6 +55,8 @@ class Processes(Runtime):
         shares = [here] + [agents[worker::count] for worker in range(count)]
         places = {node.name: host for host, share in enumerate(shares) for node in share}
         places = {node.name: places[node.name] for node in stage.nodes}
+        # torch's first optimiser imports for about two seconds: once here, instead of in every worker.
+        torch.optim.SGD([torch.zeros(1)], lr=1.0)
         ends = _socket_pairs(count + 1)
         self._processes = [_start(worker, shares[worker], stage, ends, places) for worker in range(1, count + 1)]
         _close_others(ends, 0)
@@ -139,6 +141,7 @@ def _start(
 ) -> multiprocessing.process.BaseProcess:
     def work() -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the owner of the run, who tells us
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         gc.freeze()  # what was inherited is not ours to collect: keeps its pages shared
         torch.set_num_threads(1)
         _close_others(ends, worker)
