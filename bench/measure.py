@@ -29,12 +29,15 @@ def seconds(work: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
-def alternate(repeats: int, *sides: Callable[[], object]) -> list[list[float]]:
-    """Seconds of each side in each repeat; the sides take turns, after one unmeasured turn each."""
+def alternate(repeats: int, *sides: Callable[[], object], turns: int = 1) -> list[list[float]]:
+    """Seconds of each side in each repeat: the sum over `turns`, in which the sides take turns one by one."""
     for side in sides:
         side()
-    turns = [[seconds(side) for side in sides] for _ in range(repeats)]
-    return [list(column) for column in zip(*turns, strict=True)]
+    spent = []
+    for _ in range(repeats):
+        rows = [[seconds(side) for side in sides] for _ in range(turns)]
+        spent.append([sum(column) for column in zip(*rows, strict=True)])
+    return [list(column) for column in zip(*spent, strict=True)]
 
 
 def ratio(name: str, ours: Sequence[float], bare: Sequence[float], at_most: float) -> Figure:

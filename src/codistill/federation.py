@@ -105,9 +105,9 @@ class Federation:
         self.faults = Faults(faults, names, self.seed, participation)
         self._watchers = tuple(watchers)
         check_abilities(self.agents, protocol, self.public)
-        nodes: list[Node] = [*self.agents, Hub()] if self.topology.hub else [*self.agents]
-        for node in nodes:
-            self._introduce(node)
+        self._samples = sum(len(agent.shard) for agent in self.agents)
+        for agent in self.agents:
+            self._introduce(agent)
 
     def run(
         self,
@@ -237,7 +237,7 @@ class Federation:
             node.public = self.public
         if isinstance(node, Agent):
             node.shard.seed = self.seed
-            node.learner.join(sum(len(agent.shard) for agent in self.agents))
+            node.learner.join(self._samples)
 
     def _pool(self) -> None:
         x = np.concatenate([agent.shard.x for agent in self.agents])

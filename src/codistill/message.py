@@ -57,7 +57,7 @@ class Message(Mapping[str, Any]):
     @property
     def signature(self) -> tuple[tuple[str, tuple[int, ...], str], ...]:
         """Names, shapes and dtypes: what two messages of the same kind share."""
-        return tuple((name, self.arrays[name].shape, str(self.arrays[name].dtype)) for name in sorted(self.arrays))
+        return tuple((name, self.arrays[name].shape, self.arrays[name].dtype.str) for name in sorted(self.arrays))
 
     def __getitem__(self, name: str) -> Any:
         if name in self.arrays:
