@@ -82,6 +82,6 @@ def test_anything_else_is_a_message_error_that_says_what(expect, said):
 def test_a_signature_is_names_shapes_and_dtypes():
     one = Message.of(b=np.zeros(2), a=np.ones((1, 3), np.int32), n=1)
     two = Message.of(a=np.zeros((1, 3), np.int32), b=np.ones(2), n=2)
-    assert one.signature == two.signature == (("a", (1, 3), "int32"), ("b", (2,), "float64"))
+    assert one.signature == two.signature == (("a", (1, 3), "<i4"), ("b", (2,), "<f8"))
     assert one.signature != Message.of(a=np.zeros((1, 3)), b=np.ones(2)).signature
     assert one.signature != Message.of(a=np.zeros((1, 3), np.int32)).signature
