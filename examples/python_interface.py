@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
+import torch
 from sklearn.datasets import load_digits
 from sklearn.ensemble import RandomForestClassifier
 from torch import nn
@@ -16,6 +17,7 @@ def main() -> None:
     x, y = load_digits(return_X_y=True)
     x = x / 16
     low, high = (y[:1000] < 7).nonzero()[0], (y[:1000] > 2).nonzero()[0]  # digits 0-6 and 3-9
+    torch.manual_seed(0)  # the module's initial weights are its owner's; all else derives from the federation's seed
     module = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
 
     agents = [
@@ -31,7 +33,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         page = result.report(Path(folder) / "report.html")
         print(f"report: {page.stat().st_size / 1000:.0f} kB")
-    assert all(line.gain is not None and line.gain > 0 for line in result.summary().lines())
+    gains = [line.gain or 0.0 for line in result.summary().lines()]
+    assert sum(gains) / len(gains) > 0.02, f"the agents should learn from one another, but gained {gains}"
 
 
 if __name__ == "__main__":
