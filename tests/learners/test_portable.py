@@ -586,7 +586,6 @@ def test_no_node_calls_a_function(tmp_path, loader, protocol):
         ("DictNode", "collections", "OrderedDict"),
         ("CachedNode", "builtins", "str"),
         ("NoSuchNode", "builtins", "str"),
-        (["JsonNode"], "builtins", "str"),
         (None, None, None),
     ],
 )
@@ -596,7 +595,9 @@ def test_every_part_must_be_on_the_list(loader, module, name):
     node = {"__loader__": loader, "__module__": module, "__class__": name, "content": copy.deepcopy(outline["content"])}
     node |= {"__reduce__": {"args": call("a", "b", 1, 2)["content"]}, "type": "numpy", "file": array["file"]}
     attributes(outline)["alpha"] = node
-    said = "UntrustedTypesFound" if name == "Ridge" and module.startswith("sklearn") else "which may not travel|Error"
+    said = (
+        "UntrustedTypesFound" if (module, name) == ("sklearn.linear_model._base", "Ridge") else "which may not travel"
+    )
     refused(closed(outline, files), said=said)
 
 
@@ -765,7 +766,7 @@ def test_counts_are_held_to_the_task(count, value):
     name = {"n_classes_": "forest", "n_outputs_": "regression forest", "n_trees_per_iteration_": "hist boosting"}[count]
     outline, files = opened(Message.decode(exported(name)))
     attributes(outline)[count] = plain_node(value)
-    refused(closed(outline, files), said=f"{count} = |Error")
+    refused(closed(outline, files), said=f"{count} = ")
 
 
 def test_a_received_model_computes_with_one_thread():
@@ -930,7 +931,8 @@ def test_a_tree_has_as_many_class_counts_as_outputs(outputs):
     outline, files = opened(Message.decode(exported("tree")))
     first(outline, "TreeNode")["__reduce__"]["args"]["content"][2] = plain_node(outputs)
     refused(
-        closed(outline, files), said="other class counts than outputs" if outputs == 2 else "a tree with .* outputs"
+        closed(outline, files),
+        said="other class counts than outputs" if outputs == 2 else f"a tree with {outputs} outputs",
     )
 
 
