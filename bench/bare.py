@@ -57,15 +57,16 @@ class Training:
     def prepare(self) -> Callable[[int], None]:
         models = [_channels_last(zoo.build("lenet5", (1, 28, 28), 10)) for _ in range(self.agents)]
         optimisers = [torch.optim.Adam(model.parameters(), lr=1e-3, fused=True) for model in models]
-        x = _channels_last(torch.rand(self.samples, 1, 28, 28))
-        y = torch.eye(10)[torch.randint(0, 10, (self.samples,))]
+        # Every agent has its own samples, as it has in the federation.
+        x = [_channels_last(torch.rand(self.samples, 1, 28, 28)) for _ in models]
+        y = [torch.eye(10)[torch.randint(0, 10, (self.samples,))] for _ in models]
         public = [_channels_last(torch.rand(self.batch, 1, 28, 28)) for _ in range(self.transfer)]
         teacher = torch.randn(self.batch, 10)
 
         def rounds(count: int) -> None:
             for _ in range(count):
-                for model, optimiser in zip(models, optimisers, strict=True):
-                    for inputs, wanted in zip(x.split(self.batch), y.split(self.batch), strict=True):
+                for model, optimiser, mine, labels in zip(models, optimisers, x, y, strict=True):
+                    for inputs, wanted in zip(mine.split(self.batch), labels.split(self.batch), strict=True):
                         _step(optimiser, cross_entropy(model(inputs), wanted))
                     for inputs in public:
                         loss = kl_div(log_softmax(model(inputs), 1), softmax(teacher, 1), reduction="batchmean")

@@ -50,6 +50,12 @@ class Topology:
         """The agents that `name` may speak to, in the order of the roster."""
         return self._neighbours[name]
 
+    def listeners(self, name: str) -> tuple[str, ...]:
+        """Everyone that `name` may speak to, the hub included."""
+        if name == HUB:
+            return self.names
+        return (*self._neighbours[name], HUB) if self.hub else self._neighbours[name]
+
     def may_speak(self, sender: str, receiver: str) -> bool:
         """Whether there is a link."""
         if HUB in (sender, receiver):

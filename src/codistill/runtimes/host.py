@@ -42,6 +42,10 @@ class Parcel:
         except MessageError as error:
             return error
 
+    def open(self) -> None:
+        """Decode the message before somebody asks for it."""
+        _ = self.message
+
 
 @dataclass
 class Report:
@@ -87,15 +91,13 @@ class Host:
         self._early: list[Frame] = []
 
     def run(self, phase: int, present: tuple[str, ...]) -> Report:
-        """Drive all local nodes that are present through a phase, to its end."""
+        """Drive all local nodes that are present through a phase, to its end; the last frames may still be queued."""
         self._open(phase, present)
         try:
             self._loop()
         finally:
             for task in self._tasks.values():
                 task.coroutine.close()
-        if self.links:
-            self.links.flush()
         for node in self.nodes.values():
             self._report.refused += [(node.name, sender, reason) for sender, reason in node.rejected]
             node.rejected = []
@@ -161,7 +163,7 @@ class Host:
         except StopIteration:
             self._end(node.name)
             if self.links:
-                self.links.post_end(self._phase, node.name)
+                self.links.post_end(self._phase, node.name, node.topology.listeners(node.name))
             return True
         except Exception as error:
             where = "before round 1" if self._phase == BEGIN else f"in round {self._phase + 1}"
@@ -208,7 +210,10 @@ class Host:
             if frame.is_end:
                 self._end(frame.sender)
             else:
-                self._arrive(frame.sender, frame.receivers, None if frame.lost else Parcel(frame.payload))
+                parcel = None if frame.lost else Parcel(frame.payload)
+                if parcel:
+                    parcel.open()  # now, while others still compute, not when all have arrived
+                self._arrive(frame.sender, frame.receivers, parcel)
 
     def _arrive(self, sender: str, receivers: Sequence[str], parcel: Parcel | None) -> None:
         for receiver in receivers:

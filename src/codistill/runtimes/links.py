@@ -8,7 +8,7 @@ import socket
 import struct
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -81,11 +81,13 @@ class Links:
             kind = _LOST if data is None else _MESSAGE
             if host in self._peers:
                 self._queue(self._peers[host], kind, phase, self._numbers[sender], numbers, data or b"")
+                if data and len(data) > _READ:  # a large one goes at once: it is read while others still compute
+                    self._write(self._peers[host])
 
-    def post_end(self, phase: int, sender: str) -> None:
-        """Tell all hosts that a node will send no more in this phase."""
-        for peer in self._peers.values():
-            self._queue(peer, _END, phase, self._numbers[sender], [], b"")
+    def post_end(self, phase: int, sender: str, listeners: Iterable[str]) -> None:
+        """Tell the hosts of those who may wait for a node that it will send no more in this phase."""
+        for host in {self._places[name] for name in listeners} & self._peers.keys():
+            self._queue(self._peers[host], _END, phase, self._numbers[sender], [], b"")
 
     def wait(self, host: Waiting) -> list[Frame]:
         """Frames that have arrived; waits for the next if there is none."""
@@ -119,10 +121,12 @@ class Links:
 
     # --- control ------------------------------------------------------------------------------
 
-    def command(self, host: int, **content: Any) -> None:
-        """Send a control message."""
-        self._queue(self._peers[host], _CONTROL, 0, 0, [], pack(content))
-        self._write(self._peers[host])
+    def command(self, *hosts: int, **content: Any) -> None:
+        """Send a control message, and with it whatever else is queued for these hosts."""
+        data = pack(content)
+        for host in hosts:
+            self._queue(self._peers[host], _CONTROL, 0, 0, [], data)
+            self._write(self._peers[host])
 
     def next_control(self) -> tuple[int, dict[str, Any]]:
         """The next control message and where it is from."""

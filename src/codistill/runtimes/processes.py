@@ -69,6 +69,7 @@ class Processes(Runtime):
         """Let all workers drive their agents through the phase, and the hub here."""
         self._tell(do="run", phase=phase, present=list(present))
         report = self._host.run(phase, present)
+        self._links.flush()
         for answer in self._answers():
             report = report.add(Report(answer["sent"], answer["received"], [tuple(r) for r in answer["refused"]]))
         return report
@@ -109,8 +110,7 @@ class Processes(Runtime):
         self._single.close()
 
     def _tell(self, **content: Any) -> None:
-        for worker in range(1, len(self._processes) + 1):
-            self._links.command(worker, **content)
+        self._links.command(*range(1, len(self._processes) + 1), **content)
 
     def _answers(self) -> list[dict[str, Any]]:
         answers = dict(self._links.next_control() for _ in self._processes)
@@ -170,6 +170,7 @@ def _serve(links: Links, nodes: list[Any], stage: Stage) -> None:
                 case "run":
                     report = host.run(command["phase"], tuple(command["present"]))
                     links.command(0, sent=report.sent, received=report.received, refused=report.refused)
+                    links.flush()
                 case "evaluate":
                     scores = {agent.name: score(stage, agent, command["samples"]) for agent in nodes}
                     links.command(0, scores=scores)
