@@ -1,0 +1,114 @@
+"""The skops format: a zip archive of an outline in JSON and of arrays in numpy's file format."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import zipfile
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+UNPACKED_LIMIT = 1 << 30
+
+# What estimators keep of their training and need no more to predict stays home: weights and votes of
+# single rows (weights are the soft labels), sorted values of a feature, gradients, generators, threads.
+_STAYS_HOME = frozenset(
+    {"_sample_weight", "oob_decision_function_", "oob_prediction_", "bin_thresholds_", "_optimizer", "n_threads"}
+)
+_GENERATORS = frozenset({"RandomStateNode", "RandomGeneratorNode"})
+_NOTHING = {"__class__": "str", "__module__": "builtins", "__loader__": "JsonNode", "content": "null", "is_json": True}
+
+
+def unzipped(data: bytes) -> dict[str, bytes]:
+    """The files of an archive, read no further than it says they are long, which may not be too long."""
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        entries = archive.infolist()
+        size = sum(entry.file_size for entry in entries)
+        if size > UNPACKED_LIMIT:
+            raise ValueError(f"an archive that unpacks to {size} bytes")
+        if any(entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) for entry in entries):
+            raise ValueError("an archive packed in an unusual way")
+        contents = {}
+        for entry in entries:
+            with archive.open(entry) as file:
+                contents[entry.filename] = file.read(entry.file_size)
+    return contents
+
+
+def zipped(contents: Mapping[str, bytes], method: int) -> bytes:
+    """An archive of files, the same bytes whenever it is made."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        for name in sorted(contents):
+            archive.writestr(zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0)), contents[name], method)
+    return out.getvalue()
+
+
+def nodes(outline: Any) -> Iterator[dict[str, Any]]:
+    """Every node of an outline that builds something."""
+    stack = [outline]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, list):
+            stack.extend(item)
+        elif isinstance(item, dict):
+            if "__loader__" in item:
+                yield item
+            stack.extend(item.values())
+
+
+def read_array(data: bytes) -> np.ndarray:
+    """An array in numpy's file format that is as long as it says: numpy would first allocate what it says."""
+    stream = io.BytesIO(data)
+    version = np.lib.format.read_magic(stream)
+    read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]
+    shape, _, dtype = read(stream)
+    if dtype.kind not in "biufV" or dtype.hasobject or dtype.itemsize == 0:
+        raise ValueError(f"an array of dtype {dtype}")
+    if math.prod(shape) * dtype.itemsize != len(data) - stream.tell():
+        raise ValueError("an array that is shorter or longer than it says")
+    array = np.frombuffer(data, dtype=dtype, offset=stream.tell())
+    if dtype.kind == "f" and not np.isfinite(array).all():
+        raise ValueError("NaN or infinity in a model")
+    return array.reshape(shape)
+
+
+def canonical(data: bytes) -> bytes:
+    """Equal models, equal bytes: skops names parts by memory address; number them by content instead."""
+    contents = unzipped(data)
+    numbers: dict[bytes, str] = {}
+
+    def tidy(node: Any) -> Any:
+        if isinstance(node, list):
+            return [tidy(item) for item in node]
+        if not isinstance(node, dict):
+            return node
+        if node.get("__loader__") in _GENERATORS:
+            return _NOTHING
+        return {key: tidy_value(key, value) for key, value in node.items() if key != "__id__"}
+
+    def tidy_value(key: str, value: Any) -> Any:
+        if key in _STAYS_HOME:
+            return _NOTHING
+        if key == "file" and isinstance(value, str):
+            return numbers.setdefault(_without_padding(contents[value]), f"{len(numbers)}.npy")
+        return tidy(value)
+
+    outline = tidy(json.loads(contents["schema.json"]))
+    files = {name: content for content, name in numbers.items()}
+    files["schema.json"] = json.dumps(outline, separators=(",", ":")).encode()
+    return zipped(files, zipfile.ZIP_DEFLATED)
+
+
+def _without_padding(data: bytes) -> bytes:
+    """Between the fields of a tree's nodes lies memory that nobody has written: it becomes zeros."""
+    array = np.load(io.BytesIO(data), allow_pickle=False) if data.startswith(np.lib.format.MAGIC_PREFIX) else None
+    if array is None or array.dtype.names is None or array.ndim != 1:
+        return data
+    clean = np.zeros(array.nbytes, dtype=np.uint8)
+    for name in array.dtype.names:
+        clean.view(array.dtype)[name] = array[name]
+    return data[: len(data) - len(clean)] + clean.tobytes()
