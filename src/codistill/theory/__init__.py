@@ -1,0 +1,63 @@
+"""Federated kernel regression: what knowledge distillation does, in closed form.
+
+After Afonin, Karimireddy. Towards Model Agnostic Federated Learning Using Knowledge Distillation. ICLR 2022,
+with its printed errors corrected. See docs/theory.md.
+"""
+
+from __future__ import annotations
+
+from codistill.theory.averages import (
+    avgkd,
+    avgkd_limit,
+    backfitting,
+    backfitting_limit,
+    jacobi,
+    pkd,
+    pkd_limit,
+)
+from codistill.theory.chains import akd, akd_chains, akd_limit, ekd, ekd_limit, self_distilled
+from codistill.theory.kernels import Kernel
+from codistill.theory.operators import Operators, angle_cosine, operators, proposition_iii
+from codistill.theory.problem import Model, Problem
+from codistill.theory.propositions import (
+    proposition_ii,
+    proposition_v,
+    proposition_v_limit,
+    proposition_vi,
+    proposition_vii,
+    rho,
+    two_rounds,
+)
+from codistill.theory.yardsticks import alone, centralised
+
+__all__ = [
+    "Kernel",
+    "Model",
+    "Operators",
+    "Problem",
+    "akd",
+    "akd_chains",
+    "akd_limit",
+    "alone",
+    "angle_cosine",
+    "avgkd",
+    "avgkd_limit",
+    "backfitting",
+    "backfitting_limit",
+    "centralised",
+    "ekd",
+    "ekd_limit",
+    "jacobi",
+    "operators",
+    "pkd",
+    "pkd_limit",
+    "proposition_ii",
+    "proposition_iii",
+    "proposition_v",
+    "proposition_v_limit",
+    "proposition_vi",
+    "proposition_vii",
+    "rho",
+    "self_distilled",
+    "two_rounds",
+]
