@@ -22,8 +22,12 @@ if TYPE_CHECKING:
     from codistill.learners.zoo import register_architecture as register_architecture
     from codistill.message import Message as Message
     from codistill.protocol import Protocol as Protocol
+    from codistill.protocols import AKD as AKD
+    from codistill.protocols import EKD as EKD
+    from codistill.protocols import PKD as PKD
     from codistill.protocols import Alone as Alone
     from codistill.protocols import AvgKD as AvgKD
+    from codistill.protocols import Backfitting as Backfitting
     from codistill.protocols import Centralised as Centralised
     from codistill.protocols import FedAvg as FedAvg
     from codistill.protocols import FedMD as FedMD
@@ -34,12 +38,15 @@ if TYPE_CHECKING:
 
 # Where each public name lives. They are imported when first used, so `codistill --help` needs no torch.
 _HOMES = {
+    "AKD": "protocols",
     "Ability": "learners.ability",
     "Agent": "agent",
     "Alone": "protocols",
     "AvgKD": "protocols",
+    "Backfitting": "protocols",
     "Centralised": "protocols",
     "CodistillError": "errors",
+    "EKD": "protocols",
     "Fault": "runtimes.faults",
     "FedAvg": "protocols",
     "FedMD": "protocols",
@@ -48,6 +55,7 @@ _HOMES = {
     "KernelRidge": "learners.kernel",
     "Learner": "learners.ability",
     "Message": "message",
+    "PKD": "protocols",
     "Protocol": "protocol",
     "Result": "result",
     "Topology": "topology",

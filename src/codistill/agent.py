@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
 
 from codistill.data.checks import validate_samples
 from codistill.data.shard import Reference, Shard
@@ -49,6 +50,7 @@ class Node:
     def __init__(self, name: str) -> None:
         self.name = name
         self.state: dict[str, Any] = {}  # kept in the checkpoint
+        self.memo: dict[Any, Any] = {}  # what can be computed again: not kept
         self.public: Reference = None  # type: ignore[assignment]  # absent unless the federation has one
         self.topology = Topology.silent(())
         self.present: tuple[str, ...] = ()  # agents of this round, in the order of the roster
@@ -89,7 +91,7 @@ class Node:
 
     def resume(self, saved: dict[str, Any]) -> None:
         """Return to what was dumped."""
-        self.state = saved["state"]
+        self.state, self.memo = saved["state"], {}
 
     def refuse(self, sender: str, error: MessageError) -> None:
         """Name a message that cannot be used; the round goes on without it."""
@@ -187,7 +189,9 @@ class Agent(Node):
         from codistill.learners.portable import open_model
 
         try:
-            return open_model(message, self.shard.x.shape[1:], self.shard.classes)
+            # A module is initialised before its weights are loaded: that must not change what is drawn next.
+            with torch.random.fork_rng(devices=()):
+                return open_model(message, self.shard.x.shape[1:], self.shard.classes)
         except MessageError as error:
             self.refuse(sender, error)
             return None

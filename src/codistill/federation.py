@@ -94,18 +94,16 @@ class Federation:
         self.public = None if public is None else as_reference(public, self.seed)
         self.test = None if test is None else validate_samples(*test, self.classes, "the test set")
         check_shapes(self.agents, self.test, self.public)
+        self._samples = sum(len(agent.shard) for agent in self.agents)
         if protocol.pools_data:
             self._pool()
         names = [agent.name for agent in self.agents]
-        if topology is not None:
-            check_topology(topology, names, protocol)
         if topology is not None:
             check_topology(topology, names, protocol)
         self.topology = topology or KINDS[protocol.topology](names)
         self.faults = Faults(faults, names, self.seed, participation)
         self._watchers = tuple(watchers)
         check_abilities(self.agents, protocol, self.public)
-        self._samples = sum(len(agent.shard) for agent in self.agents)
         for agent in self.agents:
             self._introduce(agent)
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from codistill.data.checks import as_floats
 from codistill.errors import DataError
 from codistill.runtimes.observers import Row
 from codistill.runtimes.observers.history import History
@@ -29,7 +30,7 @@ class TrainedAgent:
         """(n, C) class probabilities or real values."""
         wanted = self._agent.shard.x.shape[1:]
         try:
-            samples = np.ascontiguousarray(x, dtype=np.float32)
+            samples = as_floats(np.asarray(x))
         except (TypeError, ValueError) as error:
             raise DataError("Samples must be numbers.", f"{error}", "Convert them to an array of numbers.") from None
         if samples.ndim != len(wanted) + 1 or samples.shape[1:] != wanted:

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sklearn.ensemble import RandomForestClassifier
-from sklearn.linear_model import LogisticRegression
+from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
+from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.neighbors import KNeighborsClassifier
 
 import codistill as cd
@@ -38,6 +38,11 @@ def mixed() -> list[Any]:
     return [_torch("cnn"), _torch("mlp"), RandomForestClassifier(20), LogisticRegression(max_iter=1000)]
 
 
+def regressors() -> list[Any]:
+    """Models that are fitted to real values."""
+    return [_torch("cnn", loss="squared"), RandomForestRegressor(10), _torch("mlp", loss="squared"), Ridge()]
+
+
 def equal() -> list[Any]:
     """Four networks of one architecture."""
     return [_torch("mlp") for _ in range(4)]
@@ -57,6 +62,13 @@ CASES = [
     Case(cd.Centralised(), mixed, beats_alone=True),
     Case(cd.FedAvg(local_epochs=4, batch_size=16), equal, beats_alone=True),
     Case(cd.FedMD(local_epochs=10, batch_size=16), mixed, beats_alone=True),
+    Case(cd.AKD(), mixed),
+    Case(cd.AKD(simultaneous=True), regressors),
+    Case(cd.PKD(), mixed),
+    Case(cd.EKD(), regressors),
+    Case(cd.EKD(half=False, single=True), mixed),
+    Case(cd.Backfitting(), regressors),
+    Case(cd.Backfitting(simultaneous=True), regressors),
     # Own labels keep weight 1/2: at the printed 1/M four agents hardly see their own labels.
     Case(cd.AvgKD(own_weight=0.5), mixed),
 ]

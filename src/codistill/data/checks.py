@@ -14,7 +14,10 @@ CLASS_LIMIT = 1_000_000
 
 
 def validate_samples(x: Any, y: Any, classes: int, owner: str) -> tuple[np.ndarray, np.ndarray]:
-    """Check a user's samples; return x as float32 and y as int64 labels or as float32 targets.
+    """Check a user's samples; return x as floats and y as int64 labels or as real-valued targets.
+
+    Double precision is kept where it is given (kernel regression is exact to more digits than float32 has);
+    everything else becomes float32.
 
     `y` is one label per sample, or a matrix with one real-valued target per sample and class. `owner`
     names whose samples they are, e.g. "agent 'a'".
@@ -29,11 +32,16 @@ def validate_samples(x: Any, y: Any, classes: int, owner: str) -> tuple[np.ndarr
                 "For labels, give a one-dimensional array, e.g. y.ravel().",
             )
         check_finite(targets, f"the targets y of {owner}")
-        targets = np.ascontiguousarray(targets, dtype=np.float32)
+        targets = as_floats(targets)
     else:
         targets = checked_labels(targets, f"the labels y of {owner}", classes)
     _check_lengths(features, targets, owner)
-    return np.ascontiguousarray(features, dtype=np.float32), targets
+    return as_floats(features), targets
+
+
+def as_floats(array: np.ndarray) -> np.ndarray:
+    """Numbers as float64 if they are that, otherwise as float32."""
+    return np.ascontiguousarray(array, dtype=np.float64 if array.dtype == np.float64 else np.float32)
 
 
 def checked_dataset(

@@ -40,7 +40,7 @@ class Shard:
 
     @cached_property
     def _tensors(self) -> tuple[torch.Tensor, torch.Tensor]:
-        return _fast_tensor(self.x), torch.from_numpy(self.targets)
+        return _fast_tensor(self.x), torch.from_numpy(self.targets.astype(np.float32, copy=False))
 
     def __len__(self) -> int:
         return len(self.x)
@@ -98,6 +98,6 @@ def _order(length: int, seed: int, *keys: Key) -> torch.Tensor:
 
 
 def _fast_tensor(x: np.ndarray) -> torch.Tensor:
-    """A view for torch; images in channels-last, the format in which convolutions are fastest."""
-    tensor = torch.from_numpy(np.require(x, requirements=["C", "W"]))
+    """For torch, a view if already float32; images in channels-last, the format in which convolutions are fastest."""
+    tensor = torch.from_numpy(np.require(x, dtype=np.float32, requirements=["C", "W"]))
     return tensor.contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor

@@ -33,6 +33,7 @@ class Learner(ABC):
     """A model behind `fit(x, targets)` and `predict(x)`; targets and predictions are (n, C)."""
 
     abilities: Ability = Ability.PREDICT
+    probabilistic: bool = False  # whether it predicts class probabilities, so can only be fitted to them
     ready: bool = True  # False as long as it cannot predict for want of a first fit
 
     @abstractmethod

@@ -28,7 +28,7 @@ class SklearnLearner(Learner):
 
     def __init__(self, estimator: BaseEstimator) -> None:
         self.estimator = estimator
-        self.classifies = bool(is_classifier(estimator))
+        self.classifies = self.probabilistic = bool(is_classifier(estimator))
         if not self.classifies and not is_regressor(estimator):
             raise LearnerError(
                 "A scikit-learn model must be a classifier or a regressor.",

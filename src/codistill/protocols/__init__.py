@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from codistill.protocol import Protocol
+from codistill.protocols.akd import AKD
 from codistill.protocols.alone import Alone, Centralised
-from codistill.protocols.avgkd import AvgKD
+from codistill.protocols.avgkd import PKD, AvgKD
+from codistill.protocols.backfitting import Backfitting
+from codistill.protocols.ekd import EKD
 from codistill.protocols.fedavg import FedAvg
 from codistill.protocols.fedmd import FedMD
 
 PROTOCOLS: dict[str, type[Protocol]] = {
-    protocol.name: protocol for protocol in (Alone, AvgKD, Centralised, FedAvg, FedMD)
+    protocol.name: protocol for protocol in (AKD, Alone, AvgKD, Backfitting, Centralised, EKD, FedAvg, FedMD, PKD)
 }
 
-__all__ = ["PROTOCOLS", "Alone", "AvgKD", "Centralised", "FedAvg", "FedMD"]
+__all__ = ["AKD", "EKD", "PKD", "PROTOCOLS", "Alone", "AvgKD", "Backfitting", "Centralised", "FedAvg", "FedMD"]

@@ -1,4 +1,4 @@
-"""AvgKD: models travel, and everyone learns from the average of labels and the others' predictions."""
+"""AvgKD and PKD: models travel, and everyone learns from the average of labels and the others' predictions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class AvgKD(Protocol):
     """
 
     name = "avgkd"
-    paper = "Afonin & Karimireddy, ICLR 2022"
+    paper = "Afonin & Karimireddy, ICLR 2022, sec. 5.1"
     exchanges = "models, between all pairs of agents"
     needs = Ability.PREDICT | Ability.PORTABLE
     topology = "complete"
@@ -45,9 +45,32 @@ class AvgKD(Protocol):
         if others:
             own = 1 / (1 + len(others)) if self.own_weight is None else self.own_weight
             # b.  ŷ_{t+1} = w y + (1 - w) mean_j g_t^j(X), with w = 1/M as printed
-            average = own * me.shard.targets + (1 - own) * np.mean(others, axis=0)
-            me.state["targets"] = average.astype(me.shard.targets.dtype)
+            me.state["targets"] = own * self.anchor(me) + (1 - own) * np.mean(others, axis=0, dtype=np.float64)
+
+    def anchor(self, me: Agent) -> np.ndarray:
+        """The own part of the average: the labels."""
+        return me.shard.targets.astype(np.float64)
 
     def alone(self) -> Alone:
         """Fitting on the own labels, round after round."""
         return Alone(refit=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PKD(AvgKD):
+    """Parallel knowledge distillation: Afonin, Karimireddy. ICLR 2022. Appendices E and G.
+
+    AvgKD with the current labels in place of the true ones: ŷ_{t+1}^i = (ŷ_t^i + Σ_{j≠i} g_t^j(X^i)) / M.
+    The true labels enter once, at t = 0, and are forgotten step by step.
+
+    Deviations: eqs. (22) and (23) average predictions where the algorithm averages labels; this is the
+    algorithm.
+    """
+
+    name = "pkd"
+    paper = "Afonin & Karimireddy, ICLR 2022, app. E"
+
+    def anchor(self, me: Agent) -> np.ndarray:
+        """The own part of the average: what it was trained on in this round."""
+        current: np.ndarray = me.state["targets"]
+        return current

@@ -18,7 +18,7 @@ class PrivacyGuard:
     """
 
     def __init__(self, agents: Sequence[Agent]) -> None:
-        self._rows = {agent.name: agent.shard.x.reshape(len(agent.shard), -1) for agent in agents}
+        self._rows = {agent.name: agent.shard.x.reshape(len(agent.shard), -1).astype(np.float32) for agent in agents}
 
     def __call__(self, sender: str, receiver: str, data: bytes) -> None:
         """Look through one message."""

@@ -1,0 +1,98 @@
+"""EKD: the models of all alternating chains, summed with alternating signs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from codistill.learners.ability import Ability
+from codistill.protocol import Agent, Ensemble, Message, Protocol, setting
+from codistill.protocols.akd import neighbours_on_ring
+from codistill.protocols.alone import Alone
+
+
+@dataclass(frozen=True, kw_only=True)
+class EKD(Protocol):
+    """Afonin, Karimireddy. Towards Model Agnostic Federated Learning Using Knowledge Distillation.
+    ICLR 2022. Section 5.2, eq. (9), and Appendix G, eq. (32): ensembled knowledge distillation.
+
+    M chains of AKD run at once, one from each agent; g_t^i is the model of chain i after t distillations.
+    Every agent keeps all of them and answers with
+      f_t(x) = Σ_{s<t} (-1)^s Σ_i g_s^i(x) + h (-1)^t Σ_i g_t^i(x),
+    h = 1 as printed, h = 1/2 with `half` (the default): plain partial sums swing around the limit, and half
+    of the last term takes out most of the swing.
+
+    Deviations: the sign is (-1)^t with t from 0, as in (9); the text below it says the opposite. For two
+    agents with equal kernels f_t tends to the centralised solution. For M > 2 agents eq. (32) does not:
+    see `backfitting`.
+
+    `single` also fits the agent's own model to f_t, on its own samples and on public ones if there are
+    any, and answers with that model instead: one model in place of M t.
+    """
+
+    name = "ekd"
+    paper = "Afonin & Karimireddy, ICLR 2022, sec. 5.2"
+    exchanges = "models, between all pairs of agents"
+    needs = Ability.PREDICT | Ability.PORTABLE
+    topology = "complete"
+
+    half: bool = setting(True, "halve the newest term of the sum")
+    single: bool = setting(False, "answer with one own model that is fitted to the ensemble in every round")
+
+    async def begin(self, me: Agent) -> None:
+        """ŷ_0 = y, distilled 0 times."""
+        me.state["targets"], me.state["age"] = me.shard.targets.copy(), 0
+
+    async def round(self, me: Agent, t: int) -> None:
+        """Train on ŷ_t, share the model with all, go on with the labels of the agent before."""
+        if len(me.present) == 1:
+            if me.roster == me.present:  # nobody to learn from, ever
+                me.learner.fit(me.shard.x, me.shard.targets)
+            return
+        mine = self._train(me)
+        heard = {me.name: mine, **await me.exchange(mine)}
+        models = {name: heard[name] for name in me.present if name in heard and "age" in heard[name]}
+        opened = {name: me.open_model(name, message) for name, message in models.items()}
+        term = [(1 - 2 * (models[name]["age"] % 2), models[name]) for name, g in opened.items() if g is not None]
+        if term:
+            Ensemble(me).append(term)
+        before, _ = neighbours_on_ring(me)
+        g = opened.get(before)
+        # A chain whose model was lost ends here: to train on its labels twice would count a term twice.
+        me.state["age"] = -1 if g is None else int(models[before]["age"]) + 1
+        if g is not None:
+            me.state["targets"] = np.asarray(g.predict(me.shard.x), dtype=np.float64)
+        if self.single and len(Ensemble(me)):
+            self._distil(me)
+
+    def _train(self, me: Agent) -> Message:
+        if me.state["age"] < 0:
+            return Message.of(ended=True)
+        me.learner.fit(me.shard.x, me.state["targets"])
+        model = me.learner.export()
+        return Message(model.arrays, {**model.plain, "age": me.state["age"]})
+
+    def _distil(self, me: Agent) -> None:
+        x = me.shard.x if me.public is None else np.concatenate([me.shard.x, me.public.x])
+        f = self._ensemble(me, x)
+        me.learner.fit(x, as_probabilities(f) if me.learner.probabilistic else f)
+
+    def _ensemble(self, me: Agent, x: np.ndarray) -> np.ndarray:
+        return Ensemble(me).predict(x, last=0.5 if self.half else 1.0)
+
+    def predict(self, me: Agent, x: np.ndarray) -> np.ndarray:
+        """f_t(x); with `single`, or before the first models have arrived, the own model's answer."""
+        if self.single or not len(Ensemble(me)):
+            return super().predict(me, x)
+        return self._ensemble(me, x)
+
+    def alone(self) -> Alone:
+        """Fitting on the own labels, round after round."""
+        return Alone(refit=True)
+
+
+def as_probabilities(f: np.ndarray) -> np.ndarray:
+    """A signed sum for a model that can only be fitted to probabilities: what is positive, scaled to 1."""
+    positive = np.maximum(f, 0) + 1e-12
+    return np.asarray(positive / positive.sum(axis=1, keepdims=True))
