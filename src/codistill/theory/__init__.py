@@ -16,6 +16,7 @@ from codistill.theory.averages import (
     pkd_limit,
 )
 from codistill.theory.chains import akd, akd_chains, akd_limit, ekd, ekd_limit, self_distilled
+from codistill.theory.forecast import Forecast, Outlook, forecast, forecast_of
 from codistill.theory.kernels import Kernel
 from codistill.theory.operators import Operators, angle_cosine, operators, proposition_iii
 from codistill.theory.problem import Model, Problem
@@ -31,9 +32,11 @@ from codistill.theory.propositions import (
 from codistill.theory.yardsticks import alone, centralised
 
 __all__ = [
+    "Forecast",
     "Kernel",
     "Model",
     "Operators",
+    "Outlook",
     "Problem",
     "akd",
     "akd_chains",
@@ -47,6 +50,8 @@ __all__ = [
     "centralised",
     "ekd",
     "ekd_limit",
+    "forecast",
+    "forecast_of",
     "jacobi",
     "operators",
     "pkd",

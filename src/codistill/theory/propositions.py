@@ -12,7 +12,7 @@ import numpy as np
 import scipy.linalg
 
 from codistill.errors import DataError
-from codistill.theory.iteration import at_least, spectral_radius
+from codistill.theory.iteration import at_least
 from codistill.theory.problem import Model, Problem
 
 
@@ -37,9 +37,15 @@ def two_rounds(problem: Problem) -> np.ndarray:
     return np.asarray(t12 @ t21)
 
 
+def spectrum(problem: Problem) -> np.ndarray:
+    """The eigenvalues μ of B; those of B' are the same but for zeros, so the smaller of the two is taken."""
+    t12, t21 = transfers(problem)
+    return np.asarray(np.linalg.eigvals(t12 @ t21 if len(t12) <= len(t21) else t21 @ t12))
+
+
 def rho(problem: Problem) -> float:
     """ρ(B). AKD and EKD converge iff it is below 1, AvgKD iff it is below 4."""
-    return spectral_radius(two_rounds(problem))
+    return float(np.abs(spectrum(problem)).max())
 
 
 def proposition_ii(problem: Problem, t: int) -> Model:
