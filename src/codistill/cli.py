@@ -88,6 +88,12 @@ def _parser() -> argparse.ArgumentParser:
     data.add_argument("--out", type=Path, help="write the partition as a picture (.png, .svg, .pdf)")
     _recipe_options(data)
     data.set_defaults(command=_data)
+
+    theory = commands.add_parser("theory", help="what knowledge distillation does to kernel machines, in closed form")
+    theory.add_argument("--rounds", type=int, default=250, help="of the toy problem (default: 250)")
+    theory.add_argument("--seed", type=int, default=0, help="of its data (default: 0)")
+    theory.add_argument("--out", type=Path, default=Path("theory"), help="folder of the pictures (default: ./theory)")
+    theory.set_defaults(command=_theory)
     return parser
 
 
@@ -280,6 +286,22 @@ def _show_partition(options: argparse.Namespace) -> int:
         draw_partition(table, agent_names(recipe), data.class_names).savefig(picture, format=kind, bbox_inches="tight")
         write_atomically(options.out, picture.getvalue())
         print(f"picture: {options.out}")
+    return 0
+
+
+def _theory(options: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from codistill.experiments.store import write_atomically, writing
+    from codistill.theory.show import pictures, run_toys, show
+
+    toys = run_toys(options.rounds, options.seed)
+    with writing(options.out):
+        options.out.mkdir(parents=True, exist_ok=True)
+    show(toys, Console(width=None if sys.stdout.isatty() else 120))
+    for name, picture in pictures(toys).items():
+        write_atomically(options.out / name, picture)
+        print(f"picture: {options.out / name}")
     return 0
 
 
