@@ -472,6 +472,17 @@ class Odd:
         return np.zeros(len(x))
 
 
+class Branching(nn.Module):
+    """A module whose code looks at the data, which no graph can express."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(13, 3)
+
+    def forward(self, x):
+        return self.layer(x) if x.sum() == 0 else -self.layer(x)
+
+
 class Rude(cd.Protocol):
     """Waits for a message that nobody sends."""
 
@@ -535,11 +546,18 @@ CALLS = {
         lambda: one(model=KNeighborsClassifier()), LearnerError,
         ["agent 'a' has KNeighborsClassifier", "lacks 'predict'", "regressor counterpart", "alone"]),
     "weights of a forest": (lambda: federation(protocol=cd.FedAvg()), LearnerError,
-        ["'clinic' has RandomForestClassifier", "lacks 'gradients + weights'", "avgkd, fedmd"]),
-    "a module that is not registered": (lambda: federation(protocol=cd.AvgKD()), LearnerError,
-        ["agent 'lab' has Sequential", "lacks 'portable'", "register_architecture"]),
+        ["'clinic' has RandomForestClassifier", "lacks 'gradients + weights'", "avgkd"]),
+    "a module that cannot travel": (lambda: one(model=Branching(), protocol=cd.AvgKD()), LearnerError,
+        ["The module of agent 'a' must be of a registered architecture, or such that ONNX can express it.",
+         "branch on the data", "register_architecture"]),
+    "an object that cannot travel": (lambda: one(model=Odd(), protocol=cd.AvgKD()), LearnerError,
+        ["agent 'a' has Odd", "lacks 'portable'", "to_onnx()", "codistill[onnx]"]),
     "answers of a wrong shape": (lambda: one(model=Odd()).run(1, **QUIET), LearnerError,
-        ["predict of Odd must return", "shape (68,)"]),
+        ["predict of Odd must return", "Found: shape (68,), dtype float64. Return"]),
+    "real values for labels": (lambda: one(y=X[:40, 0]), DataError,
+        ["must be a whole number", "Real values to predict need the shape (n, 1)"]),
+    "large real values for labels": (lambda: one(y=X[:40, 0] * 1e6), DataError,
+        ["must number the classes", "Real values to predict need the shape (n, 1)"]),
     # protocols and settings
     "a class for a protocol": (lambda: federation(protocol=cd.FedMD), RecipeError,
         ["an instance", "codistill.FedMD()"]),
@@ -551,7 +569,8 @@ CALLS = {
     "no agents": (lambda: cd.Federation([], cd.FedMD()), RecipeError, ["at least one agent"]),
     "an agent for a list": (lambda: cd.Federation(pair()[0], cd.FedMD()), RecipeError, ["as a list", "'clinic' alone"]),
     "a number for agents": (lambda: cd.Federation(3, cd.FedMD()), RecipeError, ["as a list", "3"]),
-    "a model for an agent": (lambda: cd.Federation([net()], cd.FedMD()), RecipeError, ["must be an Agent"]),
+    "a model for an agent": (lambda: cd.Federation([net()], cd.FedMD()), RecipeError,
+        ["must be an Agent", "Found: Sequential( (0): Linear(in_features=13, out_features=4", " .... Write codistill.Agent"]),
     "duplicate names": (lambda: federation([pair()[0], pair()[0]]), RecipeError, ["'clinic' more than once"]),
     "a name that is none": (lambda: cd.Agent("a/b", net(), X, Y), RecipeError, ["An agent's name must be", "'a/b'"]),
     "a number for a name": (lambda: cd.Agent(3, net(), X, Y), RecipeError, ["An agent's name must be", "3"]),

@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 
 from codistill.agent import Agent, count_classes
+from codistill.data.checks import REAL_VALUES
 from codistill.data.shard import Reference
 from codistill.errors import DataError, LearnerError, RecipeError
+from codistill.learners.ability import Ability
 from codistill.learners.plain import PlainLearner
 from codistill.learners.sklearn import SklearnLearner
 from codistill.learners.torch import TorchLearner
@@ -27,7 +29,7 @@ def as_agents(agents: Sequence[Agent]) -> list[Agent]:
     try:
         given = list(agents)
     except TypeError:
-        raise RecipeError("Agents must be given as a list.", repr(agents)[:80], "Write [agent, ...].") from None
+        raise RecipeError("Agents must be given as a list.", _shown(agents), "Write [agent, ...].") from None
     _check_agents(given)
     return given
 
@@ -38,7 +40,7 @@ def _check_agents(agents: list[Agent]) -> None:
     for agent in agents:
         if not isinstance(agent, Agent):
             raise RecipeError(
-                "Every agent must be an Agent.", repr(agent)[:80], "Write codistill.Agent(name, model, x, y)."
+                "Every agent must be an Agent.", _shown(agent), "Write codistill.Agent(name, model, x, y)."
             )
     names = [agent.name for agent in agents]
     twice = sorted({name for name in names if names.count(name) > 1})
@@ -54,6 +56,12 @@ def _check_agents(agents: list[Agent]) -> None:
                     f"agents '{other}' and '{agent.name}' share one",
                     "Make one for each, or give each a copy.deepcopy(model).",
                 )
+
+
+def _shown(given: Any) -> str:
+    """Whatever was given, in one line."""
+    line = " ".join(repr(given).split())
+    return line if len(line) <= 80 else f"{line[:76]} ..."
 
 
 def _wrapped(learner: Any) -> Any:
@@ -87,7 +95,7 @@ def as_reference(public: Any, seed: int) -> Reference:
         len(public)
     except TypeError:
         raise DataError(
-            "The reference data must be samples.", repr(public)[:80], "Pass the samples themselves as public=..."
+            "The reference data must be samples.", _shown(public), "Pass the samples themselves as public=..."
         ) from None
     return Reference(public, seed)
 
@@ -113,7 +121,8 @@ def count_all_classes(agents: Sequence[Agent], test: tuple[Any, Any] | None) -> 
         raise DataError(
             "Labels must number the classes 0, 1, 2 and so on.",
             f"a label {classes - 1} among {samples} samples",
-            "Number them anew, e.g. by np.unique(y, return_inverse=True)[1]; or say classes=... if this is meant.",
+            "Number them anew, e.g. by np.unique(y, return_inverse=True)[1]; or say classes=... if this is meant."
+            + REAL_VALUES,
         )
     return classes
 
@@ -183,4 +192,6 @@ def check_abilities(agents: Sequence[Agent], protocol: Protocol, public: Referen
                 f"{agent.learner.advice(missing)} Protocols that work with it as it is: {', '.join(fitting)}.",
             )
         agent.learner.check(agent.shard.x, agent.shard.targets, agent.name)
+        if Ability.PORTABLE in protocol.needs:
+            agent.learner.check_travel(agent.shard.x, agent.name)
     protocol.check(agents)

@@ -666,7 +666,7 @@ def test_numbers_in_a_model_must_be_finite():
     files[coefficients] = npy(np.full((CLASSES, D), np.nan))
     refused(closed(outline, files), said="NaN or infinity in a model")
     files[coefficients] = npy(np.full((CLASSES, D), 1e300))  # as float32, infinite
-    refused(closed(outline, files), said="predictions of the wrong shape, or NaN")
+    refused(closed(outline, files), said="NaN or infinity in its predictions")
 
 
 @pytest.mark.parametrize(

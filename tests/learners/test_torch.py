@@ -424,13 +424,17 @@ def test_a_state_before_the_first_step_has_no_optimiser():
 # --- what it says ---------------------------------------------------------------------------------
 
 
-def test_abilities_and_names():
+def test_abilities_and_names(monkeypatch):
+    own, registered = TorchLearner(noisy()), TorchLearner(zoo.build("mlp", (3,), 3))
+    assert own.abilities == registered.abilities  # as ONNX, since the extra is there
+    monkeypatch.setattr("codistill.learners.portable_onnx.is_installed", lambda: False)
     own, registered = TorchLearner(noisy()), TorchLearner(zoo.build("mlp", (3,), 3))
     assert own.abilities == Ability.PREDICT | Ability.GRADIENTS | Ability.WEIGHTS | Ability.FEATURES
     assert registered.abilities == own.abilities | Ability.PORTABLE
     assert (own.describe(), registered.describe()) == ("Sequential", "mlp")
     assert own.ready
     assert "register_architecture" in own.advice(Ability.PORTABLE)
+    assert "pip install 'codistill[onnx]'" in own.advice(Ability.PORTABLE)
     assert "nn.Linear" in own.advice(Ability.FEATURES)
 
 

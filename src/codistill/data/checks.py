@@ -11,6 +11,7 @@ from codistill.data.dataset import Dataset
 from codistill.errors import DataError
 
 CLASS_LIMIT = 1_000_000
+REAL_VALUES = " Real values to predict need the shape (n, 1): y.reshape(-1, 1)."
 
 
 def validate_samples(x: Any, y: Any, classes: int, owner: str) -> tuple[np.ndarray, np.ndarray]:
@@ -34,7 +35,7 @@ def validate_samples(x: Any, y: Any, classes: int, owner: str) -> tuple[np.ndarr
         check_finite(targets, f"the targets y of {owner}")
         targets = as_floats(targets)
     else:
-        targets = checked_labels(targets, f"the labels y of {owner}", classes)
+        targets = checked_labels(targets, f"the labels y of {owner}", classes, real_values=REAL_VALUES)
     _check_lengths(features, targets, owner)
     return as_floats(features), targets
 
@@ -125,8 +126,8 @@ def _features(x: Any, what: str) -> np.ndarray:
     return array
 
 
-def checked_labels(y: Any, what: str, classes: int | None = None) -> np.ndarray:
-    """A user's labels as int64 in 0 … classes-1."""
+def checked_labels(y: Any, what: str, classes: int | None = None, *, real_values: str = "") -> np.ndarray:
+    """A user's labels as int64 in 0 … classes-1; `real_values` is what to do if they are none."""
     array = _array(y, what)
     if array.ndim != 1 or array.size == 0:
         raise DataError(
@@ -143,7 +144,7 @@ def checked_labels(y: Any, what: str, classes: int | None = None) -> np.ndarray:
         raise DataError(
             f"Every label in {what} must be a whole number from 0 to {limit - 1}.",
             f"{array[row]} in row {row} (counted from 0)",
-            "Number the classes 0, 1, 2 and so on.",
+            f"Number the classes 0, 1, 2 and so on.{real_values if array[row] != np.floor(array[row]) else ''}",
         )
     return array.astype(np.int64)
 

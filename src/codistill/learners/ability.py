@@ -59,6 +59,9 @@ class Learner(ABC):
     def check(self, x: np.ndarray, targets: np.ndarray, owner: str) -> None:
         """Before round 0: raise a `LearnerError` if this model cannot learn from such data."""
 
+    def check_travel(self, x: np.ndarray, owner: str) -> None:
+        """Before round 0 of a protocol in which models travel: raise a `LearnerError` if this one cannot."""
+
     def join(self, federation_samples: int) -> None:
         """Be told how many private samples the federation holds in all."""
 

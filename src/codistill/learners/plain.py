@@ -7,17 +7,23 @@ from typing import Any
 import numpy as np
 
 from codistill.errors import LearnerError
+from codistill.learners import portable_onnx
 from codistill.learners.ability import Ability, Learner
+from codistill.message import Message
 
 
 class PlainLearner(Learner):
-    """An object of the user's own. It gets (n, C) targets, and its `predict` must return (n, C)."""
+    """An object of the user's own. It gets (n, C) targets, and its `predict` must return (n, C).
 
-    abilities = Ability.PREDICT
+    If it can say `to_onnx()`, bytes or an onnx.ModelProto that maps samples to what `predict` returns, it may travel.
+    """
 
     def __init__(self, model: Any) -> None:
         self.model = model
         self._columns = 0
+        self.abilities = Ability.PREDICT
+        if callable(getattr(model, "to_onnx", None)) and portable_onnx.is_installed():
+            self.abilities |= Ability.PORTABLE
 
     def fit(self, x: np.ndarray, targets: np.ndarray) -> None:
         """Hand the data over as it is."""
@@ -38,12 +44,12 @@ class PlainLearner(Learner):
                 "Run at least one round in which this agent is present.",
             )
         given = np.asarray(self.model.predict(x))
-        numbers = given.dtype.kind in "biuf"
-        if given.shape != (len(x), self._columns) or not numbers or not np.isfinite(given).all():
+        fits = given.shape == (len(x), self._columns) and given.dtype.kind in "biuf"
+        if not fits or not np.isfinite(given).all():
             raise LearnerError(
                 f"predict of {self.describe()} must return one row per sample and one column per class, "
                 f"({len(x)}, {self._columns}), of finite numbers.",
-                f"shape {given.shape}, dtype {given.dtype}" + (", or NaN or infinity in it" if numbers else ""),
+                "NaN or infinity in it" if fits else f"shape {given.shape}, dtype {given.dtype}",
                 "Return class probabilities or real values, not labels.",
             )
         return given.astype(np.float32)
@@ -61,6 +67,16 @@ class PlainLearner(Learner):
         self.model = load_own_estimator(state["model"], self.model)
         self._columns = state["columns"]
 
+    def export(self) -> Message:
+        """The object's own ONNX."""
+        return portable_onnx.export_object(self.model)
+
     def describe(self) -> str:
         """The object's class."""
         return type(self.model).__name__
+
+    def advice(self, missing: Ability) -> str:
+        """How an object can travel."""
+        if missing == Ability.PORTABLE:
+            return f"Give it a method to_onnx() that returns its ONNX as bytes, and install: {portable_onnx.INSTALL}."
+        return super().advice(missing)

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from codistill.errors import LearnerError
+from codistill.learners import portable_onnx
 from codistill.learners.ability import Ability, GradientLearner
 from codistill.message import Message
 
@@ -74,7 +75,8 @@ class TorchLearner(GradientLearner):
         self.abilities = Ability.PREDICT | Ability.GRADIENTS | Ability.WEIGHTS
         if self._head() is not None:
             self.abilities |= Ability.FEATURES
-        if hasattr(module, "architecture"):
+        self.sample_shape: tuple[int, ...] | None = None  # of what it has seen last
+        if hasattr(module, "architecture") or portable_onnx.is_installed():
             self.abilities |= Ability.PORTABLE
 
     # --- PREDICT ------------------------------------------------------------------------------
@@ -109,6 +111,7 @@ class TorchLearner(GradientLearner):
     def tensor(self, x: np.ndarray) -> torch.Tensor:
         """Samples as float32, images in the memory format that convolutions are fastest in."""
         samples = np.ascontiguousarray(x, dtype=np.float32)
+        self.sample_shape = samples.shape[1:]
         inputs = torch.from_numpy(samples if samples.flags.writeable else samples.copy())
         if self._channels_last and inputs.dim() == 4:
             inputs = inputs.contiguous(memory_format=torch.channels_last)
@@ -239,10 +242,10 @@ class TorchLearner(GradientLearner):
             _lay_out_alike(self.optimiser)
 
     def export(self) -> Message:
-        """A registered architecture's name and options, with the weights."""
+        """A registered architecture's name and options, with the weights; any other module as ONNX."""
         from codistill.learners.portable import export_torch
 
-        return export_torch(self)
+        return export_torch(self) if hasattr(self.module, "architecture") else portable_onnx.export_module(self)
 
     def describe(self) -> str:
         """The architecture's registered name, or the module's class."""
@@ -267,10 +270,18 @@ class TorchLearner(GradientLearner):
                 "Change its last layer.",
             )
 
+    def check_travel(self, x: np.ndarray, owner: str) -> None:
+        """A module of no registered architecture must be one that ONNX can express."""
+        if not hasattr(self.module, "architecture"):
+            portable_onnx.check_module(self, x, owner)
+
     def advice(self, missing: Ability) -> str:
         """How to make a module portable or give it features."""
         if Ability.PORTABLE in missing:
-            return "Register its builder with codistill.register_architecture(name), and build it by that name."
+            return (
+                "Register its builder with codistill.register_architecture(name), and build it by that name; "
+                f"or let it travel as ONNX: {portable_onnx.INSTALL}."
+            )
         return "End the module with an nn.Linear layer."
 
 
