@@ -71,6 +71,13 @@ def _parser() -> argparse.ArgumentParser:
     resume.add_argument("--quiet", action="store_true", help="no progress display")
     resume.set_defaults(command=_resume)
 
+    sweep = commands.add_parser("sweep", help="run every combination of a recipe with a table [sweep]")
+    sweep.add_argument("recipe", type=Path, help="a TOML recipe with a table [sweep]")
+    sweep.add_argument("--quick", action="store_true", help="the quick form: with the changes in its table [quick]")
+    sweep.add_argument("--out", type=Path, help="the sweep's folder; runs that are done there are not run again")
+    _recipe_options(sweep)
+    sweep.set_defaults(command=_sweep)
+
     compare = commands.add_parser("compare", help="several runs side by side")
     compare.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="folders of runs")
     compare.add_argument("--out", type=Path, help="also write an HTML page")
@@ -178,6 +185,26 @@ def _resume(options: argparse.Namespace) -> int:
 
     summary, complete = execute(reopen(options.run), options.run, resume=True, progress=not options.quiet)
     return _show(summary, complete, options.run)
+
+
+def _sweep(options: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from codistill.experiments.store import writing
+    from codistill.experiments.sweep import PICTURE, TABLE, execute_sweep, means, read_sweep
+    from codistill.experiments.sweep_view import draw, tables
+
+    sweep = read_sweep(options.recipe, options.set, quick=options.quick)
+    folder = options.out or Path("runs") / (options.recipe.stem + ("-quick" if options.quick else ""))
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    frame = execute_sweep(sweep, folder, data_dir=options.data_dir)
+    table, percent = means(sweep, frame), "accuracy" in frame
+    for drawn in tables(sweep, table, percent=percent):
+        Console(width=None if sys.stdout.isatty() else 140).print(drawn)
+    draw(sweep, table, folder / PICTURE, percent=percent)
+    print(f"table: {folder / TABLE}\npicture: {folder / PICTURE}")
+    return 0
 
 
 def _show(summary: Summary, complete: bool, folder: Path) -> int:

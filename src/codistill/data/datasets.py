@@ -23,7 +23,8 @@ def load(
 ) -> Dataset:
     """Load a data set by name.
 
-    `name` is a bundled set (`digits`, `breast_cancer`, `wine`); `hf:owner/name` for Hugging Face; or the
+    `name` is a bundled set (`digits`, `breast_cancer`, `wine`, or `linear`: a made-up linear regression with
+    real-valued targets); `hf:owner/name` for Hugging Face; or the
     file `<name>.npz` in `data_dir`, which is by default the environment variable `CODISTILL_DATA`. A
     bundled name always means the bundled set.
 

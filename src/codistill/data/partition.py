@@ -91,10 +91,11 @@ class Iid(Partition):
 
 @dataclass(frozen=True)
 class Unequal(Partition):
-    """Shuffled, and cut into parts of given or of log-normal random sizes."""
+    """Shuffled (or sorted), and cut into parts of given or of log-normal random sizes."""
 
     weights: tuple[float, ...] | None = setting(None, "the agents' shares, one positive number per agent")
     spread: float = setting(1.0, "without weights: σ of the normal logarithm of the agents' shares", at_least=0.0)
+    sort: bool = setting(False, "hand out in the order of the labels or (first) targets instead of shuffled")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -116,7 +117,10 @@ class Unequal(Partition):
             )
         logarithms = np.log(self.weights) if self.weights else self.spread * rng.standard_normal(agents)
         shares = np.exp(logarithms - logarithms.max())
-        return np.split(rng.permutation(len(samples)), _cuts(shares / shares.sum(), len(samples)))
+        order = rng.permutation(len(samples))
+        if self.sort:
+            order = order[np.argsort(samples.y.reshape(len(samples), -1)[order, 0], kind="stable")]
+        return np.split(order, _cuts(shares / shares.sum(), len(samples)))
 
 
 @dataclass(frozen=True)

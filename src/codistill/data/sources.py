@@ -16,20 +16,34 @@ from codistill.data.dataset import Dataset, DatasetInfo
 from codistill.data.split import with_test_part
 from codistill.errors import DataError, nearest
 
-BUNDLED = ("breast_cancer", "digits", "wine")
+BUNDLED = ("breast_cancer", "digits", "linear", "wine")
 FOLDER_VARIABLE = "CODISTILL_DATA"
 ARRAYS = ("x_train", "y_train", "x_test", "y_test")
 UNREADABLE = (OSError, ValueError, EOFError, MemoryError, NotImplementedError, zipfile.BadZipFile, zlib.error)
 
 
 def bundled(name: str, test_fraction: float, seed: int) -> Dataset:
-    """A data set that comes with scikit-learn."""
+    """A data set that comes with scikit-learn, or is made up."""
+    if name == "linear":
+        return linear_regression(seed)
     import sklearn.datasets
 
     bunch = getattr(sklearn.datasets, f"load_{name}")()
     x = bunch.images[:, None] if name == "digits" else bunch.data
     names = tuple(str(each) for each in bunch.target_names)
     return with_test_part(name, x, bunch.target.astype(np.int64), names, test_fraction, seed)
+
+
+def linear_regression(seed: int, features: int = 100, samples: int = 150, tested: int = 1000) -> Dataset:
+    """A random linear regression b = A x* without noise, after Afonin & Karimireddy, appendix A.
+
+    They draw n = 1.5 d samples, d = 100, and do not say from what: here all numbers are standard normal,
+    and x* is scaled so that b has variance 1.
+    """
+    rng = np.random.default_rng([seed, *b"linear"])
+    truth = rng.standard_normal((features, 1)) / np.sqrt(features)
+    x, x_test = rng.standard_normal((samples, features)), rng.standard_normal((tested, features))
+    return Dataset("linear", x, x @ truth, x_test, x_test @ truth, 1, ("b",))
 
 
 def from_folder(name: str, data_dir: str | Path | None) -> Dataset:

@@ -33,7 +33,7 @@ MOST_MARKERS = 30
 LONGEST_NAME = 20
 LOG_FROM = 30  # ratio of the largest to the smallest number of bytes
 
-_STYLE: dict[Any, Any] = {
+STYLE: dict[Any, Any] = {
     "font.family": ["sans-serif"],
     "font.sans-serif": ["DejaVu Sans"],
     "font.size": 10,
@@ -191,7 +191,7 @@ def series_style(index: int) -> tuple[str, str]:
 
 def draw_rounds(run: Run) -> Figure:
     """Score per round: mean, lowest to highest, and each agent as a line with the gid 'agent-<index>'."""
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         figure, axes = _canvas(9, 4)
         _spread(axes, run, run.rounds)
         step = thinning(run)
@@ -211,7 +211,7 @@ def thinning(run: Run) -> int:
 
 def draw_traffic(run: Run) -> Figure:
     """Score against the bytes that all agents together have sent and received."""
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         figure, axes = _canvas(9, 4)
         _spread(axes, run, run.traffic)
         average, up = run.mean, 6 if run.metric == "rmse" else -12  # beside the line, which falls or rises
@@ -229,7 +229,7 @@ def draw_traffic(run: Run) -> Figure:
 def draw_bars(run: Run) -> Figure:
     """Each agent alone and together; of many agents those that gained or lost most."""
     shown = _shown(run, MOST_BARS)
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         figure, axes = _canvas(9, 1.1 + 0.36 * len(shown))
         _bars(axes, run, shown)
     return figure
@@ -240,7 +240,7 @@ def draw_shares(summary: Summary) -> Figure:
     assert summary.counts is not None
     counts = summary.counts[:MOST_COLUMNS]
     names = [plain(name) for name in summary.agents][:MOST_COLUMNS]
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         figure = draw_partition(counts, names, [plain(name) for name in summary.class_names])
     figure.axes[0].collections[0].set_rasterized(bool(np.count_nonzero(counts) > MOST_CIRCLES))
     return figure
@@ -248,7 +248,7 @@ def draw_shares(summary: Summary) -> Figure:
 
 def draw_runs(runs: Sequence[tuple[int, Run]], against_bytes: bool = False) -> Figure:
     """Mean score of several numbered runs, per round or against bytes; lines have the gid 'run-<number>'."""
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         figure, axes = _canvas(9, 4)
         for index, run in runs:
             if not len(run.rounds):
@@ -272,7 +272,7 @@ def draw_result(summary: Summary) -> Figure:
     """One wide picture: score per round on the left, each agent alone and together on the right."""
     run = arrange(summary)
     shown = _shown(run, MOST_LABELS)
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(12 if shown else 7.5, 4.6), layout="constrained", facecolor="white")
         grid = figure.add_gridspec(1, 2 if shown else 1, width_ratios=[1.35, 1] if shown else [1])
         axes = figure.add_subplot(grid[0])

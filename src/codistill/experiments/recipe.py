@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import re
 import sys
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -118,6 +119,11 @@ class Recipe:
 
 def read_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
     """Read, override and check a recipe file."""
+    return make_recipe(read_tables(path, overrides), path.resolve().parent)
+
+
+def read_tables(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """The tables of a recipe file, with what `--set` changes in them."""
     try:
         tables = tomllib.loads(path.read_text("utf-8-sig"))
     except OSError as error:
@@ -126,15 +132,19 @@ def read_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
         ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise RecipeError(f"{path} must be valid TOML.", str(error), "Fix the line it names.") from None
-    for override in overrides:
-        _override(tables, override)
-    return make_recipe(tables, path.resolve().parent)
+    for change in overrides:
+        override(tables, change)
+    return tables
 
 
 def make_recipe(tables: Mapping[str, Any], folder: Path) -> Recipe:
     """Check the tables of a recipe; paths in it are relative to `folder`."""
     source = _with_absolute_paths(tables, folder)
     known = ("seed", "data", "partition", "agents", "protocol", "runtime", "evaluation", "faults")
+    if "sweep" in source:
+        raise RecipeError(
+            "A recipe with [sweep] is many runs.", "[sweep]", "Run them by 'codistill sweep', or remove the table."
+        )
     for key in source:
         if key not in known:
             raise RecipeError("A recipe may only hold known tables.", f"'{key}'", nearest(key, known))
@@ -267,7 +277,7 @@ def _with_absolute_paths(tables: Mapping[str, Any], folder: Path) -> dict[str, A
     return source
 
 
-def _override(tables: dict[str, Any], text: str) -> None:
+def override(tables: dict[str, Any], text: str) -> None:
     """Apply `--set a.b=value`; the value is TOML, or a string as it stands."""
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
@@ -276,8 +286,13 @@ def _override(tables: dict[str, Any], text: str) -> None:
         parsed = tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
         parsed = value.strip()
+    put(tables, key, parsed)
+
+
+def put(tables: dict[str, Any], key: str, parsed: Any) -> None:
+    """Set the value at a dotted key; steps into a list are numbers, a name with dots in it stands in quotes."""
     place: Any = tables
-    *path, last = key.strip().split(".")
+    *path, last = (quoted or plain for quoted, plain in re.findall(r'"([^"]*)"|([^."]+)', key.strip())) or [""]
     try:
         for step in path:
             place = place[int(step)] if isinstance(place, list) else place.setdefault(step, {})
@@ -286,4 +301,6 @@ def _override(tables: dict[str, Any], text: str) -> None:
         else:
             place[last] = parsed
     except (ValueError, IndexError, TypeError, AttributeError):
-        raise RecipeError("--set must name a place in the recipe.", f"'{key}'", "Example: protocol.rounds=5.") from None
+        raise RecipeError(
+            "A change must name a place in the recipe.", f"'{key}'", "Example: protocol.rounds=5."
+        ) from None

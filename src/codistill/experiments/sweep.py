@@ -1,0 +1,147 @@
+"""Many runs of one recipe: every combination of some of its fields, as the figures of papers are made."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from codistill.errors import LearnerError, RecipeError
+from codistill.experiments.recipe import Recipe, make_recipe, override, put, read_tables
+from codistill.experiments.run import RECIPE, execute
+from codistill.experiments.store import METRICS, read_rows
+
+TABLE, PICTURE = "sweep.csv", "sweep.png"
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A field of the recipe and the values it takes, each with a label."""
+
+    key: str
+    values: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        """The last part of the field's name, for a person."""
+        return self.key.rpartition(".")[2]
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A recipe's tables, and the axes along which they change."""
+
+    axes: tuple[Axis, ...]
+    tables: dict[str, Any]
+    folder: Path  # where the recipe lies: paths in it are relative to this
+
+    def __len__(self) -> int:
+        count = 1
+        for axis in self.axes:
+            count *= len(axis.values)
+        return count
+
+    def runs(self) -> Iterator[tuple[dict[str, str], Recipe]]:
+        """Every combination: its labels by field, and its recipe."""
+        for labels in itertools.product(*(axis.values for axis in self.axes)):
+            tables = copy.deepcopy(self.tables)
+            for axis, label in zip(self.axes, labels, strict=True):
+                value = copy.deepcopy(axis.values[label])
+                if isinstance(value, dict) and isinstance(tables.get(axis.key), dict):
+                    value = {**tables[axis.key], **value}  # a protocol keeps the number of rounds
+                put(tables, axis.key, value)
+            chosen = {axis.key: label for axis, label in zip(self.axes, labels, strict=True)}
+            yield chosen, make_recipe(tables, self.folder)
+
+
+def read_sweep(path: Path, overrides: Sequence[str] = (), *, quick: bool = False) -> Sweep:
+    """Read a recipe with a table [sweep]; `quick` applies the changes in its table [quick] first."""
+    tables = read_tables(path)
+    changes = tables.pop("quick", {})
+    if quick and not changes:
+        raise RecipeError("A quick form needs a table [quick].", f"none in {path}", "Run it without --quick.")
+    for key, value in changes.items() if quick else ():
+        put(tables, key, value)
+    for change in overrides:  # after the quick form: a person has the last word
+        override(tables, change)
+    axes = tables.pop("sweep", None)
+    if not isinstance(axes, dict) or not axes:
+        raise RecipeError(
+            "A sweep needs a table [sweep] of fields and their values.",
+            f"none in {path}",
+            "Write for example [sweep] and below it \"seed\" = [0, 1, 2]; or use 'codistill run'.",
+        )
+    sweep = Sweep(tuple(_axis(key, values) for key, values in axes.items()), tables, path.resolve().parent)
+    for _ in sweep.runs():
+        pass  # every recipe is checked before any runs
+    return sweep
+
+
+def _axis(key: str, values: Any) -> Axis:
+    if isinstance(values, dict) and values:
+        return Axis(key, values)
+    if isinstance(values, list) and values:
+        labels = [str(v.get("label", v.get("name", v))) if isinstance(v, dict) else str(v) for v in values]
+        if len(set(labels)) == len(labels):
+            return Axis(key, dict(zip(labels, map(_without_label, values), strict=True)))
+    raise RecipeError(
+        f"sweep.{key} must be a list of different values, or a table of named ones.",
+        f"{values!r}"[:100],
+        'Write for example "seed" = [0, 1, 2].',
+    )
+
+
+def _without_label(value: Any) -> Any:
+    return {key: item for key, item in value.items() if key != "label"} if isinstance(value, dict) else value
+
+
+def execute_sweep(
+    sweep: Sweep, folder: Path, *, data_dir: str | None = None, tell: Callable[[str], None] = print
+) -> pd.DataFrame:
+    """Run what is not done yet; returns a row per run, round and agent. Combinations that cannot be are told."""
+    frames = []
+    for number, (labels, recipe) in enumerate(sweep.runs(), 1):
+        words = ", ".join(labels.values())
+        place = folder / _slug(labels)
+        try:
+            rows = _rows(recipe, place, data_dir)
+        except LearnerError as error:  # such as averaging the weights of different architectures
+            tell(f"[{number}/{len(sweep)}] {words}: left out. {error.must}")
+            continue
+        last = [row["accuracy"] for row in rows if row["round"] == recipe.rounds and "accuracy" in row]
+        said = f"accuracy {100 * sum(last) / len(last):.1f} %" if last else "done"
+        tell(f"[{number}/{len(sweep)}] {words}: {said}")
+        frames.append(pd.DataFrame([{**labels, **row} for row in rows]))
+    if not frames:
+        raise RecipeError("A sweep must hold at least one run that can be.", "none", "See what was said above.")
+    frame = pd.concat(frames, ignore_index=True)
+    frame.to_csv(folder / TABLE, index=False)
+    return frame
+
+
+def _rows(recipe: Recipe, place: Path, data_dir: str | None) -> list[dict[str, Any]]:
+    done = (place / METRICS).exists() and any(row["round"] == recipe.rounds for row in read_rows(place / METRICS))
+    if not done:
+        execute(recipe, place, data_dir=data_dir, resume=(place / RECIPE).exists(), progress=False)
+    return read_rows(place / METRICS)
+
+
+def _slug(labels: Mapping[str, str]) -> str:
+    return "_".join(re.sub(r"[^\w.+-]+", "", label) for label in labels.values())
+
+
+def means(sweep: Sweep, frame: pd.DataFrame) -> pd.DataFrame:
+    """Accuracy by combination and round: mean over agents and seeds, and the spread over seeds."""
+    keys = [axis.key for axis in sweep.axes if axis.key != "seed"]
+    metric = "accuracy" if "accuracy" in frame else "rmse"
+    scored = frame.dropna(subset=[metric])
+    seeds = ["seed"] if "seed" in frame else []
+    by_seed = scored.groupby([*keys, *seeds, "round"], sort=False)[metric].mean()
+    grouped = by_seed.groupby([*keys, "round"], sort=False)
+    return pd.DataFrame({"mean": grouped.mean(), "spread": grouped.std(ddof=0)}).reset_index()
