@@ -74,8 +74,8 @@ def ensemble(ms, ys, t, z, half=False):
 
 
 def backfit(ms, ys, sweeps, z, damping=None):
-    """Gauss-Seidel; with damping, Jacobi on the labels that are fitted."""
-    labels = [np.zeros_like(y) for y in ys]
+    """Gauss-Seidel from nothing; with damping, Jacobi on the labels that are fitted, from one's own."""
+    labels = [np.zeros_like(y) if damping is None else y.copy() for y in ys]
     for _ in range(sweeps):
         models = [m.fit(u) for m, u in zip(ms, labels, strict=True)]
         old = [u.copy() for u in labels]

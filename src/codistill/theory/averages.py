@@ -84,18 +84,18 @@ def backfitting(problem: Problem, sweeps: int) -> Model:
 
 
 def jacobi_iteration(problem: Problem, damping: float | None = None) -> Iteration:
-    """All agents refit at once: u_{t+1} = u_t + ω (y - T_off u_t - u_t), from u = 0.
+    """All agents refit at once: u_{t+1} = u_t + ω (y - T_off u_t - u_t), from u_0 = y, everybody's own labels.
 
     ω = 1 diverges from M = 3 on where agents agree (T_off has eigenvalues up to M - 1); ω = 1.8/M converges.
     """
     omega = 1.8 / problem.agents if damping is None else damping
     system = np.eye(problem.samples) + others(problem)
-    return Iteration(np.eye(problem.samples) - omega * system, omega * problem.labels, np.zeros_like(problem.labels))
+    return Iteration(np.eye(problem.samples) - omega * system, omega * problem.labels, problem.labels)
 
 
-def jacobi(problem: Problem, rounds: int, damping: float | None = None) -> Model:
-    """The sum of all agents' models after so many simultaneous, damped refits."""
-    return problem.ensemble(jacobi_iteration(problem, damping).after(rounds))
+def jacobi(problem: Problem, t: int, damping: float | None = None) -> Model:
+    """The sum of all agents' models after t simultaneous, damped refits; at t = 0 everybody's own fit."""
+    return problem.ensemble(jacobi_iteration(problem, damping).after(t))
 
 
 def backfitting_limit(problem: Problem) -> Model:
