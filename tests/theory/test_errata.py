@@ -56,7 +56,7 @@ def test_with_one_kernel_akd_never_diverges() -> None:
         assert theory.rho(one) < 1
 
 
-@pytest.mark.parametrize("rho", [0.9, 1.1, 3.9, 4.1])
+@pytest.mark.parametrize("rho", [0.9, 1.1, 3.5, 4.5])
 def test_akd_pkd_and_ekd_need_rho_below_1_and_avgkd_below_4(rho) -> None:
     """One sample each, at 1 and at ρ: T21 = (1ρ)²/(1·1)² = ρ² of k1 = (xz)², T12 = 1ρ/ρ² = 1/ρ of k2 = xz; B = ρ."""
     square = theory.Kernel("polynomial", degree=2, gamma=1.0, coef0=0.0)
@@ -64,7 +64,7 @@ def test_akd_pkd_and_ekd_need_rho_below_1_and_avgkd_below_4(rho) -> None:
     assert theory.rho(problem) == pytest.approx(rho)
     z = np.array([[0.7]])
     machines = loops.machines(problem.inputs, problem.kernels, 0)
-    late = loops.averaging(machines, problem.targets, 3000)[0](z)
+    late = loops.averaging(machines, problem.targets, 600)[0](z)
     limit = theory.avgkd_limit(problem)
     assert (limit is not None) == (rho < 4)
     if limit is None:
