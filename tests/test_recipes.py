@@ -8,8 +8,12 @@ import pytest
 
 from codistill.experiments.recipe import read_recipe
 from codistill.experiments.run import execute
+from codistill.experiments.sweep import read_sweep
+from codistill.learners.catalogue import make_learner
 
-RECIPES = sorted((Path(__file__).parents[1] / "recipes").rglob("*.toml"))
+ALL = sorted((Path(__file__).parents[1] / "recipes").rglob("*.toml"))
+SWEEPS = [path for path in ALL if "[sweep" in path.read_text("utf-8")]
+RECIPES = [path for path in ALL if path not in SWEEPS]
 BUNDLED = [path for path in RECIPES if path.parent.name == "digits"]
 
 
@@ -18,6 +22,18 @@ def test_a_recipe_is_valid(path: Path) -> None:
     recipe = read_recipe(path)
     assert recipe.rounds >= 5
     assert sum(entry.count for entry in recipe.agents) >= 2
+
+
+@pytest.mark.parametrize("quick", [True, False], ids=["quick", "full"])
+@pytest.mark.parametrize("path", SWEEPS, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_a_sweep_is_valid_and_has_a_quick_form(path: Path, quick: bool) -> None:
+    sweep = read_sweep(path, quick=quick)
+    recipes = [recipe for _, recipe in sweep.runs()]
+    assert max(recipe.rounds for recipe in recipes) >= 5
+    assert all(sum(entry.count for entry in recipe.agents) >= 2 for recipe in recipes)
+    for recipe in recipes:
+        for entry in recipe.agents:
+            make_learner(entry.kind, entry.options, (3, 32, 32), 10)
 
 
 @pytest.mark.parametrize("path", BUNDLED, ids=lambda path: path.stem)

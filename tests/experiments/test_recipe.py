@@ -193,7 +193,7 @@ def test_any_set_is_taken_or_refused_in_words(tmp_path_factory, text):
         (changed(agents=[{"learner": {"kind": 3}}]), ["must say its kind, a string"]),
         (changed(agents=[{"learner": "mlp", "naem": "x"}]), ["[agents]", "'naem'", "Did you mean 'name'?"]),
         (changed(agents=[{"learner": "mlp", "count": 0}]), ["agents.count must be at least 1."]),
-        (changed(protocol={"rounds": 3}), ["[protocol] must say its name.", "Choose one of alone, avgkd"]),
+        (changed(protocol={"rounds": 3}), ["[protocol] must say its name.", "Choose one of akd, alone"]),
         (changed(protocol={"name": "fedmdd"}), ["'codistill protocols'", "'fedmdd'", "Did you mean 'fedmd'?"]),
         (changed(protocol={"name": "fedmd", "rounds": 0}), ["protocol.rounds must be an integer of at least 1.", "0"]),
         (changed(protocol={"name": "fedmd", "rounds": True}), ["protocol.rounds must be an integer", "True"]),

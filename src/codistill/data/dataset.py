@@ -12,7 +12,8 @@ class Dataset:
     """Training and test samples of one task.
 
     `x` is float32: images (samples, channels, height, width) or tables (samples, features); `y` is int64
-    in 0 … classes-1, or real-valued with a column per output. `ids` says of every training sample where it comes from, e.g. `{"writer": …}`.
+    in 0 … classes-1, or real-valued with a column per output. `ids` says of every training sample where it comes
+    from, e.g. `{"writer": …}`.
     """
 
     name: str

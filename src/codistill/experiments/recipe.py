@@ -292,7 +292,8 @@ def override(tables: dict[str, Any], text: str) -> None:
 def put(tables: dict[str, Any], key: str, parsed: Any) -> None:
     """Set the value at a dotted key; steps into a list are numbers, a name with dots in it stands in quotes."""
     place: Any = tables
-    *path, last = (quoted or plain for quoted, plain in re.findall(r'"([^"]*)"|([^."]+)', key.strip())) or [""]
+    steps = [quoted or plain for quoted, plain in re.findall(r'"([^"]+)"|([^."]+)', key.strip())]
+    *path, last = steps or [""]
     try:
         for step in path:
             place = place[int(step)] if isinstance(place, list) else place.setdefault(step, {})

@@ -26,11 +26,16 @@ class Axis:
 
     key: str
     values: dict[str, Any]
+    named: bool = False  # the labels say it all
 
     @property
     def name(self) -> str:
         """The last part of the field's name, for a person."""
         return self.key.rpartition(".")[2]
+
+    def words(self, label: str) -> str:
+        """A value as a person reads it."""
+        return label if self.named else f"{self.name} {label}"
 
 
 @dataclass(frozen=True)
@@ -85,7 +90,7 @@ def read_sweep(path: Path, overrides: Sequence[str] = (), *, quick: bool = False
 
 def _axis(key: str, values: Any) -> Axis:
     if isinstance(values, dict) and values:
-        return Axis(key, values)
+        return Axis(key, values, named=True)
     if isinstance(values, list) and values:
         labels = [str(v.get("label", v.get("name", v))) if isinstance(v, dict) else str(v) for v in values]
         if len(set(labels)) == len(labels):
@@ -144,4 +149,5 @@ def means(sweep: Sweep, frame: pd.DataFrame) -> pd.DataFrame:
     seeds = ["seed"] if "seed" in frame else []
     by_seed = scored.groupby([*keys, *seeds, "round"], sort=False)[metric].mean()
     grouped = by_seed.groupby([*keys, "round"], sort=False)
-    return pd.DataFrame({"mean": grouped.mean(), "spread": grouped.std(ddof=0)}).reset_index()
+    found = {"mean": grouped.mean(), "spread": grouped.std(ddof=0), "seeds": grouped.count()}
+    return pd.DataFrame(found).reset_index()

@@ -5,8 +5,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import matplotlib
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -16,7 +18,7 @@ from rich.table import Table
 from codistill.experiments.charts import BLUE, COLOURS, INK, STYLE
 from codistill.experiments.sweep import Axis, Sweep
 
-_MOST_ROUNDS = 12  # columns of a table
+_MOST_ROUNDS = 7  # columns of a table
 
 
 def lines_of(sweep: Sweep) -> Axis:
@@ -37,18 +39,15 @@ def panels(sweep: Sweep, table: pd.DataFrame) -> Iterator[tuple[str, pd.DataFram
         part = table
         for axis, label in zip(axes, labels, strict=True):
             part = part[part[axis.key] == label]
-        words = [
-            label if axis.key == "agents" else f"{axis.name} {label}" for axis, label in zip(axes, labels, strict=True)
-        ]
-        yield ", ".join(words) or "all", part
+        yield ", ".join(axis.words(label) for axis, label in zip(axes, labels, strict=True)) or "all", part
 
 
 def tables(sweep: Sweep, table: pd.DataFrame, *, percent: bool) -> Iterator[Table]:
-    """One table per panel: a row per line, a column per round; the spread over seeds at the last."""
+    """One table per panel: a row per line, a column per round; means, and the spread over seeds."""
     compared = lines_of(sweep)
     for title, part in panels(sweep, table):
         rounds = sorted(part["round"].unique())
-        shown = rounds if len(rounds) <= _MOST_ROUNDS else [*rounds[: _MOST_ROUNDS - 1], rounds[-1]]
+        shown = [rounds[i] for i in np.unique(np.linspace(0, len(rounds) - 1, _MOST_ROUNDS).round().astype(int))]
         drawn = Table(title=title, title_justify="left")
         drawn.add_column(compared.name)
         for t in shown:
@@ -64,9 +63,10 @@ def tables(sweep: Sweep, table: pd.DataFrame, *, percent: bool) -> Iterator[Tabl
 def _cell(mine: pd.DataFrame, t: int, percent: bool) -> str:
     if t not in mine.index:
         return ""
+    row: Any = mine.loc[t]
     scale, digits = (100, 1) if percent else (1, 4)
-    mean, spread = scale * mine.loc[t, "mean"], scale * mine.loc[t, "spread"]
-    return f"{mean:.{digits}f} ± {spread:.{digits}f}"
+    spread = f" ± {scale * row['spread']:.{digits}f}" if row["seeds"] > 1 else ""
+    return f"{scale * row['mean']:.{digits}f}{spread}"
 
 
 def draw(sweep: Sweep, table: pd.DataFrame, path: Path, *, percent: bool) -> None:
@@ -80,11 +80,11 @@ def draw(sweep: Sweep, table: pd.DataFrame, path: Path, *, percent: bool) -> Non
         grid = figure.subplots(rows, columns, squeeze=False, sharey=True)
         for place, (title, part) in zip(grid.flat, parts, strict=False):
             _panel(place, title, part, lines_of(sweep), percent=percent)
-        handles = {}
+        handles: dict[Any, Any] = {}
         for place in grid.flat:
             for handle, label in zip(*place.get_legend_handles_labels(), strict=True):
                 handles.setdefault(label, handle)
-        figure.legend(handles.values(), handles.keys(), loc="outside right upper")
+        figure.legend(list(handles.values()), list(handles), loc="outside right upper")
         figure.savefig(path, dpi=110)
 
 

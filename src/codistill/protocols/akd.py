@@ -57,11 +57,24 @@ class AKD(Protocol):
         message = await me.receive(before)
         g = None if message is None else me.open_model(before, message)
         if g is not None:
-            me.state["targets"] = np.asarray(g.predict(me.shard.x), dtype=np.float64)
+            me.state["targets"] = as_targets(me, g.predict(me.shard.x))
 
     def alone(self) -> Alone:
         """Fitting on the own labels, round after round."""
         return Alone(refit=True)
+
+
+def as_targets(me: Agent, predictions: np.ndarray) -> np.ndarray:
+    """Predictions as labels for one's own model.
+
+    A model that predicts probabilities can only be fitted to such: of a teacher's real values it learns what
+    is positive, scaled to 1.
+    """
+    targets = np.asarray(predictions, dtype=np.float64)
+    if not me.learner.probabilistic or targets.min(initial=0.0) >= 0:
+        return targets
+    positive = np.maximum(targets, 0) + 1e-12
+    return np.asarray(positive / positive.sum(axis=1, keepdims=True))
 
 
 def neighbours_on_ring(me: Agent) -> tuple[str, str]:

@@ -8,6 +8,7 @@ import numpy as np
 
 from codistill.learners.ability import Ability
 from codistill.protocol import Agent, Protocol, setting
+from codistill.protocols.akd import as_targets
 from codistill.protocols.alone import Alone
 
 
@@ -45,7 +46,8 @@ class AvgKD(Protocol):
         if others:
             own = 1 / (1 + len(others)) if self.own_weight is None else self.own_weight
             # b.  ŷ_{t+1} = w y + (1 - w) mean_j g_t^j(X), with w = 1/M as printed
-            me.state["targets"] = own * self.anchor(me) + (1 - own) * np.mean(others, axis=0, dtype=np.float64)
+            average = own * self.anchor(me) + (1 - own) * np.mean(others, axis=0, dtype=np.float64)
+            me.state["targets"] = as_targets(me, average)
 
     def anchor(self, me: Agent) -> np.ndarray:
         """The own part of the average: the labels."""

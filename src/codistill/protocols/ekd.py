@@ -8,7 +8,7 @@ import numpy as np
 
 from codistill.learners.ability import Ability
 from codistill.protocol import Agent, Ensemble, Message, Protocol, setting
-from codistill.protocols.akd import neighbours_on_ring
+from codistill.protocols.akd import as_targets, neighbours_on_ring
 from codistill.protocols.alone import Alone
 
 
@@ -62,7 +62,7 @@ class EKD(Protocol):
         # A chain whose model was lost ends here: to train on its labels twice would count a term twice.
         me.state["age"] = -1 if g is None else int(models[before]["age"]) + 1
         if g is not None:
-            me.state["targets"] = np.asarray(g.predict(me.shard.x), dtype=np.float64)
+            me.state["targets"] = as_targets(me, g.predict(me.shard.x))
         if self.single and len(Ensemble(me)):
             self._distil(me)
 
@@ -75,8 +75,7 @@ class EKD(Protocol):
 
     def _distil(self, me: Agent) -> None:
         x = me.shard.x if me.public is None else np.concatenate([me.shard.x, me.public.x])
-        f = self._ensemble(me, x)
-        me.learner.fit(x, as_probabilities(f) if me.learner.probabilistic else f)
+        me.learner.fit(x, as_targets(me, self._ensemble(me, x)))
 
     def _ensemble(self, me: Agent, x: np.ndarray) -> np.ndarray:
         return Ensemble(me).predict(x, last=0.5 if self.half else 1.0)
@@ -90,9 +89,3 @@ class EKD(Protocol):
     def alone(self) -> Alone:
         """Fitting on the own labels, round after round."""
         return Alone(refit=True)
-
-
-def as_probabilities(f: np.ndarray) -> np.ndarray:
-    """A signed sum for a model that can only be fitted to probabilities: what is positive, scaled to 1."""
-    positive = np.maximum(f, 0) + 1e-12
-    return np.asarray(positive / positive.sum(axis=1, keepdims=True))

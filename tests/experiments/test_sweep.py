@@ -1,0 +1,174 @@
+"""Sweeps: every combination of a recipe's fields, run once, shown as tables and a picture."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from rich.console import Console
+
+from codistill.cli import main
+from codistill.errors import RecipeError
+from codistill.experiments.sweep import execute_sweep, means, read_sweep
+from codistill.experiments.sweep_view import draw, lines_of, panels, tables
+
+TOY = """
+seed = 0
+[data]
+name = "linear"
+scale = "none"
+[partition]
+kind = "unequal"
+weights = [0.6, 0.4]
+[[agents]]
+learner = { kind = "kernel_ridge", kernel = "linear", c = 0.01, reveal_inputs = true }
+count = 2
+[protocol]
+name = "akd"
+rounds = 3
+[evaluation]
+alone = false
+[runtime]
+kind = "simulation"
+[sweep]
+protocol = [{ name = "akd" }, { label = "half", name = "ekd" }, { name = "alone", refit = true, rounds = 1 }]
+"agents.0.learner.c" = [0.01, 1.0]
+seed = [0, 1]
+[sweep.partition]
+"same data" = { sort = false }
+"different data" = { sort = true }
+[quick]
+"protocol.rounds" = 2
+"sweep.seed" = [5]
+"""
+
+
+@pytest.fixture
+def toy(tmp_path: Path) -> Path:
+    path = tmp_path / "toy.toml"
+    path.write_text(TOY)
+    return path
+
+
+def test_every_combination_is_a_recipe_of_its_own(toy: Path) -> None:
+    sweep = read_sweep(toy)
+    runs = list(sweep.runs())
+    assert len(sweep) == len(runs) == 3 * 2 * 2 * 2
+    labels, recipe = runs[-1]
+    assert labels == {"protocol": "alone", "agents.0.learner.c": "1.0", "seed": "1", "partition": "different data"}
+    assert (recipe.protocol.name, recipe.rounds, recipe.seed) == ("alone", 1, 1)
+    assert recipe.agents[0].options["c"] == 1.0
+    # A table on an axis changes what it names, and keeps the rest.
+    assert recipe.partition.weights == (0.6, 0.4)  # type: ignore[attr-defined]
+    assert recipe.partition.sort  # type: ignore[attr-defined]
+    assert {recipe.rounds for chosen, recipe in runs if chosen["protocol"] != "alone"} == {3}
+
+
+def test_the_quick_form_and_then_a_person_have_the_last_word(toy: Path) -> None:
+    quick = read_sweep(toy, quick=True)
+    assert len(quick) == 12
+    assert {(recipe.rounds, recipe.seed) for labels, recipe in quick.runs() if labels["protocol"] == "half"} == {(2, 5)}
+    told = read_sweep(toy, ["protocol.rounds=4", 'sweep."agents.0.learner.c"=[0.5]'], quick=True)
+    assert {recipe.rounds for labels, recipe in told.runs() if labels["protocol"] == "akd"} == {4}
+    assert {recipe.agents[0].options["c"] for _, recipe in told.runs()} == {0.5}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ("[sweep]", "[swoop]", "A sweep needs a table"),
+        ("seed = [0, 1]", "seed = 3", "sweep.seed must be a list of different values"),
+        ("seed = [0, 1]", "seed = [1, 1]", "sweep.seed must be a list of different values"),
+        ("seed = [0, 1]", "seed = [0, -1]", "seed must be an integer of at least 0"),
+        ('{ name = "akd" },', '{ name = "akd", rouns = 3 },', "may only hold what akd has"),
+    ],
+)
+def test_a_mistake_is_told_before_anything_runs(toy: Path, before: str, after: str, said: str) -> None:
+    text = TOY.replace(before, after)
+    toy.write_text(text.replace("[sweep.partition]", "[unknown]") if "swoop" in after else text)
+    with pytest.raises(RecipeError, match=said):
+        read_sweep(toy)
+
+
+def test_a_quick_form_must_be_there(toy: Path) -> None:
+    toy.write_text(TOY[: TOY.index("[quick]")])
+    with pytest.raises(RecipeError, match="needs a table"):
+        read_sweep(toy, quick=True)
+
+
+def test_run_sends_a_sweep_to_its_own_command(toy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    toy.write_text(TOY[: TOY.index("[quick]")])
+    assert main(["run", str(toy)]) == 2
+    assert "codistill sweep" in capsys.readouterr().err
+
+
+def test_runs_are_made_once_and_shown(toy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    assert main(["sweep", str(toy), "--quick", "--out", str(out)]) == 0
+    first = capsys.readouterr().out
+    assert first.count("different data") >= 6
+    frame = pd.read_csv(out / "sweep.csv")
+    assert len(frame) == 4 * (2 * 2 + 2 * 2 + 1 * 2)  # settings x (rounds x agents of akd, ekd and alone)
+    assert (out / "sweep.png").read_bytes().startswith(b"\x89PNG")
+    stamps = {path: path.stat().st_mtime_ns for path in out.rglob("metrics.jsonl")}
+    assert len(stamps) == 12
+    assert main(["sweep", str(toy), "--quick", "--out", str(out)]) == 0
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("metrics.jsonl")} == stamps
+    assert pd.read_csv(out / "sweep.csv").equals(frame)
+
+
+def test_means_are_over_agents_and_seeds_and_the_spread_over_seeds(toy: Path) -> None:
+    sweep = read_sweep(toy)
+    rows = [
+        {"protocol": "akd", "agents.0.learner.c": "1.0", "partition": "same data", "seed": seed, "round": 1, "rmse": v}
+        for seed, values in (("0", (1.0, 3.0)), ("1", (5.0, 7.0)))
+        for v in values
+    ]
+    table = means(sweep, pd.DataFrame(rows))
+    assert table[["mean", "spread", "seeds"]].to_numpy().tolist() == [[4.0, 2.0, 2]]
+
+
+def test_a_combination_that_cannot_be_is_told_and_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "two.toml"
+    path.write_text(
+        """
+        seed = 0
+        [data]
+        name = "digits"
+        samples = 60
+        test_samples = 40
+        [[agents]]
+        learner = "mlp"
+        [[agents]]
+        learner = "logistic"
+        [protocol]
+        name = "alone"
+        rounds = 1
+        [evaluation]
+        alone = false
+        [runtime]
+        kind = "simulation"
+        [sweep]
+        protocol = ["fedavg", "alone"]
+        """.replace('protocol = ["fedavg", "alone"]', 'protocol = [{ name = "fedavg" }, { name = "alone" }]')
+    )
+    said: list[str] = []
+    sweep = read_sweep(path)
+    frame = execute_sweep(sweep, tmp_path, tell=said.append)
+    assert said[0].startswith("[1/2] fedavg: left out. fedavg averages weights")
+    assert said[1].startswith("[2/2] alone: accuracy")
+    assert set(frame["protocol"]) == {"alone"}
+    table = means(sweep, frame)
+    assert lines_of(sweep).key == "protocol"
+    assert [title for title, _ in panels(sweep, table)] == ["all"]
+    console = Console(width=100, record=True, file=io.StringIO())
+    for drawn in tables(sweep, table, percent=True):
+        console.print(drawn)
+    shown = console.export_text()
+    assert "fedavg" not in shown
+    assert f"{100 * float(np.mean(frame['accuracy'])):.1f}" in shown
+    draw(sweep, table, tmp_path / "picture.png", percent=True)
+    assert (tmp_path / "picture.png").stat().st_size > 5_000
