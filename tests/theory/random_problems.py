@@ -45,7 +45,7 @@ def case(seed, kernels, c, sizes=None, outputs=None, features=4) -> Case:
     return Case(problem, loops.machines(xs, [own for _, own in kernels], c), xs, ys, random.normal(size=(6, features)))
 
 
-def cases(c, count=4, outputs=None):
+def cases(c, count=3, outputs=None):
     """Problems of two agents over all pairs of kernels."""
     pairs = DEFINITE if c == 0 else ANY
     return [case(100 * i + j, pair, c, outputs=outputs) for i, pair in enumerate(pairs) for j in range(count)]
