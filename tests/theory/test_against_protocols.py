@@ -35,7 +35,7 @@ PROBLEMS = [(method, c, seed) for method in METHODS for c in (0.0, 1e-3, 0.1, 1.
 def both(method: str, c: float, seed: int, kernels=KERNELS, features: int = 4) -> list[float]:
     """How far each agent of a run is from its closed form, at fresh inputs."""
     random = np.random.default_rng([seed, len(method), int(1000 * c)])
-    count, rounds = (3 if seed == 2 else 2), int(random.integers(1, 8))
+    count, rounds = (3 if seed == 2 else 2), int(random.integers(1, 6))
     xs = [random.normal(size=(n, features)) for n in random.integers(5, 12, count)]
     ys = [random.normal(size=(len(x), 1)) for x in xs]
     chosen = kernels[:count]
