@@ -15,7 +15,7 @@ from rich.table import Table
 import codistill as cd
 from bench import bare
 from bench.measure import Figure, alternate, ratio, seconds, speedup
-from bench.workloads import lenets, small
+from bench.workloads import lenets, pair, small
 from codistill.runtimes.host import BEGIN
 from codistill.runtimes.processes import Processes
 from codistill.runtimes.runtime import Runtime
@@ -56,11 +56,23 @@ def training(protocol: cd.Protocol, transfer: int) -> list[Figure]:
         sides = alternate(REPEATS, Rounds(runtime, names, 1), lambda: two.run(1), lambda: one.run(1), turns=ROUNDS)
         two.close()
         one.close()
-    ours, pair, single = sides
+    ours, two_bare, single = sides
     return [
-        ratio(f"{protocol.name}: W1 round, against two bare processes", ours, pair, 1.05),
+        ratio(f"{protocol.name}: W1 round, against two bare processes", ours, two_bare, 1.05),
         speedup(f"{protocol.name}: W1 round, faster than one bare process with 2 threads", ours, single, 1.6),
     ]
+
+
+def travelling() -> list[Figure]:
+    """A round of avgkd against two bare processes that do the same fits and predictions."""
+    figures = []
+    for model, samples in (("lenet5", 1000), ("cnn", 500)):
+        with started(pair(cd.AvgKD(), model, samples, 64, 5)) as (runtime, names):
+            two = bare.BareProcesses([bare.Fitting(model, samples, 64, 5)] * 2)
+            ours, bares = alternate(REPEATS, Rounds(runtime, names, 1), partial(two.run, 1), turns=2)
+            two.close()
+        figures.append(ratio(f"avgkd: a round of two {model}, against two bare processes", ours, bares, 1.1))
+    return figures
 
 
 def evaluation() -> list[Figure]:
@@ -81,9 +93,9 @@ def evaluation() -> list[Figure]:
     assert best is not None
     with started(lenets(cd.FedAvg(), test=images)) as (runtime, _):
         two = bare.BareProcesses([bare.Evaluation(5, images, best[1], best[2])] * 2)
-        ours, pair = alternate(5, lambda: runtime.evaluate(None), lambda: two.run(1))
+        ours, two_bare = alternate(5, lambda: runtime.evaluate(None), lambda: two.run(1))
         two.close()
-    return [ratio(f"evaluation on 10,000 images, against bare inference ({label})", ours, pair, 1.1)]
+    return [ratio(f"evaluation on 10,000 images, against bare inference ({label})", ours, two_bare, 1.1)]
 
 
 def scaling() -> list[Figure]:
@@ -154,6 +166,7 @@ def exchange() -> list[Figure]:
 BENCHES: dict[str, Callable[[], list[Figure]]] = {
     "fedavg": lambda: training(cd.FedAvg(), 0),
     "fedmd": lambda: training(cd.FedMD(transfer_steps=TRANSFER), TRANSFER),
+    "avgkd": travelling,
     "evaluation": evaluation,
     "scaling": scaling,
     "exchange": exchange,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch.nn.functional import cross_entropy, kl_div, log_softmax, softmax
+from torch.nn.functional import cross_entropy, kl_div, log_softmax, mse_loss, softmax
 
 from codistill.learners import zoo
 
@@ -15,7 +15,7 @@ from codistill.learners import zoo
 class BareProcesses:
     """Worker processes that run a job on command; one thread each unless told otherwise."""
 
-    def __init__(self, jobs: Sequence[Training | Evaluation], threads: int = 1) -> None:
+    def __init__(self, jobs: Sequence[Training | Evaluation | Fitting], threads: int = 1) -> None:
         # Spawned, not forked: a pool of threads does not survive a fork.
         context = multiprocessing.get_context("spawn")
         self._pipes, self._processes = [], []
@@ -37,7 +37,7 @@ class BareProcesses:
             process.kill()
 
 
-def _serve(pipe, job: Training | Evaluation, threads: int) -> None:  # type: ignore[no-untyped-def]
+def _serve(pipe, job: Training | Evaluation | Fitting, threads: int) -> None:  # type: ignore[no-untyped-def]
     torch.set_num_threads(threads)
     work = job.prepare()
     while True:
@@ -98,6 +98,38 @@ class Evaluation:
                             model(part)
 
         return passes
+
+
+@dataclass(frozen=True)
+class Fitting:
+    """What an agent of AvgKD does in a round: a fit from a fresh initialisation, and a pass over its samples."""
+
+    model: str
+    samples: int
+    batch: int
+    epochs: int
+
+    def prepare(self) -> Callable[[int], None]:
+        model = _channels_last(zoo.build(self.model, (1, 28, 28), 10))
+        x = _channels_last(torch.rand(self.samples, 1, 28, 28))
+        y = torch.eye(10)[torch.randint(0, 10, (self.samples,))]
+
+        def rounds(count: int) -> None:
+            for _ in range(count):
+                for part in model.modules():
+                    if hasattr(part, "reset_parameters"):
+                        part.reset_parameters()
+                optimiser = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
+                model.train()
+                for _ in range(self.epochs):
+                    for batch in torch.randperm(self.samples).split(self.batch):
+                        _step(optimiser, mse_loss(model(x[batch]), y[batch]))
+                model.eval()
+                with torch.inference_mode():
+                    for part in x.split(250):
+                        model(part)
+
+        return rounds
 
 
 def _step(optimiser: torch.optim.Optimizer, loss: torch.Tensor) -> None:

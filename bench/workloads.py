@@ -34,6 +34,17 @@ def lenets(protocol: cd.Protocol, *, agents: int = 10, samples: int = 1200, test
     return cd.Federation(members, protocol, public=public, test=images(test) if test else None, classes=10)
 
 
+def pair(protocol: cd.Protocol, model: str, samples: int, batch: int, epochs: int) -> cd.Federation:
+    """Two agents with the same architecture, each fitted anew in every round; squared loss."""
+    x, y = images(2 * samples)
+    options = {"loss": "squared", "batch_size": batch, "epochs": epochs}
+    members = [
+        cd.Agent(f"a{i}", cd.TorchLearner(build(model, (1, 28, 28), 10), **options), x[i::2], y[i::2])  # type: ignore[arg-type]
+        for i in range(2)
+    ]
+    return cd.Federation(members, protocol, classes=10)
+
+
 def small(agents: int, protocol: cd.Protocol) -> cd.Federation:
     """Logistic regression, 20 samples each."""
     rng = np.random.default_rng(0)
