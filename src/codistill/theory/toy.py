@@ -38,8 +38,9 @@ SETTINGS = (
 class Toy:
     """The error of every method in rounds 0, 1, ..., as ‖f(A) - b‖ / ‖b‖ over *all* training inputs.
 
-    This measure, and not the error on an agent's own inputs, shows what the figure shows: an agent alone
-    is good at home only, AKD climbs to 1 (a model that says 0), and EKD comes down to the centralised error.
+    The paper does not name its measure. With this one AKD climbs to 1 (a model that says 0) and EKD comes down
+    to the centralised error, as in the figure; AvgKD, agent 1's, is worse than agent 1 alone, but at c = 0.01
+    not worse than agent 2 alone.
     """
 
     setting: Setting
