@@ -9,12 +9,15 @@ import pytest
 import codistill
 
 NAMES = [
+    "AKD",
     "Ability",
     "Agent",
     "Alone",
     "AvgKD",
+    "Backfitting",
     "Centralised",
     "CodistillError",
+    "EKD",
     "Fault",
     "FedAvg",
     "FedMD",
@@ -23,6 +26,7 @@ NAMES = [
     "KernelRidge",
     "Learner",
     "Message",
+    "PKD",
     "Protocol",
     "Result",
     "Topology",
