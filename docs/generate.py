@@ -19,12 +19,12 @@ A recipe is one TOML file that says all there is to say about a run. It is check
 key names its nearest neighbour, a wrong value says what must hold. `codistill run RECIPE --set table.key=value`
 changes it for one run. The run's folder keeps the recipe as it was resolved.
 
-A recipe with a table `[sweep]` is many runs, one for every combination of the values listed there, as a paper's figure
-needs them: `codistill sweep RECIPE`. Keys are fields of the recipe (`"partition.alpha" = [0.0, 0.1]`); values are a
-list, or a table of named ones; a table as a value (`protocol = [{ name = "akd" }, { name = "ekd" }]`) changes what it names
-and keeps the rest. Runs that are done are not run again; a combination that cannot be is told and left out. The sweep's
-folder gets `sweep.csv`, `sweep.png` and a folder for every run. `--quick` first applies the changes in the table
-`[quick]`. See `recipes/akd/`.
+A recipe with a table `[sweep]` is many runs, one for every combination of the values listed there, as a paper's
+figure needs them: `codistill sweep RECIPE`. Keys are fields of the recipe (`"partition.alpha" = [0.0, 0.1]`);
+values are a list, or a table of named ones; a table as a value (`protocol = [{ name = "akd" }, { name = "ekd"
+}]`) changes what it names and keeps the rest. Runs that are done are not run again; a combination that cannot
+be is told and left out. The sweep's folder gets `sweep.csv`, `sweep.png` and a folder for every run. `--quick`
+first applies the changes in the table `[quick]`. See `recipes/akd/`.
 
 ```toml
 seed = 0
