@@ -66,9 +66,8 @@ CASES = [
     Case(cd.AKD(simultaneous=True), regressors),
     Case(cd.PKD(), mixed),
     Case(cd.EKD(), regressors),
-    Case(cd.EKD(half=False, single=True), mixed),
+    Case(cd.EKD(half=False, single=True), equal),
     Case(cd.Backfitting(), regressors),
-    Case(cd.Backfitting(simultaneous=True), regressors),
     # Own labels keep weight 1/2: at the printed 1/M four agents hardly see their own labels.
     Case(cd.AvgKD(own_weight=0.5), mixed),
 ]

@@ -13,6 +13,7 @@ from codistill.data import sources as datasets
 from codistill.data.checks import digest, validate_samples
 from codistill.data.dataset import Dataset
 from codistill.data.datasets import catalogue, load
+from codistill.data.partition import Unequal
 from codistill.data.scale import scaled
 from codistill.data.split import hold_out, split_reference
 from codistill.errors import CodistillError, DataError, RecipeError
@@ -326,7 +327,7 @@ def test_an_unknown_name_lists_what_there_is(tmp_path):
     assert_says(
         error,
         "'leters'",
-        "breast_cancer, digits, wine are bundled",
+        "breast_cancer, digits, linear, wine are bundled",
         f"the folder {tmp_path} holds letters",
         "Did you mean 'letters'?",
         "--data-dir or CODISTILL_DATA",
@@ -393,7 +394,7 @@ def test_the_catalogue_describes_bundled_sets_and_files(tmp_path):
     write_toy(tmp_path, "digits")
     write_toy(tmp_path, "partial", without=["x_test"])
     infos = {(info.where, info.name): info for info in catalogue(tmp_path)}
-    assert list(infos)[:3] == [("bundled", name) for name in ("breast_cancer", "digits", "wine")]
+    assert list(infos)[:4] == [("bundled", name) for name in ("breast_cancer", "digits", "linear", "wine")]
     digits = infos["bundled", "digits"]
     assert (digits.train, digits.test, digits.shape, digits.classes) == (1438, 359, (1, 8, 8), 10)
     grey, colour = infos["folder", "grey"], infos["folder", "colour"]
@@ -519,8 +520,8 @@ def test_hugging_face_problems_are_passed_on(monkeypatch):
         [[1, 0], [0, 1]],
         np.eye(2, dtype=bool),
         np.eye(2, dtype=np.uint8),
-        np.asfortranarray(np.eye(2)),
-        pd.DataFrame(np.eye(2)),
+        np.asfortranarray(np.eye(2, dtype=np.float32)),
+        pd.DataFrame(np.eye(2, dtype=np.float32)),
         np.eye(2, dtype=np.float16),
     ],
 )
@@ -532,10 +533,38 @@ def test_samples_of_any_numeric_kind_become_float32(x):
     np.testing.assert_array_equal(labels, [0, 1])
 
 
-def test_real_valued_targets_become_float32():
-    _, targets = validate_samples(np.ones((2, 3)), [[0.25, 0.75], [-1, 2]], 2, "agent 'a'")
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+def test_the_precision_that_is_given_is_kept(kind):
+    """Kernel regression is exact to more digits than float32 has."""
+    x, y = np.full((2, 3), 0.1, dtype=kind), np.array([[0.1, 0.75], [-1, 2]], dtype=kind)
+    features, targets = validate_samples(np.asfortranarray(x), y, 2, "agent 'a'")
+    assert (features.dtype, targets.dtype) == (kind, kind)
+    assert features.flags.c_contiguous
+    np.testing.assert_array_equal(features, x)
+    np.testing.assert_array_equal(targets, y)
+
+
+def test_whole_numbers_as_targets_become_float32():
+    _, targets = validate_samples(np.ones((2, 3)), [[0, 1], [-1, 2]], 2, "agent 'a'")
     assert targets.dtype == np.float32
-    np.testing.assert_array_equal(targets, [[0.25, 0.75], [-1, 2]])
+    np.testing.assert_array_equal(targets, [[0, 1], [-1, 2]])
+
+
+def test_linear_regression_is_what_it_says():
+    data = load("linear", scale="none", seed=3)
+    assert data.x.shape == (150, 100)
+    assert data.x_test.shape == (1000, 100)
+    truth, *_ = np.linalg.lstsq(data.x.astype(np.float64), data.y, rcond=None)
+    np.testing.assert_allclose(data.x_test @ truth, data.y_test, atol=1e-5)
+    assert 0.8 < data.y.std() < 1.2
+    assert not np.array_equal(data.x, load("linear", scale="none", seed=4).x)
+
+
+def test_in_the_order_of_the_targets():
+    y = np.random.default_rng(0).normal(size=(50, 1))
+    low, high = Unequal(weights=(0.6, 0.4), sort=True).split(y, 2, np.random.default_rng(1))
+    assert (len(low), len(high)) == (30, 20)
+    assert y[low].max() < y[high].min()
 
 
 GOOD_X = np.ones((3, 2))
