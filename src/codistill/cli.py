@@ -199,6 +199,9 @@ def _sweep(options: argparse.Namespace) -> int:
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
     frame = execute_sweep(sweep, folder, data_dir=options.data_dir)
+    if frame is None:
+        print("stopped; to go on, give the same command again: what is done is not run again")
+        return 130
     table, percent = means(sweep, frame), "accuracy" in frame
     for drawn in tables(sweep, table, percent=percent):
         Console(width=None if sys.stdout.isatty() else 140).print(drawn)

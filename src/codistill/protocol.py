@@ -15,13 +15,13 @@ import numpy as np
 
 from codistill.agent import Agent, Hub
 from codistill.ensemble import Ensemble
-from codistill.errors import LearnerError
+from codistill.errors import LearnerError, MessageError
 from codistill.learners.ability import Ability
 from codistill.message import Message
 from codistill.settings import check_settings, setting
 
 # All that a protocol's file needs, in one place.
-__all__ = ["Ability", "Agent", "Ensemble", "Hub", "LearnerError", "Message", "Protocol", "setting"]
+__all__ = ["Ability", "Agent", "Ensemble", "Hub", "LearnerError", "Message", "MessageError", "Protocol", "setting"]
 
 
 @dataclass(frozen=True, kw_only=True)

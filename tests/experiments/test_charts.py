@@ -7,6 +7,7 @@ import pytest
 from matplotlib.colors import to_hex
 from matplotlib.text import Text
 
+from codistill import look
 from codistill.experiments import charts
 from codistill.experiments.charts import arrange, draw_bars, draw_result, draw_rounds, draw_runs, draw_traffic
 from codistill.summary import Summary
@@ -129,14 +130,14 @@ def test_bars_are_the_scores_and_the_gains():
     assert [bar.get_width() for bar in alone] == [0.7, 0.6]
     assert [bar.get_width() for bar in together] == [0.5, 0.9]
     assert texts(figure.axes[0]) == ["-20.0", "+30.0"]
-    assert [text.get_color() for text in figure.axes[0].texts] == [charts.WORSE, charts.INK]
+    assert [text.get_color() for text in figure.axes[0].texts] == [look.WORSE, look.INK]
 
 
 def test_less_error_is_better():
     run = arrange(summary(TWO, alone={"a": 0.7, "b": 0.6}, key="rmse"))
     axes = draw_bars(run).axes[0]
     assert texts(axes) == ["-0.2", "+0.3"]
-    assert [text.get_color() for text in axes.texts] == [charts.INK, charts.WORSE]
+    assert [text.get_color() for text in axes.texts] == [look.INK, look.WORSE]
     assert run.word_of_axis == "RMSE on the common test set (lower is better)"
     assert run.score_text(0.12345) == "0.1235"
 

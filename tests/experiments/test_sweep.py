@@ -120,6 +120,26 @@ def test_runs_are_made_once_and_shown(toy: Path, tmp_path: Path, capsys: pytest.
     assert pd.read_csv(out / "sweep.csv").equals(frame)
 
 
+def test_a_folder_of_another_recipe_is_not_taken_for_done(toy: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    only = ["sweep.protocol=[{name='akd'}]", 'sweep."agents.0.learner.c"=[0.5]', "sweep.seed=[1]", "protocol.rounds=1"]
+    assert execute_sweep(read_sweep(toy, only), out, tell=str) is not None
+    with pytest.raises(RecipeError, match="must hold runs of the same recipe"):
+        execute_sweep(read_sweep(toy, [*only, "partition.weights=[0.5, 0.5]"]), out, tell=str)
+
+
+def test_an_interrupted_run_ends_the_sweep(toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[Path] = []
+
+    def stopped(recipe: object, place: Path, **options: object) -> tuple[None, bool]:
+        begun.append(place)
+        return None, False
+
+    monkeypatch.setattr("codistill.experiments.sweep.execute", stopped)
+    assert main(["sweep", str(toy), "--out", str(tmp_path / "out")]) == 130
+    assert len(begun) == 1
+
+
 def test_means_are_over_agents_and_seeds_and_the_spread_over_seeds(toy: Path) -> None:
     sweep = read_sweep(toy)
     rows = [
@@ -158,6 +178,7 @@ def test_a_combination_that_cannot_be_is_told_and_left_out(tmp_path: Path) -> No
     said: list[str] = []
     sweep = read_sweep(path)
     frame = execute_sweep(sweep, tmp_path, tell=said.append)
+    assert frame is not None
     assert said[0].startswith("[1/2] fedavg: left out. fedavg averages weights")
     assert said[1].startswith("[2/2] alone: accuracy")
     assert set(frame["protocol"]) == {"alone"}

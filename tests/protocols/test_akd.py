@@ -187,6 +187,19 @@ def test_a_lost_chain_ends_and_no_term_is_counted_twice(data: Data) -> None:
     assert signs == [[1.0, 1.0], [-1.0], [1.0]]
 
 
+@pytest.mark.parametrize("age", ["old", -1, 1, 1.0, [0], None])
+def test_an_age_that_cannot_be_is_refused_and_the_round_goes_on(data: Data, age: Any) -> None:
+    """In round 1 every honest model has been distilled 0 times."""
+
+    class Lying(cd.EKD):
+        def _train(self, me: cd.Agent) -> Message:
+            model = super()._train(me)
+            return Message(model.arrays, {**model.plain, "age": age}) if me.name == "a0" else model
+
+    members, _ = run(data, Lying(), 1)
+    assert [len(member.state["ensemble"][0]) for member in members] == [2, 2, 2]
+
+
 def test_one_model_in_place_of_the_ensemble(data: Data) -> None:
     """The agent's own model, fitted to f_t on its own and the public samples, answers for the ensemble."""
     public = np.random.default_rng(1).normal(size=(9, 2))

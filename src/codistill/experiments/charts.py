@@ -14,14 +14,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, PercentFormatter
 
 from codistill.data.picture import draw_partition
+from codistill.look import BLUE, COLOURS, DASHES, GREY, INK, MUTED, STYLE, WORSE
 from codistill.summary import AgentLine, Summary
 from codistill.text import bytes_text, percent_text
-
-INK, MUTED, AXIS, GRID = "#1f2328", "#6b7280", "#c4c9d0", "#e6e8ec"
-BLUE, GREY, WORSE = "#0072b2", "#a3acb8", "#b34700"
-# Okabe and Ito's colours that differ for every kind of colour vision, without those of the means.
-COLOURS = ("#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9")
-DASHES = ("solid", "dashed", "dotted", "dashdot")
 
 MOST_SWITCHES = 20  # agents that get a switch of their own
 MOST_BARS = 30
@@ -32,31 +27,6 @@ MOST_CIRCLES = 1_500  # beyond, an image is smaller than as many shapes
 MOST_MARKERS = 30
 LONGEST_NAME = 20
 LOG_FROM = 30  # ratio of the largest to the smallest number of bytes
-
-STYLE: dict[Any, Any] = {
-    "font.family": ["sans-serif"],
-    "font.sans-serif": ["DejaVu Sans"],
-    "font.size": 10,
-    "text.color": INK,
-    "axes.edgecolor": AXIS,
-    "axes.labelcolor": INK,
-    "axes.titlecolor": INK,
-    "axes.titlesize": 10,
-    "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.axisbelow": True,
-    "axes.grid": True,
-    "grid.color": GRID,
-    "grid.linewidth": 0.8,
-    "xtick.color": AXIS,
-    "ytick.color": AXIS,
-    "xtick.labelcolor": INK,
-    "ytick.labelcolor": INK,
-    "legend.frameon": False,
-    "legend.fontsize": 9.5,
-    "lines.solid_capstyle": "round",
-}
 
 # Above the axes, where it hides no data.
 _LEGEND: dict[str, Any] = {

@@ -15,6 +15,7 @@ from xml.etree import ElementTree
 import matplotlib
 from matplotlib.figure import Figure
 
+from codistill import look
 from codistill.errors import RecipeError
 from codistill.experiments import charts
 from codistill.experiments.charts import Run, arrange, mean
@@ -25,8 +26,8 @@ from codistill.text import bytes_text, duration_text
 # Colours of the charts become variables, so that the style sheet can choose others on a dark background.
 # The last three are those of the partition's picture.
 _NAMED = {
-    charts.INK: "var(--ink)", charts.MUTED: "var(--muted)", charts.AXIS: "var(--axis)", charts.GRID: "var(--grid)",
-    charts.BLUE: "var(--blue)", charts.GREY: "var(--grey)", charts.WORSE: "var(--worse)",
+    look.INK: "var(--ink)", look.MUTED: "var(--muted)", look.AXIS: "var(--axis)", look.GRID: "var(--grid)",
+    look.BLUE: "var(--blue)", look.GREY: "var(--grey)", look.WORSE: "var(--worse)",
     "#000000": "var(--ink)", "#cccccc": "var(--axis)", "#ebebeb": "var(--grid)",
 }  # fmt: skip
 _SWATCH_DASHES = {"solid": "none", "dashed": "6 3", "dotted": "2 3", "dashdot": "7 3 2 3"}

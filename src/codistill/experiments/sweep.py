@@ -6,7 +6,7 @@ import copy
 import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import pandas as pd
 
 from codistill.errors import LearnerError, RecipeError
 from codistill.experiments.recipe import Recipe, make_recipe, override, put, read_tables
-from codistill.experiments.run import RECIPE, execute
+from codistill.experiments.run import RECIPE, execute, reopen
 from codistill.experiments.store import METRICS, read_rows
 
 TABLE, PICTURE = "sweep.csv", "sweep.png"
@@ -108,14 +108,19 @@ def _without_label(value: Any) -> Any:
 
 def execute_sweep(
     sweep: Sweep, folder: Path, *, data_dir: str | None = None, tell: Callable[[str], None] = print
-) -> pd.DataFrame:
-    """Run what is not done yet; returns a row per run, round and agent. Combinations that cannot be are told."""
+) -> pd.DataFrame | None:
+    """Run what is not done yet; returns a row per run, round and agent, or None if it was interrupted.
+
+    Combinations that cannot be are told and left out.
+    """
     frames = []
     for number, (labels, recipe) in enumerate(sweep.runs(), 1):
         words = ", ".join(labels.values())
         place = folder / _slug(labels)
         try:
-            rows = _rows(recipe, place, data_dir)
+            if not _is_done(recipe, place, data_dir):
+                return None
+            rows = read_rows(place / METRICS)
         except LearnerError as error:  # such as averaging the weights of different architectures
             tell(f"[{number}/{len(sweep)}] {words}: left out. {error.must}")
             continue
@@ -130,11 +135,28 @@ def execute_sweep(
     return frame
 
 
-def _rows(recipe: Recipe, place: Path, data_dir: str | None) -> list[dict[str, Any]]:
-    done = (place / METRICS).exists() and any(row["round"] == recipe.rounds for row in read_rows(place / METRICS))
-    if not done:
-        execute(recipe, place, data_dir=data_dir, resume=(place / RECIPE).exists(), progress=False)
-    return read_rows(place / METRICS)
+def _is_done(recipe: Recipe, place: Path, data_dir: str | None) -> bool:
+    """Run what is missing of one run; False if it was interrupted."""
+    begun = (place / RECIPE).exists()
+    if begun and _without_place(reopen(place)) != _without_place(recipe):
+        raise RecipeError(
+            "A sweep's folder must hold runs of the same recipe.",
+            f"{place} holds a run of another",
+            "Choose another --out, or remove that folder.",
+        )
+    if begun and any(row["round"] == recipe.rounds for row in _known_rows(place)):
+        return True
+    _, complete = execute(recipe, place, data_dir=data_dir, resume=begun, progress=False)
+    return complete
+
+
+def _without_place(recipe: Recipe) -> Recipe:
+    """Where the data lie is no part of what a run is."""
+    return replace(recipe, data=replace(recipe.data, dir=None))
+
+
+def _known_rows(place: Path) -> list[dict[str, Any]]:
+    return read_rows(place / METRICS) if (place / METRICS).exists() else []
 
 
 def _slug(labels: Mapping[str, str]) -> str:

@@ -15,8 +15,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 from rich.table import Table
 
-from codistill.experiments.charts import BLUE, COLOURS, INK, STYLE
 from codistill.experiments.sweep import Axis, Sweep
+from codistill.look import BLUE, COLOURS, INK, STYLE
 
 _MOST_ROUNDS = 7  # columns of a table
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from codistill.learners.ability import Ability
-from codistill.protocol import Agent, Ensemble, Message, Protocol, setting
+from codistill.protocol import Agent, Ensemble, Message, MessageError, Protocol, setting
 from codistill.protocols.akd import as_targets, neighbours_on_ring
 from codistill.protocols.alone import Alone
 
@@ -52,7 +52,7 @@ class EKD(Protocol):
             return
         mine = self._train(me)
         heard = {me.name: mine, **await me.exchange(mine)}
-        models = {name: heard[name] for name in me.present if name in heard and "age" in heard[name]}
+        models = {name: heard[name] for name in me.present if name in heard and has_age(me, name, heard[name], t)}
         opened = {name: me.open_model(name, message) for name, message in models.items()}
         term = [(1 - 2 * (models[name]["age"] % 2), models[name]) for name, g in opened.items() if g is not None]
         if term:
@@ -89,3 +89,16 @@ class EKD(Protocol):
     def alone(self) -> Alone:
         """Fitting on the own labels, round after round."""
         return Alone(refit=True)
+
+
+def has_age(me: Agent, sender: str, message: Message, t: int) -> bool:
+    """Whether a message holds a model, distilled so often as can be by round t; what cannot be is refused."""
+    age = message.get("age")
+    if type(age) is int and 0 <= age <= t:
+        return True
+    if "ended" not in message:
+        found = f"{age!r}"[:80]
+        me.refuse(
+            sender, MessageError(f"A model's age must be a number from 0 to {t}.", found, "Use the same protocol.")
+        )
+    return False

@@ -13,37 +13,16 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
+from codistill.look import INK, MUTED, STYLE
 from codistill.theory.chains import ekd_iteration
 from codistill.theory.kernels import Kernel
 from codistill.theory.problem import Problem
 from codistill.theory.toy import Toy
 from codistill.theory.yardsticks import centralised
 
-INK, MUTED, AXIS, GRID = "#1f2328", "#6b7280", "#c4c9d0", "#e6e8ec"
 BLUE, GREEN, RED, ORANGE, PURPLE = "#0072b2", "#009e73", "#d55e00", "#e69f00", "#8a5a9e"
 
-_STYLE: dict[Any, Any] = {
-    "font.family": ["sans-serif"],
-    "font.sans-serif": ["DejaVu Sans"],
-    "font.size": 10,
-    "text.color": INK,
-    "axes.edgecolor": AXIS,
-    "axes.labelcolor": INK,
-    "axes.titlecolor": INK,
-    "axes.titlesize": 10.5,
-    "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.axisbelow": True,
-    "grid.color": GRID,
-    "grid.linewidth": 0.8,
-    "xtick.color": AXIS,
-    "ytick.color": AXIS,
-    "xtick.labelcolor": INK,
-    "ytick.labelcolor": INK,
-    "legend.frameon": False,
-    "lines.solid_capstyle": "round",
-}
+_STYLE: dict[Any, Any] = {**STYLE, "axes.titlesize": 10.5, "axes.grid": False, "legend.fontsize": "medium"}
 
 _LINES: dict[str, dict[str, Any]] = {
     "AKD": {"color": RED, "linewidth": 2},

@@ -1,0 +1,36 @@
+"""The look of all figures: colours and matplotlib's settings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+INK, MUTED, AXIS, GRID = "#1f2328", "#6b7280", "#c4c9d0", "#e6e8ec"
+BLUE, GREY, WORSE = "#0072b2", "#a3acb8", "#b34700"
+# Okabe and Ito's colours that differ for every kind of colour vision, without those of the means.
+COLOURS = ("#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9")
+DASHES = ("solid", "dashed", "dotted", "dashdot")
+
+STYLE: dict[Any, Any] = {
+    "font.family": ["sans-serif"],
+    "font.sans-serif": ["DejaVu Sans"],
+    "font.size": 10,
+    "text.color": INK,
+    "axes.edgecolor": AXIS,
+    "axes.labelcolor": INK,
+    "axes.titlecolor": INK,
+    "axes.titlesize": 10,
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "grid.color": GRID,
+    "grid.linewidth": 0.8,
+    "xtick.color": AXIS,
+    "ytick.color": AXIS,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "legend.frameon": False,
+    "legend.fontsize": 9.5,
+    "lines.solid_capstyle": "round",
+}
