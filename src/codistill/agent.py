@@ -56,11 +56,13 @@ class Node:
         self.present: tuple[str, ...] = ()  # agents of this round, in the order of the roster
         self.seed = 0
         self.rejected: list[tuple[str, str]] = []  # (sender, reason) of messages refused this round
+        self.remarks: list[str] = []  # what an operator should know of this round
+        self.measures: list[tuple[str, str, float]] = []  # (agent, name, value) of this round
         self._moment: tuple[Key, ...] = ()
 
     def start(self, phase: Key, present: tuple[str, ...]) -> None:
         """Enter a round (or "begin"): from here on all randomness derives from (seed, name, phase)."""
-        self.present, self.rejected = present, []
+        self.present, self.rejected, self.remarks, self.measures = present, [], [], []
         self._moment = (self.name, phase, 0)
         seed_libraries(self.seed, *self._moment)
 
@@ -96,6 +98,14 @@ class Node:
     def refuse(self, sender: str, error: MessageError) -> None:
         """Name a message that cannot be used; the round goes on without it."""
         self.rejected.append((sender, str(error)))
+
+    def remark(self, text: str) -> None:
+        """Tell the operator of something that a protocol has met and got over, in a few words."""
+        self.remarks.append(text)
+
+    def measure(self, agent: str, **values: float) -> None:
+        """Put figures that only the protocol knows into the metrics, in this round's row of an agent."""
+        self.measures += [(agent, name, float(value)) for name, value in values.items()]
 
     async def _send(self, messages: Mapping[str, Message]) -> None:
         for receiver in messages:

@@ -45,8 +45,13 @@ class Shard:
     def __len__(self) -> int:
         return len(self.x)
 
-    def batches(self, t: int, size: int, epochs: int = 1) -> Iterator[Batch]:
-        """All samples in a new order, `epochs` times, cut into batches."""
+    def batches(self, t: int, size: int, epochs: int = 1, steps: int | None = None) -> Iterator[Batch]:
+        """All samples in a new order, `epochs` times, cut into batches; or exactly `steps` batches."""
+        if steps is not None:
+            x, wanted = self._tensors
+            for chosen in _steps(len(self), size, steps, self.seed, self.owner, "batches", t):
+                yield Batch(x[chosen], wanted[chosen])
+            return
         for epoch in range(epochs):
             order = _order(len(self), self.seed, self.owner, "batches", t, epoch)
             x, wanted = (tensor[order] for tensor in self._tensors)
@@ -72,17 +77,8 @@ class Reference:
 
     def batches(self, t: int, size: int, steps: int | None = None) -> Iterator[PublicBatch]:
         """One pass in a new order, or exactly `steps` batches, passing over the data as often as needed."""
-        taken = passes = 0
-        while steps is None or taken < steps:
-            order = _order(len(self), self.seed, "public", "batches", t, passes)
-            for rows in cut(len(order), size):
-                if taken == steps:
-                    return
-                yield PublicBatch(order[rows].numpy(), self._inputs[order[rows]])
-                taken += 1
-            passes += 1
-            if steps is None:
-                return
+        for chosen in _steps(len(self), size, steps, self.seed, "public", "batches", t):
+            yield PublicBatch(chosen.numpy(), self._inputs[chosen])
 
 
 def _one_hot(labels: np.ndarray, classes: int) -> np.ndarray:
@@ -95,6 +91,21 @@ def _order(length: int, seed: int, *keys: Key) -> torch.Tensor:
     source = torch.Generator()
     source.manual_seed(derive(seed, *keys) >> 1)
     return torch.randperm(length, generator=source)
+
+
+def _steps(length: int, size: int, steps: int | None, seed: int, *keys: Key) -> Iterator[torch.Tensor]:
+    """Indices of the samples of `steps` batches, passing over the data as often as needed; None: one pass."""
+    taken = passes = 0
+    while steps is None or taken < steps:
+        order = _order(length, seed, *keys, passes)
+        for rows in cut(length, size):
+            if taken == steps:
+                return
+            yield order[rows]
+            taken += 1
+        passes += 1
+        if steps is None:
+            return
 
 
 def _fast_tensor(x: np.ndarray) -> torch.Tensor:

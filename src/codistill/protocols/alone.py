@@ -12,7 +12,7 @@ from codistill.protocol import Agent, Protocol, setting
 class Alone(Protocol):
     """Every agent trains on its own shard and talks to nobody.
 
-    A learner with gradients takes `local_epochs` per round; one that only fits is fitted once, since
+    A learner with gradients takes `local_epochs` or `local_steps` per round; one that only fits is fitted once, since
     fitting it again on the same data teaches it nothing.
     """
 
@@ -23,6 +23,7 @@ class Alone(Protocol):
     topology = "silent"
 
     local_epochs: int = setting(1, "epochs of local training per round", at_least=0)
+    local_steps: int | None = setting(None, "gradient steps per round, instead of epochs", at_least=0)
     batch_size: int = setting(32, "samples per gradient step", at_least=1)
     refit: bool = setting(False, "fit everyone anew in every round, as protocols do whose models travel")
 
@@ -36,7 +37,7 @@ class Alone(Protocol):
         if self.refit:
             me.learner.fit(me.shard.x, me.shard.targets)
         elif Ability.GRADIENTS in me.learner.abilities:
-            for x, y in me.shard.batches(t, self.batch_size, self.local_epochs):
+            for x, y in me.shard.batches(t, self.batch_size, self.local_epochs, self.local_steps):
                 me.learner.descend(me.learner.loss(me.learner(x), y))
 
     def alone(self) -> None:

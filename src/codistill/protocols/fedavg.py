@@ -25,6 +25,7 @@ class FedAvg(Protocol):
     needs = Ability.WEIGHTS | Ability.GRADIENTS
 
     local_epochs: int = setting(1, "epochs of local training per round", at_least=0)
+    local_steps: int | None = setting(None, "gradient steps per round, instead of epochs", at_least=0)
     batch_size: int = setting(32, "samples per gradient step", at_least=1)
     synchronise: bool = setting(True, "start all agents from the same initial weights")
 
@@ -36,7 +37,7 @@ class FedAvg(Protocol):
 
     async def round(self, me: Agent, t: int) -> None:
         """Train, send w_k with n_k, take over the mean."""
-        for x, y in me.shard.batches(t, self.batch_size, self.local_epochs):
+        for x, y in me.shard.batches(t, self.batch_size, self.local_epochs, self.local_steps):
             me.learner.descend(me.learner.loss(me.learner(x), y))
         weights = me.learner.weights()
         mean = await me.ask_hub(Message(weights, {"samples": len(me.shard)}), expect=weights)

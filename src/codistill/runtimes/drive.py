@@ -74,9 +74,13 @@ def _record(stage: Stage, t: int, report: Report, scores: dict[str, Scores], pla
     tested = 0 if stage.test is None else len(stage.test[0])
     samples = min(plan.samples(t) or tested, tested)
     rows: list[Row] = []
+    measured: dict[str, Row] = {}
+    for about, name, value in report.measures:
+        measured.setdefault(about, {})[name] = value
     for agent in stage.agents():
         row: dict[str, Any] = {"round": t + 1, "agent": agent.name, "present": agent.name in present}
         row["sent"], row["received"] = report.sent.get(agent.name, 0), report.received.get(agent.name, 0)
+        row.update(measured.get(agent.name, {}))
         if scores.get(agent.name):
             row.update(scores[agent.name], test_samples=samples)
         rows.append(row)
@@ -89,7 +93,9 @@ def _events(stage: Stage, t: int, report: Report, present: set[str]) -> list[str
     events = [f"round {t + 1}: absent: {', '.join(absent)}"] if absent else []
     # In an order that does not depend on who was faster.
     refused = sorted(report.refused, key=lambda item: (names.index(item[0]), names.index(item[1]), item[2]))
-    return events + [
+    events += [
         f"round {t + 1}: '{receiver}' goes on without a message of '{sender}': {reason}"
         for receiver, sender, reason in refused
     ]
+    remarks = sorted(report.remarks, key=lambda item: names.index(item[0]))
+    return events + [f"round {t + 1}: '{node}': {text}" for node, text in remarks]

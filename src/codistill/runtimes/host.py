@@ -49,15 +49,23 @@ class Parcel:
 
 @dataclass
 class Report:
-    """What happened in a round on a host: bytes and refused messages."""
+    """What happened in a round on a host: bytes, refused messages, and what the protocol had to say."""
 
     sent: dict[str, int] = field(default_factory=dict)
     received: dict[str, int] = field(default_factory=dict)
     refused: list[tuple[str, str, str]] = field(default_factory=list)  # (receiver, sender, reason)
+    remarks: list[tuple[str, str]] = field(default_factory=list)  # (node, text)
+    measures: list[tuple[str, str, float]] = field(default_factory=list)  # (agent, name, value)
 
     def add(self, other: Report) -> Report:
         """This and another report together."""
-        return Report(_sum(self.sent, other.sent), _sum(self.received, other.received), self.refused + other.refused)
+        return Report(
+            _sum(self.sent, other.sent),
+            _sum(self.received, other.received),
+            self.refused + other.refused,
+            self.remarks + other.remarks,
+            self.measures + other.measures,
+        )
 
 
 def _sum(left: dict[str, int], right: dict[str, int]) -> dict[str, int]:
@@ -100,7 +108,9 @@ class Host:
                 task.coroutine.close()
         for node in self.nodes.values():
             self._report.refused += [(node.name, sender, reason) for sender, reason in node.rejected]
-            node.rejected = []
+            self._report.remarks += [(node.name, text) for text in node.remarks]
+            self._report.measures += node.measures
+            node.rejected, node.remarks, node.measures = [], [], []
         return self._report
 
     def _open(self, phase: int, present: tuple[str, ...]) -> None:

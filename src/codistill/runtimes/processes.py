@@ -71,7 +71,7 @@ class Processes(Runtime):
         report = self._host.run(phase, present)
         self._links.flush()
         for answer in self._answers():
-            report = report.add(Report(answer["sent"], answer["received"], [tuple(r) for r in answer["refused"]]))
+            report = report.add(Report(**answer["report"]))
         return report
 
     def evaluate(self, samples: int | None) -> dict[str, Scores]:
@@ -169,7 +169,7 @@ def _serve(links: Links, nodes: list[Any], stage: Stage) -> None:
             match command["do"]:
                 case "run":
                     report = host.run(command["phase"], tuple(command["present"]))
-                    links.command(0, sent=report.sent, received=report.received, refused=report.refused)
+                    links.command(0, report=vars(report))
                     links.flush()
                 case "evaluate":
                     scores = {agent.name: score(stage, agent, command["samples"]) for agent in nodes}

@@ -1,0 +1,99 @@
+"""How the outputs of many become one: the part that all protocols share in which a hub combines outputs.
+
+An agent learns from the *others*: each of N agents gets the aggregate of the N - 1 other ones. Every kind here
+gives all N of these at once, from sums and ranks over all agents with one of them taken away.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import log_softmax, logsumexp
+
+# mean: of outputs before the softmax, as printed. The others first bring outputs to log-probabilities, since an
+# output before the softmax is known up to a constant only, and ranks and weights would depend on it.
+PLAIN_KINDS = ("mean", "trimmed", "median")
+KINDS = (*PLAIN_KINDS, "probabilities", "confidence", "coverage")
+
+_LEAST_WEIGHT = 1e-3  # nobody is silenced altogether, so that a sum of weights is never zero
+
+
+@dataclass(frozen=True, kw_only=True)
+class Aggregation:
+    """One way to combine arrays of shape (N, samples, columns) over the first axis.
+
+    `trimmed` leaves out the share `trim` of the largest and of the smallest values, coordinate by coordinate;
+    `median` all but the middle: both stand up to a minority that lies. `probabilities` is the mean of
+    ψ(f, E), where one confident agent counts as much as any. `confidence` weighs each agent's output for a
+    sample by 1 - H(p)/log K, its certainty; `coverage` weighs its entry for a class by the share of that
+    class among its samples. `outputs` is False for values that are no outputs, such as features.
+    """
+
+    kind: str = "mean"
+    trim: float = 0.2
+    temperature: float = 1.0
+    outputs: bool = True
+
+    def of_others(self, values: np.ndarray, coverage: np.ndarray | None = None) -> np.ndarray:
+        """For each of N ≥ 2 agents, the aggregate of all others: (N, samples, columns)."""
+        f, weights = self._prepared(values, coverage)
+        if self.kind in ("trimmed", "median"):
+            answer = _trimmed_of_others(f, self._cut(len(f) - 1))
+        else:
+            answer = (np.sum(weights * f, axis=0) - weights * f) / (np.sum(weights, axis=0) - weights)
+        return self._finished(answer, values.dtype)
+
+    def of_all(self, values: np.ndarray, coverage: np.ndarray | None = None) -> np.ndarray:
+        """The aggregate of all N ≥ 1 agents: (samples, columns)."""
+        f, weights = self._prepared(values, coverage)
+        if self.kind in ("trimmed", "median"):
+            cut = self._cut(len(f))
+            answer = np.sort(f, axis=0)[cut : len(f) - cut].mean(axis=0)
+        else:
+            answer = np.sum(weights * f, axis=0) / np.sum(weights, axis=0)
+        return self._finished(answer, values.dtype)
+
+    def _prepared(self, values: np.ndarray, coverage: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+        """What is summed or ranked, and its weights: (N, 1, 1), (N, samples, 1) or (N, 1, columns)."""
+        f = values.astype(np.float64)
+        equal = np.ones((len(f), 1, 1))
+        if self.kind == "mean" or not self.outputs:
+            return f, equal
+        if self.kind == "probabilities":
+            return np.exp(log_softmax(f / self.temperature, axis=-1)), equal  # (2): p_n = ψ(f_n, E)
+        f = log_softmax(f, axis=-1)
+        if self.kind == "confidence":
+            # 1 - H(p)/log K, where H(p) = -Σ p log p is at most log K
+            entropy = -np.sum(np.exp(f) * f, axis=-1, keepdims=True)
+            return f, np.maximum(1 - entropy / np.log(max(f.shape[-1], 2)), _LEAST_WEIGHT)
+        if self.kind == "coverage" and coverage is not None:
+            return f, np.maximum(coverage.astype(np.float64)[:, None, :], _LEAST_WEIGHT)
+        return f, equal
+
+    def _cut(self, count: int) -> int:
+        """How many of `count` values are left out at each end; at least one or two stay."""
+        middle = (count - 1) // 2
+        return middle if self.kind == "median" else min(int(self.trim * count), middle)
+
+    def _finished(self, answer: np.ndarray, dtype: np.dtype) -> np.ndarray:
+        if self.kind == "probabilities":
+            # an output whose ψ(·, E) is this mean; the sum of all less one's own may miss zero by a rounding
+            answer = self.temperature * np.log(np.maximum(answer, 1e-12))
+            answer = answer - self.temperature * logsumexp(answer / self.temperature, axis=-1, keepdims=True)
+        return answer.astype(dtype)
+
+
+def _trimmed_of_others(values: np.ndarray, cut: int) -> np.ndarray:
+    """For each n, the mean of all values but the n-th, less the `cut` largest and smallest of them.
+
+    Of the M = N - 1 others in order, those from `cut` to M - cut - 1 stay. Sorted with the n-th among them,
+    at rank r, these are the values from `cut` to M - cut but one: the n-th itself where it is among them,
+    else the one at the end on its side, which is the one at r held to that range.
+    """
+    order = np.sort(values, axis=0)
+    rank = np.argsort(np.argsort(values, axis=0, kind="stable"), axis=0)
+    last = len(values) - 1 - cut
+    left_out = np.take_along_axis(order, np.clip(rank, cut, last), axis=0)
+    answer: np.ndarray = (np.sum(order[cut : last + 1], axis=0) - left_out) / (last - cut)
+    return answer
