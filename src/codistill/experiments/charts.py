@@ -29,7 +29,7 @@ LONGEST_NAME = 20
 LOG_FROM = 30  # ratio of the largest to the smallest number of bytes
 
 # Above the axes, where it hides no data.
-_LEGEND: dict[str, Any] = {
+LEGEND: dict[str, Any] = {
     "bbox_to_anchor": (-0.015, 1),
     "borderaxespad": 0.2,
     "handlelength": 1.8,
@@ -162,7 +162,7 @@ def series_style(index: int) -> tuple[str, str]:
 def draw_rounds(run: Run) -> Figure:
     """Score per round: mean, lowest to highest, and each agent as a line with the gid 'agent-<index>'."""
     with matplotlib.rc_context(STYLE):
-        figure, axes = _canvas(9, 4)
+        figure, axes = canvas(9, 4)
         _spread(axes, run, run.rounds)
         step = thinning(run)
         for index, name in enumerate(run.names):
@@ -170,7 +170,7 @@ def draw_rounds(run: Run) -> Figure:
             line = _agent_line(axes, done, values, index, len(run.names))
             line.set_gid(f"agent-{index}")
         _finish(axes, run, "round")
-        _rounds_axis(axes, run.rounds)
+        rounds_axis(axes, run.rounds)
     return figure
 
 
@@ -182,7 +182,7 @@ def thinning(run: Run) -> int:
 def draw_traffic(run: Run) -> Figure:
     """Score against the bytes that all agents together have sent and received."""
     with matplotlib.rc_context(STYLE):
-        figure, axes = _canvas(9, 4)
+        figure, axes = canvas(9, 4)
         _spread(axes, run, run.traffic)
         average, up = run.mean, 6 if run.metric == "rmse" else -12  # beside the line, which falls or rises
         for index in sorted({0, len(run.rounds) - 1}):
@@ -200,7 +200,7 @@ def draw_bars(run: Run) -> Figure:
     """Each agent alone and together; of many agents those that gained or lost most."""
     shown = _shown(run, MOST_BARS)
     with matplotlib.rc_context(STYLE):
-        figure, axes = _canvas(9, 1.1 + 0.36 * len(shown))
+        figure, axes = canvas(9, 1.1 + 0.36 * len(shown))
         _bars(axes, run, shown)
     return figure
 
@@ -219,7 +219,7 @@ def draw_shares(summary: Summary) -> Figure:
 def draw_runs(runs: Sequence[tuple[int, Run]], against_bytes: bool = False) -> Figure:
     """Mean score of several numbered runs, per round or against bytes; lines have the gid 'run-<number>'."""
     with matplotlib.rc_context(STYLE):
-        figure, axes = _canvas(9, 4)
+        figure, axes = canvas(9, 4)
         for index, run in runs:
             if not len(run.rounds):
                 continue
@@ -234,7 +234,7 @@ def draw_runs(runs: Sequence[tuple[int, Run]], against_bytes: bool = False) -> F
         if against_bytes:
             _bytes_axis(axes, np.concatenate([run.traffic for _, run in runs if run.traffic.any()]))
         else:
-            _rounds_axis(axes, np.concatenate([run.rounds for _, run in runs]))
+            rounds_axis(axes, np.concatenate([run.rounds for _, run in runs]))
     return figure
 
 
@@ -251,7 +251,7 @@ def draw_result(summary: Summary) -> Figure:
             done, values = map(np.array, run.curves[name])
             _agent_line(axes, done, values, index, len(run.names))
         _finish(axes, run, "round")
-        _rounds_axis(axes, run.rounds)
+        rounds_axis(axes, run.rounds)
         if len(run.names) <= MOST_LABELS:
             _label_ends(axes, run)
         if shown:
@@ -270,15 +270,16 @@ def bars_note(run: Run) -> str:
     return " ".join(notes)
 
 
-def plain(name: str) -> str:
+def plain(name: str, longest: int = LONGEST_NAME) -> str:
     """A name that can be drawn: short, printable, and with no formula in it."""
-    short = name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 1] + "…"
+    short = name if len(name) <= longest else name[: longest - 1] + "…"
     return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in short).replace(
         "$", r"\$"
     )
 
 
-def _canvas(width: float, height: float) -> tuple[Figure, Axes]:
+def canvas(width: float, height: float) -> tuple[Figure, Axes]:
+    """A figure with one pair of axes."""
     figure = Figure(figsize=(width, height), layout="constrained")
     return figure, figure.add_subplot()
 
@@ -287,16 +288,21 @@ def _spread(axes: Axes, run: Run, x: np.ndarray) -> None:
     """The mean, the range of all agents around it, and the mean of the agents alone."""
     if len(x) == 0:
         return
-    low, high = (np.array([extreme(values) for values in run.values]) for extreme in (np.min, np.max))
-    axes.plot(x, run.mean, color=INK, linewidth=2.4, zorder=3, label="mean", **_marker(len(x)))
-    if len(run.names) > 1:
+    mean_and_range(axes, x, run.values, among=len(run.names))
+    if run.alone is not None and np.isfinite(run.alone):
+        axes.axhline(run.alone, color=MUTED, linestyle="dashed", linewidth=1.3, label="mean alone, at the end")
+
+
+def mean_and_range(axes: Axes, x: np.ndarray, values: Sequence[np.ndarray], *, among: int) -> None:
+    """At each x the mean of some values as a line and, of several agents, the lowest to the highest as a band."""
+    average, low, high = (np.array([part(each) for each in values]) for part in (np.mean, np.min, np.max))
+    axes.plot(x, average, color=INK, linewidth=2.4, zorder=3, label="mean", **_marker(len(x)))
+    if among > 1:
         label = "lowest to highest agent"
         if len(x) == 1:  # an area of one point would have no width
             axes.vlines(x, low, high, color=BLUE, alpha=0.4, linewidth=5, label=label, zorder=2)
         else:
             axes.fill_between(x, low, high, color=BLUE, alpha=0.15, linewidth=0, label=label, zorder=1)
-    if run.alone is not None and np.isfinite(run.alone):
-        axes.axhline(run.alone, color=MUTED, linestyle="dashed", linewidth=1.3, label="mean alone, at the end")
 
 
 def _agent_line(axes: Axes, x: np.ndarray, values: np.ndarray, index: int, among: int) -> Any:
@@ -321,10 +327,11 @@ def _finish(axes: Axes, run: Run, below: str) -> None:
     if run.metric == "accuracy":
         axes.yaxis.set_major_formatter(PercentFormatter(1, symbol=" %"))
     if described:
-        axes.legend(loc="lower left", ncols=3, **_LEGEND)
+        axes.legend(loc="lower left", ncols=3, **LEGEND)
 
 
-def _rounds_axis(axes: Axes, rounds: np.ndarray) -> None:
+def rounds_axis(axes: Axes, rounds: np.ndarray) -> None:
+    """Whole rounds below, with a little room at both ends."""
     if len(rounds):
         axes.set_xlim(rounds.min() - 0.5, rounds.max() + max(0.5, 0.03 * np.ptp(rounds)))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
@@ -370,7 +377,7 @@ def _bars(axes: Axes, run: Run, lines: Sequence[AgentLine]) -> None:
         axes.xaxis.set_major_formatter(PercentFormatter(1, symbol=" %"))
     unit = "gain in points" if run.metric == "accuracy" else "change"
     axes.set_title(f"{run.word_of_axis}\nand {unit}", pad=12, linespacing=1.5)
-    axes.legend(loc="lower right", ncols=2, **_LEGEND | {"bbox_to_anchor": (1, 1), "handlelength": 1.2})
+    axes.legend(loc="lower right", ncols=2, **LEGEND | {"bbox_to_anchor": (1, 1), "handlelength": 1.2})
     if len(lines) < len(run.gainers):
         axes.set_xlabel(f"the {len(lines)} of {len(run.lines):,} agents that gained or lost most")
 

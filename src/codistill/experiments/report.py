@@ -19,6 +19,7 @@ from codistill import look
 from codistill.errors import RecipeError
 from codistill.experiments import charts
 from codistill.experiments.charts import Run, arrange, mean
+from codistill.experiments.measures import draw_measure, measures
 from codistill.experiments.store import write_atomically, writing
 from codistill.summary import Summary
 from codistill.text import bytes_text, duration_text
@@ -41,6 +42,8 @@ def write_report(summary: Summary, path: Path) -> Path:
         _section(f"{_upper(run.word)} against bytes", _traffic(run)),
         _section("Alone versus together", _bars(summary, run)),
     ]
+    if measured := _measures(summary):
+        sections.append(_section("What the protocol measured", measured))
     if summary.counts is not None:
         sections.append(_section("Who holds what", _shares(summary)))
     sections.append(_section("All agents", _agents(summary, run)))
@@ -208,6 +211,17 @@ def _bars(summary: Summary, run: Run) -> str:
     return _chart(charts.draw_bars(run), "bars", "alone versus together") + _note(
         f"{_upper(_measured(summary, run))}, after the last evaluation.", charts.bars_note(run)
     )
+
+
+def _measures(summary: Summary) -> str:
+    """A chart for each figure that the protocol has put into the rows; empty if none."""
+    found = measures(summary)
+    drawn = [
+        _chart(draw_measure(measure), f"measure-{number}", measure.title) + _note(measure.sentence)
+        for number, measure in enumerate(found)
+    ]
+    many = bool(found) and len(summary.agents) > 1
+    return "".join(drawn) + _note("Mean and range are of the agents that were measured in the round." if many else "")
 
 
 def _measured(summary: Summary, run: Run) -> str:
@@ -390,7 +404,8 @@ def _section(heading: str, content: str) -> str:
 
 
 def _note(*sentences: str) -> str:
-    return f"<p class='note'>{_text(' '.join(filter(None, sentences)))}</p>"
+    text = " ".join(filter(None, sentences))
+    return f"<p class='note'>{_text(text)}</p>" if text else ""
 
 
 def _page(title: str, *parts: str) -> str:
