@@ -85,6 +85,14 @@ def _bounds(metadata: Any) -> str:
     return f" ({'; '.join(said)})" if said else ""
 
 
+FAULTS = """\
+Faults on purpose, deterministic in the seed; rounds are counted from 1. `drop`: messages are lost. `late`: they arrive
+after the deadline. `gone`: the agent is absent. `invert`: the agent sends floating-point arrays with the opposite sign.
+`random`: it sends Gaussian noise around 0 with their standard deviation instead. Integers and plain values stay, and so
+does a model that travels as bytes (scikit-learn, ONNX). To let k agents lie, write k such tables. Who lies is marked in
+the metrics (`lies`), in the log and in tables, and left out of means; what it sends is counted."""
+
+
 def page() -> str:
     """The whole page."""
     parts = [HEAD, table("[data]", Data), table("[[agents]]", AgentEntry)]
@@ -100,7 +108,7 @@ def page() -> str:
     sampled = "Besides: `participation`, the share of agents sampled per round (1.0 by default)."
     parts.append(table("[runtime]", Engine, sampled))
     parts.append(table("[evaluation]", Evaluation))
-    parts.append(table("[[faults]]", Fault, "Faults on purpose, deterministic in the seed; rounds are counted from 1."))
+    parts.append(table("[[faults]]", Fault, FAULTS))
     return "\n".join(parts)
 
 

@@ -73,12 +73,15 @@ def _record(stage: Stage, t: int, report: Report, scores: dict[str, Scores], pla
     present = set(stage.faults.present(t))
     tested = 0 if stage.test is None else len(stage.test[0])
     samples = min(plan.samples(t) or tested, tested)
+    liars = stage.faults.liars(plan.rounds)
     rows: list[Row] = []
     measured: dict[str, Row] = {}
     for about, name, value in report.measures:
         measured.setdefault(about, {})[name] = value
     for agent in stage.agents():
         row: dict[str, Any] = {"round": t + 1, "agent": agent.name, "present": agent.name in present}
+        if agent.name in liars:
+            row["lies"] = True
         row["sent"], row["received"] = report.sent.get(agent.name, 0), report.received.get(agent.name, 0)
         row.update(measured.get(agent.name, {}))
         if scores.get(agent.name):
@@ -91,6 +94,9 @@ def _events(stage: Stage, t: int, report: Report, present: set[str]) -> list[str
     names = [node.name for node in stage.nodes]
     absent = [agent.name for agent in stage.agents() if agent.name not in present]
     events = [f"round {t + 1}: absent: {', '.join(absent)}"] if absent else []
+    for name, lie in stage.faults.liars(t + 1).items():
+        if lie.first == t + 1:  # once, not for each message
+            events.append(f"round {t + 1}: '{name}' begins to lie (injected fault: {lie.kind})")
     # In an order that does not depend on who was faster.
     refused = sorted(report.refused, key=lambda item: (names.index(item[0]), names.index(item[1]), item[2]))
     events += [

@@ -1,13 +1,18 @@
-"""Faults on purpose: lost and late messages, absent agents. Deterministic in the seed."""
+"""Faults on purpose: lost and late messages, absent and lying agents. Deterministic in the seed."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from codistill.errors import RecipeError, nearest
+from codistill.message import Message
 from codistill.randomness import generator
 from codistill.settings import check_settings, setting
+
+_LIES = ("invert", "random")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,19 +20,23 @@ class Fault:
     """One kind of fault, for all agents or one, in some rounds or in all.
 
     `drop`: messages are lost at a rate. `late`: messages arrive at a rate after the deadline, and are not
-    used. `gone`: the agent is absent. Rounds are counted from 1, as people do, both ends included.
+    used. `gone`: the agent is absent. `invert`, `random`: the agent lies at a rate. It sends every
+    floating-point array with the opposite sign, or Gaussian noise around 0 of the array's standard deviation
+    in its place; integers and plain values stay, and so does a model that travels as bytes (scikit-learn,
+    ONNX). Rounds are counted from 1, as people do, both ends included.
     """
 
-    kind: str = setting("drop", "what goes wrong", choices=("drop", "late", "gone"))
-    agent: str | None = setting(None, "whose messages, or who is gone; absent: everyone's messages")
+    kind: str = setting("drop", "what goes wrong", choices=("drop", "late", "gone", *_LIES))
+    agent: str | None = setting(None, "whose messages, who is gone, or who lies; absent: everyone's messages")
     rate: float = setting(1.0, "share of messages hit", at_least=0, at_most=1)
     first: int = setting(1, "first round with the fault", at_least=1)
     last: int | None = setting(None, "last round with the fault; absent: to the end", at_least=1)
+    strength: float = setting(1.0, "factor on what a liar sends; random with 1000 is garbage", above=0)
 
     def __post_init__(self) -> None:
         check_settings(self, "faults")
-        if self.kind == "gone" and self.agent is None:
-            raise RecipeError("A fault 'gone' must name its agent.", "no agent", 'Add agent = "name".')
+        if self.kind in ("gone", *_LIES) and self.agent is None:
+            raise RecipeError(f"A fault '{self.kind}' must name its agent.", "no agent", 'Add agent = "name".')
         if self.last is not None and self.last < self.first:
             raise RecipeError(
                 "A fault's last round must not be before its first.",
@@ -38,6 +47,11 @@ class Fault:
     def covers(self, t: int) -> bool:
         """Whether round t (from 0) is hit."""
         return self.first <= t + 1 and (self.last is None or t + 1 <= self.last)
+
+    @property
+    def is_lie(self) -> bool:
+        """Whether it changes what messages say."""
+        return self.kind in _LIES and self.rate > 0
 
 
 class Faults:
@@ -71,12 +85,49 @@ class Faults:
     def strikes(self, t: int, sender: str, receiver: str, number: int) -> str | None:
         """What happens to the sender's message of this number to the receiver: None, "drop" or "late"."""
         for place, fault in enumerate(self._faults):
-            if fault.kind == "gone" or not fault.covers(t) or fault.agent not in (None, sender, receiver):
+            if fault.kind in ("gone", *_LIES) or not fault.covers(t) or fault.agent not in (None, sender, receiver):
                 continue
             chance = generator(self._seed, "fault", place, t, sender, receiver, number).random()
             if chance < fault.rate:
                 return fault.kind
         return None
 
+    def liars(self, rounds: int) -> dict[str, Fault]:
+        """Who lies in some of so many rounds, each with the fault that begins it."""
+        found: dict[str, Fault] = {}
+        for fault in sorted(self._faults, key=lambda fault: fault.first):
+            if fault.is_lie and fault.first <= rounds:
+                found.setdefault(str(fault.agent), fault)
+        return found
+
+    def is_lying(self, t: int, sender: str) -> bool:
+        """Whether some of the sender's messages are lies in round t."""
+        return any(fault.is_lie and fault.agent == sender and fault.covers(t) for fault in self._faults)
+
+    def told(self, t: int, sender: str, number: int, message: Message) -> Message:
+        """What the sender sends in place of its message of this number: a lie, or the message itself."""
+        for place, fault in enumerate(self._faults):
+            if not fault.is_lie or fault.agent != sender or not fault.covers(t):
+                continue
+            rng = generator(self._seed, "lie", place, t, sender, number)
+            if rng.random() < fault.rate:
+                lies = {name: _lie(fault, message.arrays[name], rng) for name in sorted(message.arrays)}
+                return Message(lies, message.plain)
+        return message
+
     def __bool__(self) -> bool:
         return any(fault.kind != "gone" for fault in self._faults)
+
+
+def _lie(fault: Fault, honest: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """An array of the same shape and dtype that says something else."""
+    if honest.dtype.kind != "f" or not honest.size:
+        return honest
+    largest = np.finfo(honest.dtype).max
+    with np.errstate(over="ignore"):
+        if fault.kind == "invert":
+            false = -fault.strength * honest.astype(np.float64)
+        else:
+            false = fault.strength * honest.std(dtype=np.float64) * rng.standard_normal(honest.shape)
+        # What does not fit stays finite: a receiver would refuse anything else, and the lie would not be heard.
+        return np.asarray(np.clip(false, -largest, largest), dtype=honest.dtype)

@@ -118,6 +118,7 @@ class Host:
         self._report = Report()
         self._queues: dict[tuple[str, str], deque[Parcel | None]] = {}
         self._numbers: dict[tuple[str, str], int] = {}
+        self._told: dict[str, dict[int, tuple[Message, Message]]] = {}  # by liar: what it was to send, and sends
         self._waiting: dict[str, set[str]] = {}  # sender -> local nodes that wait for it
         self._tasks: dict[str, _Task] = {}
         for name, node in self.nodes.items():
@@ -184,17 +185,27 @@ class Host:
 
     def _post(self, sender: str, effect: Send) -> None:
         groups: dict[int, tuple[bytes, list[str]]] = {}
+        faulty = bool(self.faults)
         for receiver, message in effect.messages.items():
-            data = message.encoded
+            data = (self._tell(sender, message) if faulty else message).encoded
             self._report.sent[sender] = self._report.sent.get(sender, 0) + len(data)
             for watch in self.watchers:
                 watch(sender, receiver, data)
-            if self.faults and self._is_struck(sender, receiver):
+            if faulty and self._is_struck(sender, receiver):
                 self._deliver(sender, [receiver], None)
             else:
                 groups.setdefault(id(data), (data, []))[1].append(receiver)
         for data, receivers in groups.values():
             self._deliver(sender, receivers, data)
+
+    def _tell(self, sender: str, message: Message) -> Message:
+        """The message, or a lie in its place: the same for all who receive it."""
+        if not self.faults.is_lying(self._phase, sender):
+            return message
+        told = self._told.setdefault(sender, {})
+        if id(message) not in told:  # kept to the end of the phase, so that no other message gets its id
+            told[id(message)] = message, self.faults.told(self._phase, sender, len(told) + 1, message)
+        return told[id(message)][1]
 
     def _is_struck(self, sender: str, receiver: str) -> bool:
         number = self._numbers[sender, receiver] = self._numbers.get((sender, receiver), 0) + 1
