@@ -28,6 +28,12 @@ class AgentLine:
     own_together: float | None
     sent: int
     received: int
+    lies: bool = False  # on purpose, in some round; such agents are left out of means
+
+    @property
+    def described(self) -> str:
+        """The model, and a warning beside that of a liar."""
+        return f"{self.model} (lies)" if self.lies else self.model
 
     @property
     def gain(self) -> float | None:
@@ -75,6 +81,7 @@ class Summary:
         """One line per agent."""
         metric, own = self.metric, f"own_{self.metric}"
         last, alone = _newest(self.rows), _newest(self.alone_rows or [])
+        liars = {row["agent"] for row in self.rows if row.get("lies")}
         sent, received = dict.fromkeys(self.agents, 0), dict.fromkeys(self.agents, 0)
         for row in self.rows:
             sent[row["agent"]] += row["sent"]
@@ -89,6 +96,7 @@ class Summary:
                 last.get(name, {}).get(own),
                 sent[name],
                 received[name],
+                name in liars,
             )
             for name, model in self.agents.items()
         ]
@@ -112,16 +120,17 @@ class Summary:
         lines = self.lines()
         for line in lines[:most]:
             table.add_row(
-                line.name, escape(line.model), self._score(line.alone), self._score(line.together),
+                line.name, escape(line.described), self._score(line.alone), self._score(line.together),
                 self._gain(line.gain), self._score(line.own_together), bytes_text(line.sent), bytes_text(line.received),
             )  # fmt: skip
         if len(lines) > most:
             table.add_row(f"... {len(lines) - most} more", *[""] * 7)
         table.add_section()
+        honest = honest_lines(lines)
         table.add_row(
-            "mean", "", self._score(_mean([line.alone for line in lines])),
-            self._score(_mean([line.together for line in lines])), self._gain(_mean([line.gain for line in lines])),
-            self._score(_mean([line.own_together for line in lines])),
+            mean_words(lines), "", self._score(_mean([line.alone for line in honest])),
+            self._score(_mean([line.together for line in honest])), self._gain(_mean([line.gain for line in honest])),
+            self._score(_mean([line.own_together for line in honest])),
             bytes_text(sum(line.sent for line in lines)), bytes_text(sum(line.received for line in lines)),
         )  # fmt: skip
         table.caption = (
@@ -161,15 +170,30 @@ def comparison_table(summaries: Sequence[Summary]) -> Table:
         table.add_column(heading, justify="right")
     for summary in summaries:
         lines = summary.lines()
+        honest = honest_lines(lines)
+        agents = f"{len(lines)}" if len(honest) == len(lines) else f"{len(lines)} ({len(lines) - len(honest)} lie)"
+        if len(honest) < len(lines):
+            table.caption, table.caption_justify = "Agents that lie are left out of means.", "left"
         table.add_row(
-            escape(summary.title), escape(summary.protocol), str(len(lines)), str(summary.rounds),
-            summary._score(_mean([line.alone for line in lines])),
-            summary._score(_mean([line.together for line in lines])),
-            summary._gain(_mean([line.gain for line in lines])),
-            summary._score(_mean([line.own_together for line in lines])),
+            escape(summary.title), escape(summary.protocol), agents, str(summary.rounds),
+            summary._score(_mean([line.alone for line in honest])),
+            summary._score(_mean([line.together for line in honest])),
+            summary._gain(_mean([line.gain for line in honest])),
+            summary._score(_mean([line.own_together for line in honest])),
             bytes_text(sum(line.sent + line.received for line in lines)), duration_text(summary.seconds),
         )  # fmt: skip
     return table
+
+
+def honest_lines(lines: Sequence[AgentLine]) -> list[AgentLine]:
+    """Those that count in a mean."""
+    return [line for line in lines if not line.lies]
+
+
+def mean_words(lines: Sequence[AgentLine]) -> str:
+    """What a mean is of, where it is not of all agents."""
+    honest = len(honest_lines(lines))
+    return "mean" if honest == len(lines) else f"mean of the {honest:,} honest agent{'' if honest == 1 else 's'}"
 
 
 def _newest(rows: list[Row]) -> dict[str, Row]:

@@ -15,7 +15,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, PercentFor
 
 from codistill.data.picture import draw_partition
 from codistill.look import BLUE, COLOURS, DASHES, GREY, INK, MUTED, STYLE, WORSE
-from codistill.summary import AgentLine, Summary
+from codistill.summary import AgentLine, Summary, honest_lines
 from codistill.text import bytes_text, percent_text
 
 MOST_SWITCHES = 20  # agents that get a switch of their own
@@ -46,7 +46,7 @@ class Run:
     own: bool  # scores are on each agent's own distribution, for want of a common test set
     lines: list[AgentLine]
     rounds: np.ndarray  # those that were evaluated
-    values: list[np.ndarray]  # of each such round: the scores of the agents that were evaluated
+    values: list[np.ndarray]  # of each such round: the scores of the honest agents that were evaluated
     traffic: np.ndarray  # bytes sent and received by all agents up to each such round
     curves: dict[str, tuple[list[int], list[float]]]  # of each agent: rounds and scores
 
@@ -75,17 +75,17 @@ class Run:
     @property
     def alone(self) -> float | None:
         """Mean score of the agents by themselves."""
-        return mean([line.alone for line in self.compared])
+        return mean([line.alone for line in honest_lines(self.compared)])
 
     @property
     def together(self) -> float | None:
         """Mean score of the agents after the run."""
-        return mean([line.together for line in self.compared])
+        return mean([line.together for line in honest_lines(self.compared)])
 
     @property
     def gain(self) -> float | None:
         """Mean gain of the agents of which both scores are known."""
-        return mean([line.gain for line in self.compared])
+        return mean([line.gain for line in honest_lines(self.compared)])
 
     @property
     def word(self) -> str:
@@ -130,7 +130,8 @@ def arrange(summary: Summary) -> Run:
         done = int(row["round"])
         traffic[done] = traffic.get(done, 0) + row["sent"] + row["received"]
         if key in row:
-            by_round.setdefault(done, []).append(row[key])
+            if not row.get("lies"):
+                by_round.setdefault(done, []).append(row[key])
             curves[row["agent"]][0].append(done)
             curves[row["agent"]][1].append(row[key])
     done_in_order = sorted(traffic)

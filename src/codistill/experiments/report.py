@@ -21,7 +21,7 @@ from codistill.experiments import charts
 from codistill.experiments.charts import Run, arrange, mean
 from codistill.experiments.measures import draw_measure, measures
 from codistill.experiments.store import write_atomically, writing
-from codistill.summary import Summary
+from codistill.summary import Summary, honest_lines, mean_words
 from codistill.text import bytes_text, duration_text
 
 # Colours of the charts become variables, so that the style sheet can choose others on a dark background.
@@ -77,6 +77,7 @@ def write_comparison(summaries: Sequence[Summary], path: Path) -> Path:
     ]
     heads = ["run", "protocol", "agents", "rounds", "mean alone", "mean together", "gain", "bytes", "time"]
     notes = _measured_note(summaries, runs) + _gain_note(runs)
+    notes += "".join(_liars(run, f"{run.title}: ") for run in runs)
     sections.append(_section("All runs", _table(heads, rows, left=(0, 1)) + notes))
     return _write(_page(f"{len(runs)} runs compared", *sections), path)
 
@@ -114,7 +115,14 @@ def _headline(summary: Summary, run: Run) -> str:
         f"<div{' class=wide' if '→' in name else ''}><dt>{_text(name)}</dt><dd>{_text(value)}</dd></div>"
         for value, name in figures
     )
-    return f"<dl class='figures'>{items}</dl>{_absent(summary)}"
+    return f"<dl class='figures'>{items}</dl>{_absent(summary)}{_liars(run)}"
+
+
+def _liars(run: Run, where: str = "") -> str:
+    """Who lies on purpose, in a sentence; empty if nobody does."""
+    liars = [line.name for line in run.lines if line.lies]
+    who = ", ".join(liars) if len(liars) <= 6 else f"{len(liars):,} of {len(run.lines):,} agents"
+    return _note(f"{where}Agents that lie (injected faults), left out of every mean: {who}.") if liars else ""
 
 
 def _absent(summary: Summary) -> str:
@@ -138,13 +146,16 @@ def _rounds(summary: Summary, run: Run) -> str:
     notes = [f"{_upper(_measured(summary, run))}."]
     if len(run.names) > 1:
         notes.append("The line is the mean of the agents, the band reaches from the lowest to the highest agent.")
+    honest = len(honest_lines(run.lines))
+    if honest < len(run.names):
+        notes.append("Agents that lie have a line of their own, and no part in mean and band.")
     if thinned := charts.thinning(run) - 1:
         notes.append(f"Lines of single agents show one of {thinned + 1} evaluations.")
     if run.alone is not None:
         notes.append("Alone: a twin of each agent that learnt by itself; where those ended is the dashed line.")
     evaluated = [len(values) for values in run.values]
-    if min(evaluated) < len(run.names):
-        notes.append(f"Of {len(run.names):,} agents, {min(evaluated):,} to {max(evaluated):,} could be evaluated.")
+    if min(evaluated) < honest:
+        notes.append(f"Of {honest:,} agents, {min(evaluated):,} to {max(evaluated):,} could be evaluated.")
     if run.rounds[-1] < summary.rounds:
         notes.append(f"Last evaluated in round {run.rounds[-1]} of {summary.rounds}.")
     notes += _samples(summary)
@@ -244,12 +255,14 @@ def _agents(summary: Summary, run: Run) -> str:
     lines = run.lines
     scores = [[line.alone, line.together, line.gain, line.own_alone, line.own_together] for line in lines]
     rows = [
-        [_cell(line.name), _cell(line.model), *_figures(run, values, (line.sent, line.received))]
+        [_cell(line.name), _cell(line.described), *_figures(run, values, (line.sent, line.received))]
         for line, values in zip(lines, scores, strict=True)
     ]
-    means = [mean(values) for values in zip(*scores, strict=True)]
+    # Means of nobody are unknown.
+    honest = [values for line, values in zip(lines, scores, strict=True) if not line.lies] or [[None] * 5]
+    means = [mean(values) for values in zip(*honest, strict=True)]
     traffic = (sum(line.sent for line in lines), sum(line.received for line in lines))
-    foot = [_cell("mean (bytes: sum)"), _cell(""), *_figures(run, means, traffic)]
+    foot = [_cell(f"{mean_words(lines)} (bytes: sum)"), _cell(""), *_figures(run, means, traffic)]
     heads = ["agent", "model", "alone", "together", "gain", "own mix alone", "own mix together", "sent", "received"]
     return _table(heads, rows, left=(0, 1), foot=foot) + _note(
         f"Alone, together and gain: {_scope(summary)}.",

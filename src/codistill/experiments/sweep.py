@@ -124,8 +124,10 @@ def execute_sweep(
         except LearnerError as error:  # such as averaging the weights of different architectures
             tell(f"[{number}/{len(sweep)}] {words}: left out. {error.must}")
             continue
-        last = [row["accuracy"] for row in rows if row["round"] == recipe.rounds and "accuracy" in row]
+        honest = [row for row in rows if row["round"] == recipe.rounds and not row.get("lies")]
+        last = [row["accuracy"] for row in honest if "accuracy" in row]
         said = f"accuracy {100 * sum(last) / len(last):.1f} %" if last else "done"
+        said += f" (of the {len(honest)} honest agents)" if any(row.get("lies") for row in rows) else ""
         tell(f"[{number}/{len(sweep)}] {words}: {said}")
         frames.append(pd.DataFrame([{**labels, **row} for row in rows]))
     if not frames:
@@ -164,12 +166,15 @@ def _slug(labels: Mapping[str, str]) -> str:
 
 
 def means(sweep: Sweep, frame: pd.DataFrame) -> pd.DataFrame:
-    """Accuracy by combination and round: mean over agents and seeds, and the spread over seeds."""
+    """Accuracy by combination and round: mean over honest agents and seeds, and the spread over seeds."""
     keys = [axis.key for axis in sweep.axes if axis.key != "seed"]
     metric = "accuracy" if "accuracy" in frame else "rmse"
-    scored = frame.dropna(subset=[metric])
+    lies = frame["lies"].eq(True) if "lies" in frame else pd.Series(False, frame.index)
+    scored = frame[~lies].dropna(subset=[metric])
     seeds = ["seed"] if "seed" in frame else []
     by_seed = scored.groupby([*keys, *seeds, "round"], sort=False)[metric].mean()
     grouped = by_seed.groupby([*keys, "round"], sort=False)
     found = {"mean": grouped.mean(), "spread": grouped.std(ddof=0), "seeds": grouped.count()}
-    return pd.DataFrame(found).reset_index()
+    table = pd.DataFrame(found).reset_index()
+    table.attrs["honest"] = bool(lies.any())  # whether some agents were left out
+    return table

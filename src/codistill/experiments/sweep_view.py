@@ -47,8 +47,9 @@ def tables(sweep: Sweep, table: pd.DataFrame, *, percent: bool) -> Iterator[Tabl
     compared = lines_of(sweep)
     for title, part in panels(sweep, table):
         rounds = sorted(part["round"].unique())
-        shown = [rounds[i] for i in np.unique(np.linspace(0, len(rounds) - 1, _MOST_ROUNDS).round().astype(int))]
-        drawn = Table(title=title, title_justify="left")
+        places = np.unique(np.linspace(0, len(rounds) - 1, _MOST_ROUNDS).round().astype(int))
+        shown = [rounds[i] for i in places] if rounds else []  # nothing to show where nobody is honest
+        drawn = Table(title=title, title_justify="left", caption=_honest(table), caption_justify="left")
         drawn.add_column(compared.name)
         for t in shown:
             drawn.add_column(f"round {t}", justify="right")
@@ -58,6 +59,11 @@ def tables(sweep: Sweep, table: pd.DataFrame, *, percent: bool) -> Iterator[Tabl
                 cells = [_cell(mine, t, percent) for t in shown]
                 drawn.add_row(label, *cells)
         yield drawn
+
+
+def _honest(table: pd.DataFrame) -> str | None:
+    """Said where agents that lie are left out."""
+    return "means of the honest agents" if table.attrs.get("honest") else None
 
 
 def _cell(mine: pd.DataFrame, t: int, percent: bool) -> str:
@@ -85,6 +91,8 @@ def draw(sweep: Sweep, table: pd.DataFrame, path: Path, *, percent: bool) -> Non
             for handle, label in zip(*place.get_legend_handles_labels(), strict=True):
                 handles.setdefault(label, handle)
         figure.legend(list(handles.values()), list(handles), loc="outside right upper")
+        if said := _honest(table):
+            figure.supxlabel(said, fontsize=9)
         figure.savefig(path, dpi=110)
 
 

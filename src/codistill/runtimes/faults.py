@@ -22,8 +22,8 @@ class Fault:
     `drop`: messages are lost at a rate. `late`: messages arrive at a rate after the deadline, and are not
     used. `gone`: the agent is absent. `invert`, `random`: the agent lies at a rate. It sends every
     floating-point array with the opposite sign, or Gaussian noise around 0 of the array's standard deviation
-    in its place; integers and plain values stay, and so does a model that travels as bytes (scikit-learn,
-    ONNX). Rounds are counted from 1, as people do, both ends included.
+    in its place; integers and plain values stay, and so does a model that travels as bytes
+    (scikit-learn). Rounds are counted from 1, as people do, both ends included.
     """
 
     kind: str = setting("drop", "what goes wrong", choices=("drop", "late", "gone", *_LIES))

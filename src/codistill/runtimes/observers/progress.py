@@ -39,7 +39,8 @@ class Progress(Observer):
     def round_ended(self, record: Record, save: Callable[[], dict[str, bytes]]) -> None:
         """Show where the run is."""
         self._bytes += sum(row["sent"] + row["received"] for row in record.rows)
-        scores = [row[key] for row in record.rows for key in ("accuracy", "rmse") if key in row]
+        honest = [row for row in record.rows if not row.get("lies")]
+        scores = [row[key] for row in honest for key in ("accuracy", "rmse") if key in row]
         if scores:
             word = "accuracy" if "accuracy" in next(row for row in record.rows if "test_samples" in row) else "rmse"
             self._score = f"{word} {sum(scores) / len(scores):.3f} · "
