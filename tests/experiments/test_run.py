@@ -54,7 +54,8 @@ def no_report(monkeypatch):
 
 
 def figures(folder):
-    return {name: (folder / name).read_bytes() for name in ("metrics.jsonl", "alone/metrics.jsonl", "log.txt")}
+    names = ("metrics.jsonl", "alone/metrics.jsonl", "outputs.safetensors", "log.txt")
+    return {name: (folder / name).read_bytes() for name in names}
 
 
 # --- building ---------------------------------------------------------------------------------------
@@ -131,7 +132,9 @@ def test_agents_must_be_named_as_their_files(tmp_path):
 
 
 def test_what_a_run_leaves_behind(whole):
-    names = "alone checkpoints log.txt metrics.jsonl recipe.toml report.html run.json times.jsonl .lock"
+    names = (
+        "alone checkpoints log.txt metrics.jsonl outputs.safetensors recipe.toml report.html run.json times.jsonl .lock"
+    )
     assert {path.name for path in whole.iterdir()} == set(names.split())
     assert not list(whole.rglob("*.part"))
     assert reopen(whole) == recipe()
@@ -333,17 +336,18 @@ def command(folder, **tables):
 
 KINDS = {"simulation": {"kind": "simulation"}, "processes": {"kind": "processes", "workers": 2}}
 
-# The writes of this run: recipe 1, facts 2; alone: rows, times, log, checkpoint of three rounds 3 to 14;
-# together: rows, times, log, checkpoint of three rounds 15 to 26; report 27.
+# The writes of this run: recipe 1, facts 2; alone: rows, times, log, checkpoint of three rounds, and before the last
+# the outputs, 3 to 15; together: the same, 16 to 28; report 29.
 MOMENTS = {
     "facts": 2,
     "first figures alone, before any checkpoint": 3,
     "a checkpoint alone": 10,
-    "first figures, before the first checkpoint": 15,
-    "first checkpoint": 18,
-    "times of the second round": 20,
-    "last checkpoint": 26,
-    "report": 27,
+    "first figures, before the first checkpoint": 16,
+    "first checkpoint": 19,
+    "times of the second round": 21,
+    "outputs": 24,
+    "last checkpoint": 28,
+    "report": 29,
 }
 
 
@@ -366,7 +370,7 @@ def test_killed_before_anything_was_written_the_folder_is_free(whole, tmp_path, 
     assert figures(tmp_path / "run") == figures(whole)
 
 
-@pytest.mark.parametrize("moment", [3, 18, 23])
+@pytest.mark.parametrize("moment", [3, 19, 25])
 def test_when_the_owner_is_killed_its_workers_end_too(whole, tmp_path, no_report, moment):
     def look_and_kill(file, data):
         (tmp_path / "members.txt").write_text(str(len(members(os.getpid()))))
@@ -397,7 +401,7 @@ def test_killed_from_outside_again_and_again(whole, tmp_path, no_report):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
-    ("moment", "rounds"), [(4, 0), (13, 0), (16, 1), (20, 2)], ids=["alone", "end of alone", "round 1", "round 2"]
+    ("moment", "rounds"), [(4, 0), (14, 0), (17, 1), (21, 2)], ids=["alone", "end of alone", "round 1", "round 2"]
 )
 def test_ctrl_c_ends_cleanly_with_what_was_reached(whole, tmp_path, kind, moment, rounds, capsys):
     pid = started(tmp_path, command(tmp_path, runtime=KINDS[kind]), at_write(moment, interrupt))
@@ -414,7 +418,7 @@ def test_ctrl_c_ends_cleanly_with_what_was_reached(whole, tmp_path, kind, moment
 
 
 def test_ctrl_c_in_the_last_round_is_a_whole_run(whole, tmp_path, no_report):
-    assert ended(started(tmp_path, command(tmp_path), at_write(23, interrupt))) == 0
+    assert ended(started(tmp_path, command(tmp_path), at_write(25, interrupt))) == 0
     assert figures(tmp_path / "run") == figures(whole)
 
 
@@ -424,7 +428,7 @@ def test_ctrl_c_twice_stops_at_once(whole, tmp_path, no_report, kind):
         interrupt(file, data)
         interrupt(file, data)
 
-    pid = started(tmp_path, command(tmp_path, runtime=KINDS[kind]), at_write(19, twice))
+    pid = started(tmp_path, command(tmp_path, runtime=KINDS[kind]), at_write(20, twice))
     assert ended(pid) == 130
     said = (tmp_path / "output.txt").read_text()
     assert "Stopped at once." in said
