@@ -179,6 +179,7 @@ class Federation:
             observers.append(keeper)
             start, saved, rows = keeper.latest()
             history.rows.extend(rows)
+            history.outputs = keeper.outputs(start) if start == plan.rounds else None
             for note in keeper.notes:
                 print(f"note: {note}", file=sys.stderr)
         stage = self._stage()

@@ -53,6 +53,7 @@ class Result:
         self.agents = {agent.name: TrainedAgent(agent, federation) for agent in federation.agents}
         self.rows: list[Row] = history.rows
         self.alone_rows: list[Row] | None = None if alone is None else alone.rows
+        self.outputs = history.outputs  # what the agents answer on average, after the last round
         self.seconds, self.interrupted = seconds, interrupted
         self._federation = federation
 
@@ -75,6 +76,7 @@ class Result:
             class_names=tuple(str(i) for i in range(federation.classes)),
             seconds=self.seconds,
             test_samples=0 if federation.test is None else len(federation.test[0]),
+            outputs=self.outputs,
         )
 
     def report(self, path: str | Path) -> Path:

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from codistill.outputs import Outputs
 from codistill.runtimes.observers import Row
 from codistill.text import bytes_text, duration_text
 
@@ -55,6 +56,7 @@ class Summary:
     seconds: float
     test_samples: int
     facts: dict[str, Any] = field(default_factory=dict)  # recipe, versions, seed: shown as they are
+    outputs: Outputs | None = None  # what the agents answer on average, after the last round
 
     @property
     def metric(self) -> str:

@@ -19,7 +19,7 @@ def run(rounds=2, agents=("a", "b"), **figures):
     rows = []
     for done in range(1, rounds + 1):
         for index, agent in enumerate(agents):
-            row = {"round": done, "agent": agent, "present": True, "sent": 1, "received": 2, "lies": 1}
+            row = {"round": done, "agent": agent, "present": True, "sent": 1, "received": 2, "lies": False}
             row |= {"accuracy": 0.5, "own_accuracy": 0.5, "rmse": 0.5, "own_rmse": 0.5, "test_samples": 9}
             told = {name: value(done, index) for name, value in figures.items()}
             rows.append(row | {name: value for name, value in told.items() if value is not None})
@@ -45,6 +45,12 @@ def test_mean_and_range_are_over_the_agents_that_were_measured() -> None:
     corners = {tuple(np.round(corner, 6)) for corner in axes.collections[0].get_paths()[0].vertices}
     assert corners == {(1, 0.2), (3, 0.3), (3, 0.7)}
     assert len(axes.lines) == 1  # no level of chance
+
+
+def test_agents_that_lie_do_not_count() -> None:
+    told = run(disagreement=lambda t, i: 0.9 if i else 0.1)
+    told.rows[1]["lies"] = told.rows[3]["lies"] = True
+    assert [values.tolist() for values in measures(told)[0].values] == [[0.1], [0.1]]
 
 
 @pytest.mark.parametrize(("highest", "percent"), [(1, True), (1.01, False)])

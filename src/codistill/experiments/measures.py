@@ -16,10 +16,8 @@ from codistill.look import MUTED, STYLE
 from codistill.summary import Summary
 
 # What every row may hold without a protocol having measured anything.
-_NO_MEASURES = frozenset(
-    ("round", "agent", "present", "sent", "received", "lies")
-    + ("test_samples", "accuracy", "own_accuracy", "rmse", "own_rmse")
-)
+_ALWAYS = ("round", "agent", "present", "sent", "received", "lies")
+_NO_MEASURES = {*_ALWAYS, "test_samples", "accuracy", "own_accuracy", "rmse", "own_rmse"}
 # Title and one sentence of the figures that the bundled protocols measure.
 _KNOWN = {
     "discriminator_accuracy": (
@@ -41,7 +39,7 @@ class Measure:
     name: str
     agents: int
     rounds: np.ndarray
-    values: list[np.ndarray]  # of each such round: those of the agents of which it was measured
+    values: list[np.ndarray]  # of each such round: those of the honest agents of which it was measured
 
     @property
     def title(self) -> str:
@@ -68,6 +66,8 @@ def measures(summary: Summary) -> list[Measure]:
     """All figures that are in the rows because a protocol has put them there."""
     found: dict[str, dict[int, list[float]]] = {}
     for row in summary.rows:
+        if row.get("lies"):
+            continue  # as in all means: honest agents only
         for name, value in row.items():
             if name not in _NO_MEASURES and _is_number(value):
                 found.setdefault(name, {}).setdefault(int(row["round"]), []).append(float(value))

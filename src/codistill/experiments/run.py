@@ -23,6 +23,7 @@ from codistill.experiments.store import (
     TIMES,
     check_vacant,
     locked,
+    read_outputs,
     read_rows,
     whole_lines,
     write_atomically,
@@ -213,17 +214,19 @@ def read_summary(folder: Path) -> Summary:
             f"{folder / TIMES} must be as it was written.", f"{error}", "Run the recipe again, in another folder."
         ) from None
     alone = folder / "alone" / METRICS
+    rows = read_rows(folder / METRICS)
     return Summary(
         title=folder.resolve().name,
         protocol=recipe.source["protocol"]["name"],
         agents=facts["agents"],
-        rows=read_rows(folder / METRICS),
+        rows=rows,
         alone_rows=read_rows(alone) if recipe.evaluation.alone and alone.exists() else None,
         counts=None if facts["counts"] is None else np.asarray(facts["counts"]),
         class_names=tuple(facts["class_names"]),
         seconds=sum(seconds),
         test_samples=facts["test_samples"],
         facts={"recipe": (folder / RECIPE).read_text("utf-8"), "versions": facts["versions"], "seed": recipe.seed},
+        outputs=read_outputs(folder, max((row["round"] for row in rows), default=0)),
     )
 
 

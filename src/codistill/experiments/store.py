@@ -17,11 +17,13 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
-from codistill.errors import CheckpointError, RecipeError, StorageError
+from codistill.errors import CheckpointError, MessageError, RecipeError, StorageError
+from codistill.outputs import Outputs
 from codistill.runtimes.observers import Observer, Record, Row
 from codistill.wire.state import pack, unpack
 
 METRICS, TIMES, LOG, LOCK = "metrics.jsonl", "times.jsonl", "log.txt", ".lock"
+OUTPUTS = "outputs.safetensors"
 _FILES = (METRICS, TIMES, LOG)
 _KEPT = 2  # the newest checkpoint, and the one before in case the newest cannot be read
 _DIGEST = 32
@@ -49,6 +51,8 @@ class Keeper(Observer):
 
     def round_ended(self, record: Record, save: Callable[[], dict[str, bytes]]) -> None:
         """Append the figures; then, where due, put a checkpoint in place."""
+        if record.outputs is not None:  # before the figures: whose last round is there, has these too
+            write_atomically(self.folder / OUTPUTS, record.outputs.encode())
         self._append(METRICS, "".join(json.dumps(row) + "\n" for row in record.rows))
         self._append(TIMES, json.dumps({"round": record.round, "seconds": round(record.seconds, 6)}) + "\n")
         self._append(LOG, "".join(event + "\n" for event in record.events))
@@ -117,6 +121,10 @@ class Keeper(Observer):
                 os.truncate(path, size)
         return content["round"], content["nodes"], read_rows(self.folder / METRICS)
 
+    def outputs(self, done: int) -> Outputs | None:
+        """What the agents answer after `done` rounds, if that was kept."""
+        return read_outputs(self.folder, done)
+
     def closed(self) -> None:
         """Let others use the folder."""
         self._lock.close()
@@ -170,6 +178,21 @@ def read_rows(path: Path) -> list[Row]:
         raise CheckpointError(
             f"{path} must be a metrics file.", f"{type(error).__name__}: {error}"[:200], "Check the run's folder."
         ) from None
+
+
+def read_outputs(folder: Path, done: int) -> Outputs | None:
+    """What the agents of a run answer after `done` rounds, if that was kept."""
+    path = folder / OUTPUTS
+    try:
+        outputs = Outputs.decode(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, MessageError) as error:
+        found = error.found if isinstance(error, MessageError) else f"{error.strerror}"
+        raise CheckpointError(
+            f"{path} must be as it was written.", found, "Remove it: everything else can be shown without it."
+        ) from None
+    return outputs if outputs.round == done else None
 
 
 def write_atomically(path: Path, data: bytes) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from codistill.outputs import View, collect
 from codistill.runtimes.host import BEGIN, Report
 from codistill.runtimes.observers import Observer, Record, Row
 from codistill.runtimes.runtime import Runtime, Scores, Stage
@@ -52,8 +53,12 @@ def drive(
     for t in range(start, plan.rounds):
         began = time.monotonic()
         report = _round(stage, runtime, t)
-        scores = runtime.evaluate(plan.samples(t)) if plan.is_due(t) else {}
+        views: dict[str, View] | None = {} if plan.is_last(t) else None
+        scores = runtime.evaluate(plan.samples(t), views) if plan.is_due(t) else {}
         record = _record(stage, t, report, scores, plan, time.monotonic() - began)
+        if views and stage.test is not None:
+            honest = {name: view for name, view in views.items() if name not in stage.faults.liars(plan.rounds)}
+            record = replace(record, outputs=collect(t + 1, honest, stage.test[1]))
         for observer in observers:
             observer.round_ended(record, runtime.save)
         if should_stop():

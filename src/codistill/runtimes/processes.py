@@ -17,6 +17,7 @@ import torch
 
 from codistill.agent import Node
 from codistill.errors import RuntimeFault
+from codistill.outputs import View
 from codistill.runtimes.host import Host, Report
 from codistill.runtimes.links import Links, describe_error
 from codistill.runtimes.runtime import (
@@ -74,10 +75,14 @@ class Processes(Runtime):
             report = report.add(Report(**answer["report"]))
         return report
 
-    def evaluate(self, samples: int | None) -> dict[str, Scores]:
+    def evaluate(self, samples: int | None, views: dict[str, View] | None = None) -> dict[str, Scores]:
         """Let all workers ask their agents."""
-        self._tell(do="evaluate", samples=samples)
-        scores = {name: values for answer in self._answers() for name, values in answer["scores"].items()}
+        self._tell(do="evaluate", samples=samples, views=views is not None)
+        answers = self._answers()
+        scores = {name: values for answer in answers for name, values in answer["scores"].items()}
+        if views is not None:
+            seen = {name: view for answer in answers for name, view in answer["views"].items()}
+            views.update({agent.name: seen[agent.name] for agent in self._stage.agents() if agent.name in seen})
         return {agent.name: scores[agent.name] for agent in self._stage.agents()}
 
     def save(self) -> dict[str, bytes]:
@@ -172,8 +177,9 @@ def _serve(links: Links, nodes: list[Any], stage: Stage) -> None:
                     links.command(0, report=vars(report))
                     links.flush()
                 case "evaluate":
-                    scores = {agent.name: score(stage, agent, command["samples"]) for agent in nodes}
-                    links.command(0, scores=scores)
+                    views: dict[str, View] | None = {} if command["views"] else None
+                    scores = {agent.name: score(stage, agent, command["samples"], views) for agent in nodes}
+                    links.command(0, scores=scores, views=views)
                 case "save":
                     links.command(0, saved=save_nodes(nodes))
                 case "load":

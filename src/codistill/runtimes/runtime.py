@@ -12,6 +12,7 @@ import torch
 from threadpoolctl import threadpool_limits
 
 from codistill.agent import Agent, Node
+from codistill.outputs import View, view
 from codistill.protocol import Protocol
 from codistill.randomness import generator, seed_libraries
 from codistill.runtimes.faults import Faults
@@ -45,8 +46,8 @@ class Runtime(ABC):
         """Drive one phase (-1: begin; otherwise the round) to its end."""
 
     @abstractmethod
-    def evaluate(self, samples: int | None) -> dict[str, Scores]:
-        """Every agent's scores on the common test set, or on a seeded part of it."""
+    def evaluate(self, samples: int | None, views: dict[str, View] | None = None) -> dict[str, Scores]:
+        """Every agent's scores on the common test set, or on a seeded part of it; `views`, if given, is filled."""
 
     @abstractmethod
     def save(self) -> dict[str, bytes]:
@@ -74,9 +75,9 @@ class Simulation(Runtime):
         """Drive one phase here."""
         return self._host.run(phase, present)
 
-    def evaluate(self, samples: int | None) -> dict[str, Scores]:
+    def evaluate(self, samples: int | None, views: dict[str, View] | None = None) -> dict[str, Scores]:
         """Ask every agent here."""
-        return {agent.name: score(self._stage, agent, samples) for agent in self._stage.agents()}
+        return {agent.name: score(self._stage, agent, samples, views) for agent in self._stage.agents()}
 
     def save(self) -> dict[str, bytes]:
         """Pack every node."""
@@ -114,15 +115,23 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def score(stage: Stage, agent: Agent, samples: int | None) -> Scores:
-    """An agent's accuracy (or error, for real-valued targets) on the common test set and on its own mix."""
+def score(stage: Stage, agent: Agent, samples: int | None, views: dict[str, View] | None = None) -> Scores:
+    """An agent's accuracy (or error, for real-valued targets) on the common test set and on its own mix.
+
+    Where `views` is given, what is kept of its answers on the common test set is put there.
+    """
     scores: Scores = {}
     if not agent.learner.ready:
         return scores  # absent so far: it has nothing to say yet
     seed_libraries(stage.seed, agent.name, "evaluate")
     if stage.test is not None:
         x, y = _part(stage, samples)
-        scores.update(_measure(stage.protocol.predict(agent, x), y, agent))
+        answers = stage.protocol.predict(agent, x)
+        scores.update(_measure(answers, y, agent))
+        if views is not None:
+            among = len(stage.agents())
+            seen = view(answers, y, probabilistic=agent.learner.probabilistic, agents=among)
+            views.update({} if seen is None else {agent.name: seen})
     if agent.test is not None:
         own = _measure(stage.protocol.predict(agent, agent.test[0]), agent.test[1], agent)
         scores["own_accuracy" if "accuracy" in own else "own_rmse"] = own.get("accuracy", own.get("rmse", 0.0))

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from codistill.outputs import Outputs
+
 Row = dict[str, Any]
 
 
@@ -17,6 +19,7 @@ class Record:
     rows: list[Row]  # one per agent: round, agent, present, sent, received, and scores where evaluated
     events: list[str]  # what an operator should know, in plain words
     seconds: float  # of the round, evaluation included
+    outputs: Outputs | None = None  # what the agents answer, after the last round
 
 
 class Observer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from codistill.outputs import Outputs
 from codistill.runtimes.observers import Observer, Record, Row
 
 
@@ -12,11 +13,13 @@ class History(Observer):
 
     def __init__(self) -> None:
         self.rows: list[Row] = []
+        self.outputs: Outputs | None = None
         self.interrupted = False
 
     def round_ended(self, record: Record, save: Callable[[], dict[str, bytes]]) -> None:
-        """Keep the rows."""
+        """Keep the rows, and after the last round the outputs."""
         self.rows.extend(record.rows)
+        self.outputs = record.outputs
 
     @property
     def rounds(self) -> int:

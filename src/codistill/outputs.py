@@ -1,0 +1,125 @@
+"""What agents answer at the end of a run: the average output by true class, and where the agents disagree.
+
+Taken from the answers of the last evaluation, on the full test set; for classification only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from codistill.errors import MessageError
+from codistill.wire.codec import decode, encode
+
+View = dict[str, np.ndarray]  # of one agent: "mean" (K, K) and, where it is kept, "chosen" (samples,)
+
+MOST_CLASSES = 100
+MOST_ANSWERS = 20_000_000  # agents x samples whose classes are compared
+MOST_ENTRIES = 1_000_000  # agents x classes x classes that are kept by agent, so that the file stays small
+_UNSURE = 1e-3  # by how much probabilities in single precision may miss a sum of one
+
+
+@dataclass(frozen=True, eq=False)
+class Outputs:
+    """Average outputs of the agents that do not lie. A class without test samples has NaN in its row."""
+
+    round: int  # rounds done
+    agents: tuple[str, ...]  # those that could answer
+    samples: np.ndarray  # (K,) test samples of each class
+    mean: np.ndarray  # (K, K) mean over the agents; rows: true class, columns: output
+    by_agent: np.ndarray | None  # (agents, K, K), unless that is too much to keep
+    disagreement: np.ndarray | None  # (K,) share of pairs of agents that answer differently; None: not compared
+
+    @property
+    def classes(self) -> int:
+        """How many classes there are."""
+        return len(self.samples)
+
+    @property
+    def mean_disagreement(self) -> float | None:
+        """The share of pairs of agents that answer differently, over all test samples."""
+        if self.disagreement is None:
+            return None
+        there = self.samples > 0
+        return float(np.average(self.disagreement[there], weights=self.samples[there]))
+
+    def encode(self) -> bytes:
+        """As a file."""
+        arrays = {"samples": self.samples, "mean": self.mean}
+        arrays |= {} if self.by_agent is None else {"by_agent": self.by_agent}
+        arrays |= {} if self.disagreement is None else {"disagreement": self.disagreement}
+        return encode(arrays, {"round": self.round, "agents": list(self.agents)})
+
+    @classmethod
+    def decode(cls, data: bytes) -> Outputs:
+        """From a file; a `MessageError` if it is none."""
+        arrays, values = decode(data, finite=False)
+        done, agents = values.get("round"), values.get("agents")
+        shapes = {name: array.shape for name, array in arrays.items()}
+        k = shapes.get("samples", (0,))[:1]
+        wanted = {"samples": k, "mean": k + k, "disagreement": k}
+        if isinstance(agents, list):
+            wanted["by_agent"] = (len(agents), *k, *k)
+        fits = {"samples", "mean"} <= shapes.keys() and all(wanted.get(name) == shapes[name] for name in shapes)
+        if not fits or k in ((), (0,)) or type(done) is not int or not isinstance(agents, list):
+            raise MessageError("Outputs must fit one another.", f"{shapes}"[:200], "Write them again.")
+        optional = (arrays.get("by_agent"), arrays.get("disagreement"))
+        return cls(done, tuple(agents), arrays["samples"], arrays["mean"], *optional)
+
+
+def view(answers: np.ndarray, y: np.ndarray, *, probabilistic: bool, agents: int) -> View | None:
+    """What is kept of one agent's answers, if they are classes and not too many; `agents`: how many answer."""
+    classes = answers.shape[1]
+    if y.ndim != 1 or classes > MOST_CLASSES:
+        return None
+    chosen = answers.argmax(axis=1)
+    if not probabilistic or not _are_probabilities(answers):
+        # Real values are no probabilities, and a softmax does not make them any: what counts is the class they name.
+        answers = np.eye(classes)[chosen]
+    # M[c, k] = mean of the output k over the test samples of class c
+    mean = np.full((classes, classes), np.nan)
+    for c in np.unique(y):
+        mean[c] = answers[y == c].mean(axis=0, dtype=np.float64)
+    kept: View = {"mean": mean}
+    if agents * len(y) <= MOST_ANSWERS:
+        kept["chosen"] = chosen.astype(np.uint8)
+    return kept
+
+
+def _are_probabilities(answers: np.ndarray) -> bool:
+    """An ensemble of probabilistic models may answer with sums that are none."""
+    return bool(answers.min() >= -_UNSURE and np.abs(answers.sum(axis=1) - 1).max() <= _UNSURE)
+
+
+def collect(done: int, views: Mapping[str, View], y: np.ndarray) -> Outputs | None:
+    """All agents' views as one; None if nobody has one."""
+    if not views:
+        return None
+    by_agent = np.stack([view["mean"] for view in views.values()])
+    classes = by_agent.shape[-1]
+    chosen = [view["chosen"] for view in views.values() if "chosen" in view]
+    compared = len(chosen) == len(views) > 1
+    return Outputs(
+        done,
+        tuple(views),
+        np.bincount(y, minlength=classes),
+        by_agent.mean(axis=0),
+        by_agent if by_agent.size <= MOST_ENTRIES else None,
+        disagreement(np.stack(chosen), y, classes) if compared else None,
+    )
+
+
+def disagreement(chosen: np.ndarray, y: np.ndarray, classes: int) -> np.ndarray:
+    """(K,) by true class: the share of pairs of agents that choose different classes, mean over the samples."""
+    agents = len(chosen)
+    alike = np.zeros(len(y))
+    for k in range(classes):
+        count = np.count_nonzero(chosen == k, axis=0)
+        alike += count * (count - 1)  # twice the pairs that both choose k
+    apart = 1 - alike / (agents * (agents - 1))
+    samples = np.bincount(y, minlength=classes)
+    total = np.bincount(y, weights=apart, minlength=classes)
+    shares: np.ndarray = np.divide(total, samples, out=np.full(classes, np.nan), where=samples > 0)
+    return shares
