@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from codistill.protocol import Protocol as Protocol
     from codistill.protocols import AKD as AKD
     from codistill.protocols import EKD as EKD
+    from codistill.protocols import FD as FD
     from codistill.protocols import PKD as PKD
     from codistill.protocols import Alone as Alone
     from codistill.protocols import AvgKD as AvgKD
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from codistill.protocols import Centralised as Centralised
     from codistill.protocols import FedAvg as FedAvg
     from codistill.protocols import FedMD as FedMD
+    from codistill.protocols import FedProto as FedProto
     from codistill.result import Result as Result
     from codistill.runtimes.faults import Fault as Fault
     from codistill.settings import setting as setting
@@ -47,9 +49,11 @@ _HOMES = {
     "Centralised": "protocols",
     "CodistillError": "errors",
     "EKD": "protocols",
+    "FD": "protocols",
     "Fault": "runtimes.faults",
     "FedAvg": "protocols",
     "FedMD": "protocols",
+    "FedProto": "protocols",
     "Federation": "federation",
     "Hub": "agent",
     "KernelRidge": "learners.kernel",

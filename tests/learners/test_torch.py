@@ -314,6 +314,63 @@ def test_the_head_of_the_features_is_the_output(name):
     assert not learner.head._forward_pre_hooks
 
 
+def test_outputs_and_features_of_one_pass_in_training_mode():
+    x, _ = toy(n=20)
+    learner = TorchLearner(noisy())
+    learner.predict(x)  # leaves the module in evaluation mode
+    outputs, features = learner.with_features(torch.from_numpy(x))
+    assert outputs.requires_grad
+    assert features.requires_grad
+    assert (features == 0).float().mean() > 0.6  # ReLU and dropout, each of a half
+    torch.testing.assert_close(learner.head(features), outputs)
+    assert learner.weights()["1.num_batches_tracked"] == 1
+    seed_libraries(0)
+    expected = learner(torch.from_numpy(x))
+    seed_libraries(0)
+    assert torch.equal(learner.with_features(torch.from_numpy(x))[0], expected)
+
+
+def test_evaluated_features_are_those_that_predictions_are_made_of():
+    x, _ = toy(n=620)
+    learner = TorchLearner(noisy(), loss="squared")
+    learner(torch.from_numpy(x))
+    before = learner.weights()
+    features = learner.evaluated_features(x)
+    assert (features.shape, features.dtype) == ((620, 8), np.float32)
+    assert same(before, learner.weights())
+    w = learner.weights()
+    np.testing.assert_allclose(features @ w["4.weight"].T + w["4.bias"], learner.predict(x), atol=1e-5)
+    assert learner.evaluated_features(x[:0]).shape == (0, 8)
+
+
+def test_features_at_many_places_of_a_sample_are_one_row():
+    class Tokens(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = nn.Linear(4, 3)
+
+        def forward(self, x):
+            return self.head(x).mean(dim=1)
+
+    learner = TorchLearner(Tokens())
+    x = np.zeros((6, 5, 4), dtype=np.float32)
+    assert learner.evaluated_features(x).shape == (6, 20)
+    assert learner.with_features(torch.from_numpy(x))[1].shape == (6, 20)
+
+
+def test_a_linear_layer_that_is_not_used_gives_no_features():
+    class Unused(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.used, self.unused = nn.Linear(3, 3), nn.Linear(3, 3)
+
+        def forward(self, x):
+            return self.used(x)
+
+    with pytest.raises(LearnerError, match=r"linear layer that every sample passes.*Unused does not use its last"):
+        TorchLearner(Unused()).features(torch.zeros(2, 3))
+
+
 def test_without_a_linear_layer_there_are_no_features():
     learner = TorchLearner(nn.Sequential(nn.Conv1d(1, 2, 1), nn.Flatten()))
     assert Ability.FEATURES not in learner.abilities

@@ -102,6 +102,14 @@ class GradientLearner(Learner):
         """The input of the last linear layer."""
 
     @abstractmethod
+    def with_features(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Outputs before the softmax and the features (n, d) of one pass, both with a graph to differentiate."""
+
+    @abstractmethod
+    def evaluated_features(self, x: np.ndarray) -> np.ndarray:
+        """Features (n, d) as they are in use: in evaluation mode and without a graph."""
+
+    @abstractmethod
     def weights(self) -> dict[str, np.ndarray]:
         """A copy of all parameters and buffers by name."""
 

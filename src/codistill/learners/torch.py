@@ -185,13 +185,38 @@ class TorchLearner(GradientLearner):
 
     def features(self, x: torch.Tensor) -> torch.Tensor:
         """The input of the last linear layer, with a graph, in the mode the module is in."""
+        return self._with_head_input(self.module, x)[1]
+
+    def with_features(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Outputs before the softmax and features, of one pass in training mode."""
+        outputs, features = self._with_head_input(self, x)
+        return outputs, features.flatten(1)
+
+    def evaluated_features(self, x: np.ndarray) -> np.ndarray:
+        """Features in evaluation mode and without a graph."""
+        self.module.eval()
+        inputs = self.tensor(x)
+        with torch.inference_mode():
+            starts = range(0, max(len(inputs), 1), _CHUNK)
+            parts = [self._with_head_input(self.module, inputs[i : i + _CHUNK].clone())[1].flatten(1) for i in starts]
+            return torch.cat(parts).numpy()
+
+    def _with_head_input(
+        self, run: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         caught: list[torch.Tensor] = []
         hook = self.head.register_forward_pre_hook(lambda _, inputs: caught.append(inputs[0]))
         try:
-            self.module(x)
+            outputs = run(x)
         finally:
             hook.remove()
-        return caught[0]
+        if not caught:
+            raise LearnerError(
+                "Features need a linear layer that every sample passes at the end.",
+                f"{self.describe()} does not use its last one",
+                "Remove that layer, or use it.",
+            )
+        return outputs, caught[0]
 
     # --- WEIGHTS ------------------------------------------------------------------------------
 

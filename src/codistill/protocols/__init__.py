@@ -8,11 +8,19 @@ from codistill.protocols.alone import Alone, Centralised
 from codistill.protocols.avgkd import PKD, AvgKD
 from codistill.protocols.backfitting import Backfitting
 from codistill.protocols.ekd import EKD
+from codistill.protocols.fd import FD
 from codistill.protocols.fedavg import FedAvg
 from codistill.protocols.fedmd import FedMD
+from codistill.protocols.fedproto import FedProto
 
 PROTOCOLS: dict[str, type[Protocol]] = {
-    protocol.name: protocol for protocol in (AKD, Alone, AvgKD, Backfitting, Centralised, EKD, FedAvg, FedMD, PKD)
-}
+    protocol.name: protocol
+    for protocol in (
+        AKD, Alone, AvgKD, Backfitting, Centralised, EKD, FD, FedAvg, FedMD, FedProto, PKD,
+    )
+}  # fmt: skip
 
-__all__ = ["AKD", "EKD", "PKD", "PROTOCOLS", "Alone", "AvgKD", "Backfitting", "Centralised", "FedAvg", "FedMD"]
+__all__ = [
+    "AKD", "EKD", "FD", "PKD", "PROTOCOLS", "Alone", "AvgKD", "Backfitting", "Centralised", "FedAvg", "FedMD",
+    "FedProto",
+]  # fmt: skip

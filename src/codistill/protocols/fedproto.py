@@ -1,0 +1,129 @@
+"""FedProto: learning features that are alike, by class prototypes or on public data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from codistill.aggregation import PLAIN_KINDS, Aggregation
+from codistill.learners.ability import Ability
+from codistill.protocol import Agent, Hub, LearnerError, Message, Protocol, setting
+from codistill.protocols.fd import check_classes, class_means, of_known_classes, of_others
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedProto(Protocol):
+    """Tan et al. FedProto: Federated Prototype Learning across Heterogeneous Clients. AAAI 2022. Algorithm 1; and
+    in the form for unlabelled public data of Han, Shi, Huang. FedAL. Section VI-A.
+
+    h_n(x): features of agent n, the input of its last linear layer, of the same dimension for all agents.
+    "classes": an agent sends C_n,c, the mean of h_n over its samples of class c, and gets C̄_c, the mean over all
+    agents who hold class c, itself among them. From the next round on a sample of class c has the loss
+    ℓ(f, y) + λ |h_n(x) - C̄_c|². "public": after local training, for each mini-batch P of public data, an agent sends
+    h_n(P), gets the mean h_-n(P) of all others, and takes a step down λ |h_n(P) - h_-n(P)|².
+
+    Deviations: in print the regulariser is between prototypes, and C̄_c is weighted by samples; here, as in the
+    authors' code, it is between samples and prototypes, a mean over features, and C̄_c is a plain mean. C_n,c is taken
+    after training, in evaluation mode. An agent answers by its own head, not by the nearest prototype.
+    """
+
+    name = "fedproto"
+    paper = "Tan et al., AAAI 2022; Han, Shi, Huang 2023, sec. VI-A"
+    exchanges = "mean features per class, or features on public data, to and from the hub"
+    needs = Ability.GRADIENTS | Ability.FEATURES
+
+    form: str = setting("classes", "what travels: means of classes, or of public data", choices=("classes", "public"))
+    local_epochs: int = setting(1, "epochs of local training per round", at_least=0)
+    local_steps: int | None = setting(None, "gradient steps per round, instead of epochs", at_least=0)
+    batch_size: int = setting(32, "samples per gradient step, private and public", at_least=1)
+    transfer_steps: int | None = setting(None, "public batches per round; absent: one pass over all", at_least=0)
+    weight: float = setting(1.0, "λ, of the distance between features", at_least=0)
+    aggregate: str = setting("mean", "how the features of many become one target", choices=PLAIN_KINDS)
+    trim: float = setting(0.2, "share that 'trimmed' leaves out at each end", at_least=0, at_most=0.49)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        # The class says what its default form needs, an instance what its own does.
+        object.__setattr__(self, "needs_public", self.form == "public")
+
+    async def round(self, me: Agent, t: int) -> None:
+        """Local training, then one of the two ways to share features."""
+        for x, y in me.shard.batches(t, self.batch_size, self.local_epochs, self.local_steps):
+            me.learner.descend(self._loss(me, x, y))
+        if len(me.roster) > 1:  # a lone agent learns as if alone, not from its own past
+            await (self._share_prototypes(me) if self.form == "classes" else self._transfer(me, t))
+
+    def _loss(self, me: Agent, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        f, h = me.learner.with_features(x)
+        loss: torch.Tensor = me.learner.loss(f, y)
+        rows, prototypes = of_known_classes(me.state, y)
+        # ℓ(f, y) + λ |h_n(x) - C̄_c|²
+        return loss + self.weight * torch.nn.functional.mse_loss(h[rows], prototypes) if rows.any() else loss
+
+    async def _share_prototypes(self, me: Agent) -> None:
+        y, h = me.shard.targets.astype(np.float64), me.learner.evaluated_features(me.shard.x)
+        prototypes, seen = class_means(y.T @ h, y.sum(axis=0))
+        message = Message.of(prototypes=prototypes, seen=seen)
+        reply = await me.ask_hub(message, expect={"prototypes": prototypes.shape, "known": seen})
+        if reply is not None:  # where it was lost, the last prototypes stay
+            me.state |= {"told": reply["prototypes"].astype(np.float32), "known": reply["known"].copy()}
+
+    async def _transfer(self, me: Agent, t: int) -> None:
+        for _, u in me.public.batches(t, self.batch_size, self.transfer_steps):
+            _, h = me.learner.with_features(u)
+            reply = await me.ask_hub(features=h, expect={"features": tuple(h.shape), "known": (1,)})
+            if reply is not None and reply["known"].any():
+                others = torch.from_numpy(reply["features"].astype(np.float32))
+                me.learner.descend(self.weight * torch.nn.functional.mse_loss(h, others))
+
+    async def hub(self, me: Hub, t: int) -> None:
+        """The mean over whoever answered: of prototypes with the receiver's own, of public features without."""
+        rule = Aggregation(kind=self.aggregate, trim=self.trim, outputs=False)
+        await (self._mean_prototypes(me, rule) if self.form == "classes" else self._mean_features(me, t, rule))
+
+    async def _mean_prototypes(self, me: Hub, rule: Aggregation) -> None:
+        heard = await me.gather(expect={"prototypes": (None, None), "seen": (None,)}, alike=True)
+        if not heard:
+            return
+        told = np.zeros_like(next(iter(heard.values()))["prototypes"])
+        known = np.zeros(len(told), dtype=bool)
+        for c in range(len(told)):
+            held = [message["prototypes"][[c]] for message in heard.values() if message["seen"][c : c + 1].any()]
+            if held:
+                told[c], known[c] = rule.of_all(np.stack(held)), True  # C̄_c
+        await me.broadcast(prototypes=told, known=known)
+
+    async def _mean_features(self, me: Hub, t: int, rule: Aggregation) -> None:
+        for ids, _ in me.public.batches(t, self.batch_size, self.transfer_steps):
+            heard = await me.gather(expect={"features": (len(ids), None)}, alike=True)
+            if not heard:
+                return  # everything was lost: nobody waits for a hub that has ended its round
+            h = {name: message["features"] for name, message in heard.items()}
+            told = of_others(rule, h, me.present)  # h_-n(P)
+            # Who has no others still waits for an answer.
+            replies = {name: (told.get(name, h.get(name)), np.array([name in told])) for name in me.present}
+            await me.scatter({name: Message.of(features=f, known=known) for name, (f, known) in replies.items()})
+
+    def check(self, agents: Sequence[Agent]) -> None:
+        """All features must have one dimension, and the mean of a class may not be a mean of private samples."""
+        first, shown = agents[0], [agent.learner.evaluated_features(agent.shard.x[:2]) for agent in agents]
+        for agent, h in zip(agents, shown, strict=True):
+            x, model, wanted = agent.shard.x[:2].reshape(len(h), -1), agent.learner.describe(), shown[0].shape[1]
+            if h.shape[1] != wanted:
+                raise LearnerError(
+                    "fedproto compares features, so those of all agents must have the same dimension.",
+                    f"agent '{agent.name}' has {model} with {h.shape[1]} features, agent '{first.name}' has "
+                    f"{first.learner.describe()} with {wanted}",
+                    "Use models with equally wide last layers, or a protocol that exchanges outputs: fd, fedmd.",
+                )
+            if self.form == "classes" and x.any() and np.array_equal(h, x.astype(h.dtype)):
+                raise LearnerError(
+                    "Data stays home, so features that are shared by class must not be the samples themselves.",
+                    f"agent '{agent.name}' has {model}, whose features are its input",
+                    'Give it a hidden layer, or use form = "public".',
+                )
+        if self.form == "classes":
+            check_classes(agents, self.name)
