@@ -23,8 +23,15 @@ A recipe with a table `[sweep]` is many runs, one for every combination of the v
 figure needs them: `codistill sweep RECIPE`. Keys are fields of the recipe (`"partition.alpha" = [0.0, 0.1]`);
 values are a list, or a table of named ones; a table as a value (`protocol = [{ name = "akd" }, { name = "ekd"
 }]`) changes what it names and keeps the rest. Runs that are done are not run again; a combination that cannot
-be is told and left out. The sweep's folder gets `sweep.csv`, `sweep.png` and a folder for every run. `--quick`
-first applies the changes in the table `[quick]`. See `recipes/akd/`.
+be is told and left out. The sweep's folder gets `sweep.csv`, `sweep.png`, `outputs.png` (for classification: the
+average outputs of every combination) and a folder for every run. `--quick` first applies the changes in the table
+`[quick]`. See `recipes/akd/`.
+
+What a run brought is in its folder: `metrics.jsonl`, a row per round and agent, with whatever the protocol measures
+beside the scores; and `report.html`. For classification with at most 100 classes it also has `outputs.safetensors`,
+from the last evaluation: each agent's average output by true class, and the share of pairs of agents that disagree. An
+agent that answers with real values counts as naming the class of the largest one. The report and `codistill compare
+--out` draw it as heat maps.
 
 ```toml
 seed = 0

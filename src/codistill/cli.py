@@ -191,7 +191,8 @@ def _sweep(options: argparse.Namespace) -> int:
     from rich.console import Console
 
     from codistill.experiments.store import writing
-    from codistill.experiments.sweep import PICTURE, TABLE, execute_sweep, means, read_sweep
+    from codistill.experiments.sweep import OUTPUTS_PICTURE, PICTURE, TABLE, execute_sweep, means, read_sweep
+    from codistill.experiments.sweep_outputs import draw_outputs_of
     from codistill.experiments.sweep_view import draw, tables
 
     sweep = read_sweep(options.recipe, options.set, quick=options.quick)
@@ -207,6 +208,8 @@ def _sweep(options: argparse.Namespace) -> int:
         Console(width=None if sys.stdout.isatty() else 140).print(drawn)
     draw(sweep, table, folder / PICTURE, percent=percent)
     print(f"table: {folder / TABLE}\npicture: {folder / PICTURE}")
+    if draw_outputs_of(sweep, folder, folder / OUTPUTS_PICTURE):
+        print(f"average outputs: {folder / OUTPUTS_PICTURE}")
     return 0
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 INK, MUTED, AXIS, GRID = "#1f2328", "#6b7280", "#c4c9d0", "#e6e8ec"
 BLUE, GREY, WORSE = "#0072b2", "#a3acb8", "#b34700"
+HEAT = "#2f8fd0"  # of a full cell: ink can be read on it
 # Okabe and Ito's colours that differ for every kind of colour vision, without those of the means.
 COLOURS = ("#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9")
 DASHES = ("solid", "dashed", "dotted", "dashdot")

@@ -5,7 +5,7 @@ Taken from the answers of the last evaluation, on the full test set; for classif
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -123,3 +123,26 @@ def disagreement(chosen: np.ndarray, y: np.ndarray, classes: int) -> np.ndarray:
     total = np.bincount(y, weights=apart, minlength=classes)
     shares: np.ndarray = np.divide(total, samples, out=np.full(classes, np.nan), where=samples > 0)
     return shares
+
+
+def pool(several: Sequence[Outputs]) -> Outputs:
+    """Outputs of like runs, such as those of several seeds, as one: each test sample of each run counts alike."""
+    samples = np.stack([each.samples for each in several])
+    total = samples.sum(axis=0)
+
+    def average(parts: list[np.ndarray]) -> np.ndarray:
+        weights = samples.reshape(samples.shape + (1,) * (parts[0].ndim - 1))
+        summed = (weights * np.nan_to_num(np.stack(parts))).sum(axis=0)
+        whole = np.broadcast_to(weights.sum(axis=0), summed.shape)
+        pooled: np.ndarray = np.divide(summed, whole, out=np.full(summed.shape, np.nan), where=whole > 0)
+        return pooled
+
+    apart = [each.disagreement for each in several if each.disagreement is not None]
+    return Outputs(
+        several[0].round,
+        several[0].agents,
+        total,
+        average([each.mean for each in several]),
+        None,
+        average(apart) if len(apart) == len(several) else None,
+    )

@@ -19,6 +19,7 @@ from codistill import look
 from codistill.errors import RecipeError
 from codistill.experiments import charts
 from codistill.experiments.charts import Run, arrange, mean
+from codistill.experiments.heatmaps import MOST_NUMBERS, draw_maps, draw_outputs
 from codistill.experiments.measures import draw_measure, measures
 from codistill.experiments.store import write_atomically, writing
 from codistill.summary import Summary, honest_lines, mean_words
@@ -29,8 +30,10 @@ from codistill.text import bytes_text, duration_text
 _NAMED = {
     look.INK: "var(--ink)", look.MUTED: "var(--muted)", look.AXIS: "var(--axis)", look.GRID: "var(--grid)",
     look.BLUE: "var(--blue)", look.GREY: "var(--grey)", look.WORSE: "var(--worse)",
+    look.HEAT: "var(--heat)",
     "#000000": "var(--ink)", "#cccccc": "var(--axis)", "#ebebeb": "var(--grid)",
 }  # fmt: skip
+_OUTPUTS = "Average output against the true class"
 _SWATCH_DASHES = {"solid": "none", "dashed": "6 3", "dotted": "2 3", "dashdot": "7 3 2 3"}
 
 
@@ -44,6 +47,8 @@ def write_report(summary: Summary, path: Path) -> Path:
     ]
     if measured := _measures(summary):
         sections.append(_section("What the protocol measured", measured))
+    if summary.outputs is not None:
+        sections.append(_section(_OUTPUTS, _outputs(summary)))
     if summary.counts is not None:
         sections.append(_section("Who holds what", _shares(summary)))
     sections.append(_section("All agents", _agents(summary, run)))
@@ -62,6 +67,8 @@ def write_comparison(summaries: Sequence[Summary], path: Path) -> Path:
     sections = []
     for way in dict.fromkeys((run.metric, run.own) for run in runs):
         sections += _comparison([(index, run) for index, run in enumerate(runs) if (run.metric, run.own) == way])
+    if known := [summary for summary in summaries if summary.outputs is not None]:
+        sections.append(_section(_OUTPUTS, _all_outputs(known)))
     rows = [
         [
             _cell(summary.title),
@@ -233,6 +240,37 @@ def _measures(summary: Summary) -> str:
     ]
     many = bool(found) and len(summary.agents) > 1
     return "".join(drawn) + _note("Mean and range are of the agents that were measured in the round." if many else "")
+
+
+def _outputs(summary: Summary) -> str:
+    outputs = summary.outputs
+    assert outputs is not None
+    notes = [_how_to_read(outputs.classes)]
+    if outputs.disagreement is not None:
+        notes.append(
+            "Bars: of all pairs of agents, the share that answers a test sample of the class differently, be it right "
+            "or wrong."
+        )
+    if len(outputs.agents) < len(summary.agents):
+        counted = f"{len(outputs.agents):,} of {len(summary.agents):,} agents count"
+        notes.append(f"{counted}: those that lie, or have never been present, are left out.")
+    return _chart(draw_outputs(outputs, summary.class_names), "outputs", _OUTPUTS.lower()) + _note(*notes)
+
+
+def _all_outputs(summaries: Sequence[Summary]) -> str:
+    maps = [(each.title, each.outputs, each.class_names) for each in summaries if each.outputs is not None]
+    most = max(outputs.classes for _, outputs, _ in maps)
+    disagreement = "Disagreement: the share of pairs of agents that answer a test sample differently."
+    return _chart(draw_maps(maps), "outputs", _OUTPUTS.lower()) + _note(_how_to_read(most), disagreement)
+
+
+def _how_to_read(classes: int) -> str:
+    empty = "; below 0.5 a cell is empty" if classes <= MOST_NUMBERS else ": full colour is 100 %"
+    return (
+        "A row is a true class: how the agents, on average, share out their output over the classes when they see its "
+        f"test samples, in percent{empty}. Agents that are right and sure have 100 on the diagonal; what stands beside "
+        "it goes to wrong classes."
+    )
 
 
 def _measured(summary: Summary, run: Run) -> str:

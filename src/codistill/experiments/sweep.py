@@ -17,7 +17,7 @@ from codistill.experiments.recipe import Recipe, make_recipe, override, put, rea
 from codistill.experiments.run import RECIPE, execute, reopen
 from codistill.experiments.store import METRICS, read_rows
 
-TABLE, PICTURE = "sweep.csv", "sweep.png"
+TABLE, PICTURE, OUTPUTS_PICTURE = "sweep.csv", "sweep.png", "outputs.png"
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ def execute_sweep(
     frames = []
     for number, (labels, recipe) in enumerate(sweep.runs(), 1):
         words = ", ".join(labels.values())
-        place = folder / _slug(labels)
+        place = folder / slug(labels)
         try:
             if not _is_done(recipe, place, data_dir):
                 return None
@@ -161,7 +161,8 @@ def _known_rows(place: Path) -> list[dict[str, Any]]:
     return read_rows(place / METRICS) if (place / METRICS).exists() else []
 
 
-def _slug(labels: Mapping[str, str]) -> str:
+def slug(labels: Mapping[str, str]) -> str:
+    """The name of a combination's folder."""
     return "_".join(re.sub(r"[^\w.+-]+", "", label) for label in labels.values())
 
 
