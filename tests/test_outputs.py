@@ -169,6 +169,10 @@ def test_sums_of_probabilities_are_no_probabilities() -> None:
     np.testing.assert_array_equal(_view(A + B)["mean"][:2], [[1, 0, 0], [0.5, 0.5, 0]])
 
 
+def test_real_values_that_look_like_probabilities_are_none() -> None:
+    np.testing.assert_array_equal(_view(A, probabilistic=False)["mean"][:2], [[1, 0, 0], [0, 1, 0]])
+
+
 def test_too_much_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "chosen" in _view(A, agents=5_000_000)
     assert "chosen" not in _view(A, agents=5_000_001)
