@@ -47,10 +47,11 @@ def test_mean_and_range_are_over_the_agents_that_were_measured() -> None:
     assert len(axes.lines) == 1  # no level of chance
 
 
-def test_agents_that_lie_do_not_count() -> None:
+def test_agents_that_lie_do_not_count(tmp_path: Path) -> None:
     told = run(disagreement=lambda t, i: 0.9 if i else 0.1)
     told.rows[1]["lies"] = told.rows[3]["lies"] = True
     assert [values.tolist() for values in measures(told)[0].values] == [[0.1], [0.1]]
+    assert "Mean and range are of the honest agents" in page(told, tmp_path)
 
 
 @pytest.mark.parametrize(("highest", "percent"), [(1, True), (1.01, False)])

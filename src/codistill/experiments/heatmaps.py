@@ -113,8 +113,10 @@ def _bars(axes: Axes, shares: np.ndarray, *, numbers: bool) -> None:
                 text, (np.nan_to_num(end), place), xytext=(4, 0), textcoords="offset points", va="center", fontsize=9
             )
     axes.set_xlim(0, max(0.1, 1.3 * float(ends.max())))
-    axes.set_xticks([tick for tick in MaxNLocator(4).tick_values(*axes.get_xlim()) if 0 <= tick <= 1])
-    axes.xaxis.set_major_formatter(PercentFormatter(1, symbol=" %"))
+    axes.set_xticks(
+        [tick for tick in MaxNLocator(4, steps=[1, 2, 5, 10]).tick_values(*axes.get_xlim()) if 0 <= tick <= 1]
+    )
+    axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=0, symbol=" %"))
     axes.grid(axis="y", visible=False)
     axes.tick_params(axis="y", length=0, labelleft=False)
     axes.set_title("pairs of agents that disagree", pad=12)

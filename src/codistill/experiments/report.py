@@ -238,8 +238,10 @@ def _measures(summary: Summary) -> str:
         _chart(draw_measure(measure), f"measure-{number}", measure.title) + _note(measure.sentence)
         for number, measure in enumerate(found)
     ]
-    many = bool(found) and len(summary.agents) > 1
-    return "".join(drawn) + _note("Mean and range are of the agents that were measured in the round." if many else "")
+    if not found or len(summary.agents) == 1:
+        return "".join(drawn)
+    honest = "honest " if any(row.get("lies") for row in summary.rows) else ""
+    return "".join(drawn) + _note(f"Mean and range are of the {honest}agents that were measured in the round.")
 
 
 def _outputs(summary: Summary) -> str:
