@@ -30,7 +30,9 @@ if TYPE_CHECKING:
     from codistill.protocols import AvgKD as AvgKD
     from codistill.protocols import Backfitting as Backfitting
     from codistill.protocols import Centralised as Centralised
+    from codistill.protocols import FedAL as FedAL
     from codistill.protocols import FedAvg as FedAvg
+    from codistill.protocols import FedDF as FedDF
     from codistill.protocols import FedMD as FedMD
     from codistill.protocols import FedProto as FedProto
     from codistill.result import Result as Result
@@ -52,6 +54,8 @@ _HOMES = {
     "FD": "protocols",
     "Fault": "runtimes.faults",
     "FedAvg": "protocols",
+    "FedAL": "protocols",
+    "FedDF": "protocols",
     "FedMD": "protocols",
     "FedProto": "protocols",
     "Federation": "federation",

@@ -101,11 +101,12 @@ class Federation:
         if topology is not None:
             check_topology(topology, names, protocol)
         self.topology = topology or KINDS[protocol.topology](names)
+        self.hub = Hub() if self.topology.hub else None
         self.faults = Faults(faults, names, self.seed, participation)
         self._watchers = tuple(watchers)
         check_abilities(self.agents, protocol, self.public)
-        for agent in self.agents:
-            self._introduce(agent)
+        for node in (*self.agents, *([self.hub] if self.hub else [])):
+            self._introduce(node)
 
     def run(
         self,
@@ -215,11 +216,7 @@ class Federation:
         return Processes(stage, engine.workers)
 
     def _stage(self) -> Stage:
-        nodes: list[Node] = [*self.agents]
-        if self.topology.hub:
-            hub = Hub()
-            self._introduce(hub)
-            nodes.append(hub)
+        nodes: list[Node] = [*self.agents, *([self.hub] if self.hub else [])]
         return Stage(nodes, self.protocol, self.faults, self.test, self.seed, self._watchers)
 
     def _alone(self) -> Federation | None:

@@ -11,8 +11,9 @@ import numpy as np
 from codistill.errors import MessageError
 from codistill.wire.codec import decode, encode
 
-# What a receiver expects of a message: for each array its shape (None = any length) or an array like it.
-Expectation = Mapping[str, "tuple[int | None, ...] | np.ndarray"]
+# What a receiver expects of a message: for each array its shape (None = any length) or an array like it, for
+# each plain value its type.
+Expectation = Mapping[str, "tuple[int | None, ...] | np.ndarray | type[Any]"]
 
 
 class Message(Mapping[str, Any]):
@@ -43,6 +44,9 @@ class Message(Mapping[str, Any]):
     def check(self, expect: Expectation) -> None:
         """Hold the message to what its receiver expects."""
         for name, like in expect.items():
+            if isinstance(like, type):
+                self._check_plain(name, like)
+                continue
             shape = like.shape if isinstance(like, np.ndarray) else like
             array = self.arrays.get(name)
             if array is None:
@@ -53,6 +57,11 @@ class Message(Mapping[str, Any]):
                 raise MessageError(f"'{name}' must have shape {_show(shape)}.", _show(array.shape), _SAME)
             if isinstance(like, np.ndarray) and array.dtype != like.dtype:
                 raise MessageError(f"'{name}' must have dtype {like.dtype}.", str(array.dtype), _SAME)
+
+    def _check_plain(self, name: str, kind: type[Any]) -> None:
+        value = self.plain.get(name)
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+            raise MessageError(f"The message must hold '{name}', of type {kind.__name__}.", f"{value!r}"[:80], _SAME)
 
     @property
     def signature(self) -> tuple[tuple[str, tuple[int, ...], str], ...]:

@@ -19,9 +19,12 @@ from codistill.errors import LearnerError, MessageError
 from codistill.learners.ability import Ability
 from codistill.message import Message
 from codistill.settings import check_settings, setting
+from codistill.stability import Foothold
 
 # All that a protocol's file needs, in one place.
-__all__ = ["Ability", "Agent", "Ensemble", "Hub", "LearnerError", "Message", "MessageError", "Protocol", "setting"]
+__all__ = [
+    "Ability", "Agent", "Ensemble", "Foothold", "Hub", "LearnerError", "Message", "MessageError", "Protocol", "setting",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,6 +24,7 @@ from codistill.errors import LearnerError
 from codistill.learners.zoo import build
 from codistill.protocols import PROTOCOLS
 from codistill.runtimes.observers.guard import PrivacyGuard
+from codistill.topology import HUB
 
 Models = Callable[[], list[Any]]
 SHAPE, CLASSES = (1, 8, 8), 10
@@ -48,6 +49,11 @@ def equal() -> list[Any]:
     return [_torch("mlp") for _ in range(4)]
 
 
+def two_kinds() -> list[Any]:
+    """Four networks of two architectures."""
+    return [_torch(name) for name in ("cnn", "mlp", "cnn", "mlp")]
+
+
 @dataclass(frozen=True)
 class Case:
     """One row: a protocol, models that suit it, and whether it should beat learning alone here."""
@@ -62,6 +68,8 @@ CASES = [
     Case(cd.Centralised(), mixed, beats_alone=True),
     Case(cd.FedAvg(local_epochs=4, batch_size=16), equal, beats_alone=True),
     Case(cd.FedMD(local_epochs=10, batch_size=16), mixed, beats_alone=True),
+    Case(cd.FedAL(local_steps=40, transfer_steps=12, batch_size=16), two_kinds, beats_alone=True),
+    Case(cd.FedDF(local_steps=20, adversarial=1.0, batch_size=16), two_kinds, beats_alone=True),
     Case(cd.FD(batch_size=16), equal),
     Case(cd.FedProto(batch_size=16), equal),
     Case(cd.FedProto(form="public", batch_size=16, transfer_steps=3), equal),
@@ -169,19 +177,22 @@ def test_an_agent_that_is_gone_does_not_stop_the_others(case: Case, federation: 
 @every_protocol
 def test_lost_messages_do_not_stop_the_round(case: Case, federation: Any) -> None:
     lossy = [cd.Fault(kind="drop", rate=0.4)]
+    posted: list[int] = []  # bytes of messages to agents, lost or not
+    watch = [lambda _, receiver, data: posted.append(len(data) * (receiver != HUB))]
     results = [
-        federation(case, faults=lossy).run(2, runtime=runtime, alone=False, progress=False).rows
-        for runtime in ("simulation", "processes")
+        federation(case, faults=lossy, watchers=watchers).run(2, runtime=runtime, alone=False, progress=False).rows
+        for runtime, watchers in (("simulation", watch), ("processes", []))
     ]
     assert results[0] == results[1]
-    sent, received = (sum(row[key] for row in results[0]) for key in ("sent", "received"))
-    assert received < sent or sent == 0
+    assert sum(row["received"] for row in results[0]) < sum(posted) or not posted
 
 
 @every_protocol
-def test_no_message_holds_a_private_sample(case: Case, federation: Any) -> None:
-    plain = federation(case)
-    guarded = federation(case, watchers=[PrivacyGuard(plain.agents)])
+def test_no_message_holds_what_must_stay_at_home(case: Case, federation: Any) -> None:
+    """Samples and labels; weights and what the hub keeps, unless weights or models are what is exchanged."""
+    guarded = federation(case)
+    models = not case.protocol.needs & (cd.Ability.WEIGHTS | cd.Ability.PORTABLE)
+    guarded._watchers = (PrivacyGuard(guarded.agents, guarded.hub, models=models),)
     assert guarded.run(2, runtime="simulation", alone=False, progress=False).rows
 
 

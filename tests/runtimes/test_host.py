@@ -9,9 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
 import codistill as cd
+from codistill.agent import Hub
 from codistill.errors import RuntimeFault
+from codistill.message import Message
 from codistill.runtimes.links import RemoteError
 from codistill.runtimes.observers.guard import PrivacyGuard
 
@@ -54,7 +58,7 @@ class Relay(Probe):
             assert answer is not None
             me.state.setdefault("numbers", []).append(answer["number"])
 
-    def serve(self, me: cd.Hub, sender: str, message: cd.Message) -> cd.Message:
+    def serve(self, me: Hub, sender: str, message: Message) -> Message:
         me.state["count"] = me.state.get("count", 0) + 1
         assert message["who"] == sender
         return cd.Message.of(number=me.state["count"])
@@ -281,6 +285,50 @@ def test_the_privacy_guard_finds_a_private_sample(runtime: str) -> None:
     federation = cd.Federation(members, Leak(), watchers=[PrivacyGuard(members)])
     with pytest.raises(RuntimeFault, match="Data stays home.*sample 1 of agent 'a0'.*'stuff'"):
         federation.run(1, runtime=runtime, workers=1, progress=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeakOf(Probe):
+    """Sends one of the things that must stay at home, in the middle of other numbers."""
+
+    what: str = "labels"
+
+    async def round(self, me: cd.Agent, t: int) -> None:
+        leaks = {
+            "labels": lambda: me.shard.labels[3:40].astype(np.uint8),
+            "one-hot": lambda: me.shard.targets[:20],
+            "weights": lambda: np.append(1.0, me.learner.weights()["weight"].ravel()),
+            "nothing": lambda: me.shard.labels[:8],
+            "hub": lambda: np.zeros(1),
+        }
+        leak = leaks[self.what]()
+        await me.ask_hub(stuff=leak) if self.what != "labels" else await me.ask_hub(stuff=leak.tolist())
+
+    def serve(self, me: Hub, sender: str, message: Message) -> Message:
+        me.state["secret"] = {"weights": [torch.arange(9.0)]}
+        return Message.of(stuff=np.arange(12.0) if self.what == "hub" else np.zeros(1))
+
+
+@pytest.mark.parametrize(
+    ("what", "sentence"),
+    [
+        ("labels", "run of labels 1 of agent 'a0' is in the array 'stuff' sent to 'hub'"),
+        ("one-hot", "run of labels 0 of agent 'a0' is in the array 'stuff' sent to 'hub'"),
+        ("weights", "learnt array 0 of agent 'a0' is in the array 'stuff' sent to 'hub'"),
+        ("hub", "learnt array 0 of the hub is in the array 'stuff' sent to 'a0'"),
+        ("nothing", ""),
+    ],
+)
+def test_the_privacy_guard_finds_labels_weights_and_what_the_hub_keeps(what: str, sentence: str) -> None:
+    rng = np.random.default_rng(0)
+    members = [cd.Agent(f"a{i}", nn.Linear(4, 5), rng.normal(size=(50, 4)), rng.integers(0, 5, 50)) for i in range(2)]
+    federation = cd.Federation(members, LeakOf(what=what), classes=5)
+    federation._watchers = (PrivacyGuard(members, federation.hub, models=True),)
+    if sentence:
+        with pytest.raises(RuntimeFault, match=sentence):
+            federation.run(1, runtime="simulation", alone=False, progress=False)
+    else:
+        assert federation.run(1, runtime="simulation", alone=False, progress=False).rows
 
 
 def test_message_numbers_decide_the_fate_of_messages_not_their_order_of_arrival() -> None:

@@ -113,6 +113,10 @@ class GradientLearner(Learner):
     def weights(self) -> dict[str, np.ndarray]:
         """A copy of all parameters and buffers by name."""
 
+    def is_finite(self) -> bool:
+        """Whether all weights are numbers, and all that the optimiser remembers."""
+        return all(np.isfinite(array).all() for array in self.weights().values())
+
     @abstractmethod
     def load(self, weights: dict[str, np.ndarray]) -> None:
         """Take over parameters and buffers by name; names left out keep their values."""

@@ -228,6 +228,12 @@ class TorchLearner(GradientLearner):
         """A copy of all parameters and buffers."""
         return {name: tensor.detach().numpy().copy() for name, tensor in self._tensors.items()}
 
+    def is_finite(self) -> bool:
+        """Parameters, buffers and moments."""
+        memory = self._optimiser.state.values() if self._optimiser else ()
+        moments = (value for table in memory for value in table.values() if isinstance(value, torch.Tensor))
+        return all(bool(tensor.isfinite().all()) for tensor in (*self._tensors.values(), *moments))
+
     def load(self, weights: dict[str, np.ndarray]) -> None:
         """Take over parameters and buffers; names left out keep their values."""
         own = self._tensors

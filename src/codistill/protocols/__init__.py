@@ -9,18 +9,21 @@ from codistill.protocols.avgkd import PKD, AvgKD
 from codistill.protocols.backfitting import Backfitting
 from codistill.protocols.ekd import EKD
 from codistill.protocols.fd import FD
+from codistill.protocols.fedal import FedAL
 from codistill.protocols.fedavg import FedAvg
+from codistill.protocols.feddf import FedDF
 from codistill.protocols.fedmd import FedMD
 from codistill.protocols.fedproto import FedProto
 
 PROTOCOLS: dict[str, type[Protocol]] = {
     protocol.name: protocol
     for protocol in (
-        AKD, Alone, AvgKD, Backfitting, Centralised, EKD, FD, FedAvg, FedMD, FedProto, PKD,
+        AKD, Alone, AvgKD, Backfitting, Centralised, EKD, FD, FedAL, FedAvg, FedDF, FedMD, FedProto,
+        PKD,
     )
 }  # fmt: skip
 
 __all__ = [
-    "AKD", "EKD", "FD", "PKD", "PROTOCOLS", "Alone", "AvgKD", "Backfitting", "Centralised", "FedAvg", "FedMD",
-    "FedProto",
+    "AKD", "EKD", "FD", "PKD", "PROTOCOLS", "Alone", "AvgKD", "Backfitting", "Centralised", "FedAL", "FedAvg", "FedDF",
+    "FedMD", "FedProto",
 ]  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,15 +46,10 @@ class FedAvg(Protocol):
 
     async def hub(self, me: Hub, t: int) -> None:
         """Average whoever answered."""
-        heard = await me.gather(alike=True)
+        heard = await me.gather(expect={"samples": int}, alike=True)
         if not heard:
             return
-        # w ← Σ_k n_k / n · w_k
-        n = sum(message["samples"] for message in heard.values())
-        shares = {name: np.float32(message["samples"] / n) for name, message in heard.items()}
-        names = next(iter(heard.values())).arrays
-        mean = {name: _mean([(shares[k], message[name]) for k, message in heard.items()]) for name in names}
-        await me.broadcast(Message(mean))
+        await me.broadcast(Message(mean_weights(heard)))
 
     def check(self, agents: Sequence[Agent]) -> None:
         """All agents must have the same weights by name and shape."""
@@ -68,6 +63,14 @@ class FedAvg(Protocol):
                     f"{first.learner.describe()}",
                     "Use one architecture, or a protocol that exchanges predictions: fedmd, avgkd.",
                 )
+
+
+def mean_weights(heard: Mapping[str, Message]) -> dict[str, np.ndarray]:
+    """w ← Σ_k n_k / n · w_k, of messages that hold weights of equal names and shapes, and `samples`."""
+    n = sum(message["samples"] for message in heard.values())
+    shares = {name: np.float32(message["samples"] / n) for name, message in heard.items()}
+    names = next(iter(heard.values())).arrays
+    return {name: _mean([(shares[k], message[name]) for k, message in heard.items()]) for name in names}
 
 
 def _mean(shared: list[tuple[np.float32, np.ndarray]]) -> np.ndarray:

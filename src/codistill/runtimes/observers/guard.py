@@ -1,42 +1,100 @@
-"""The privacy guard: fails a run in which a row of a private shard is in a message."""
+"""The privacy guard: fails a run in which a message holds what must stay at home."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
+import torch
 
-from codistill.agent import Agent
+from codistill.agent import Agent, Hub
 from codistill.errors import MessageError, RuntimeFault
+from codistill.learners.ability import Ability
 from codistill.message import Message
+from codistill.topology import HUB
+
+_RUN = 16  # labels in a row that are no coincidence
+_FEWEST = 8  # numbers in a row that are a part of a model, and no coincidence
 
 
 class PrivacyGuard:
-    """Watches every message of every agent for the agent's own samples, as they are or converted.
+    """Watches every message of every agent for the agent's own samples, as they are or converted, and labels.
 
-    A row counts as found when its numbers stand in sequence in any array of the message, at any offset.
+    A row counts as found when its numbers stand in sequence in any array of the message, at any offset. Labels
+    count from sixteen in the order of the shard, as numbers or one-hot. With `models`, the weights that an agent
+    has at that moment must stay at home as well, and so must what the hub keeps for itself: for protocols in
+    which neither models nor weights travel. Weights are seen where the agents live: in a simulation.
     """
 
-    def __init__(self, agents: Sequence[Agent]) -> None:
-        self._rows = {agent.name: agent.shard.x.reshape(len(agent.shard), -1).astype(np.float32) for agent in agents}
+    def __init__(self, agents: Sequence[Agent], hub: Hub | None = None, *, models: bool = False) -> None:
+        self._agents = {agent.name: agent for agent in agents}
+        self._hub, self._models = hub, models
+        self._private = {agent.name: _private(agent) for agent in agents}
 
     def __call__(self, sender: str, receiver: str, data: bytes) -> None:
         """Look through one message."""
-        rows = self._rows.get(sender)
-        if rows is None:
-            return
         try:
-            arrays = Message.decode(data).arrays
+            message = Message.decode(data)
         except MessageError:
             return  # the receiver will refuse it
-        for name, array in arrays.items():
-            found = _first_row_inside(rows, array)
-            if found is not None:
-                raise RuntimeFault(
-                    "Data stays home: no message may hold a private sample.",
-                    f"sample {found} of agent '{sender}' is in the array '{name}' sent to '{receiver}'",
-                    "Change the protocol, or the model that carries its training data inside.",
-                )
+        secrets = [*self._private.get(sender, ()), *(self._secrets(sender) if self._models else ())]
+        for name, array in _numbers(message):
+            for what, rows in secrets:
+                found = _first_row_inside(rows, array)
+                if found is not None:
+                    raise RuntimeFault(
+                        "Data stays home: no message may hold a private sample, label or weight.",
+                        f"{what} {found} of {_owner(sender)} is in the array '{name}' sent to '{receiver}'",
+                        "Change the protocol, or the model that carries its training data inside.",
+                    )
+
+    def _secrets(self, sender: str) -> Iterator[tuple[str, np.ndarray]]:
+        """What the sender has learnt, as it is now."""
+        if sender == HUB:
+            arrays = _leaves(self._hub.state) if self._hub else ()
+        else:
+            learner = self._agents[sender].learner
+            arrays = learner.weights().values() if Ability.GRADIENTS in learner.abilities else ()
+        for array in arrays:
+            if array.size >= _FEWEST and len(np.unique(array)) > 2:
+                yield "learnt array", array.reshape(1, -1).astype(np.float32)
+
+
+def _owner(sender: str) -> str:
+    return "the hub" if sender == HUB else f"agent '{sender}'"
+
+
+def _private(agent: Agent) -> list[tuple[str, np.ndarray]]:
+    """Samples, and labels as runs of sixteen, in numbers and one-hot."""
+    shard = agent.shard
+    private = [("sample", shard.x.reshape(len(shard), -1).astype(np.float32))]
+    if shard.labels is not None:
+        starts = range(0, len(shard) - _RUN + 1, _RUN)
+        runs = [slice(start, start + _RUN) for start in starts if len(np.unique(shard.labels[start:][:_RUN])) > 2]
+        if runs:
+            private.append(("run of labels", np.stack([shard.labels[run] for run in runs]).astype(np.float32)))
+            private.append(("run of labels", np.stack([shard.targets[run].ravel() for run in runs])))
+    return private
+
+
+def _numbers(message: Message) -> Iterator[tuple[str, np.ndarray]]:
+    """All arrays of a message, and its lists of numbers."""
+    yield from message.arrays.items()
+    for name, value in message.plain.items():
+        if isinstance(value, list) and value and all(isinstance(item, int | float) for item in value):
+            yield name, np.asarray(value)
+
+
+def _leaves(tree: Any) -> Iterator[np.ndarray]:
+    """All arrays in nested tables and lists."""
+    if isinstance(tree, torch.Tensor):
+        yield tree.detach().numpy()
+    elif isinstance(tree, np.ndarray):
+        yield tree
+    elif isinstance(tree, dict | list | tuple):
+        for item in tree.values() if isinstance(tree, dict) else tree:
+            yield from _leaves(item)
 
 
 def _first_row_inside(rows: np.ndarray, array: np.ndarray) -> int | None:

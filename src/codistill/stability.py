@@ -1,0 +1,56 @@
+"""What an agent does when a loss without bound has driven its model away: stop the step, say so, go back."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+
+from codistill.agent import Agent
+
+# Outputs before the softmax of a model in use are below a hundred or so, and so are its losses; beyond these
+# they are none, and the squares of their gradients, which Adam keeps, would soon be infinite.
+_LARGEST_OUTPUT, _LARGEST_LOSS = 1e4, 1e9
+
+
+class Foothold:
+    """An agent's learner as it was at the start of a round, to return to when its outputs are lost.
+
+    `lost` is True for the rest of a round in which outputs or a loss were: a protocol can leave out the term
+    that did it.
+    """
+
+    def __init__(self, me: Agent) -> None:
+        self._me = me
+        self._state = copy.deepcopy(me.learner.state())
+        self.lost = False
+
+    def outputs(self, x: torch.Tensor) -> torch.Tensor:
+        """The learner's outputs before the softmax, with a graph; of the learner as it was, if they are lost."""
+        f: torch.Tensor = self._me.learner(x)
+        # Not "> largest": a comparison with NaN is False.
+        if not float(f.detach().abs().max()) <= _LARGEST_OUTPUT:
+            self._return("its outputs were not finite, or beyond ten thousand")
+            f = self._me.learner(x)
+        return f
+
+    def descend(self, loss: torch.Tensor) -> None:
+        """A step down the loss, unless it is lost."""
+        if abs(float(loss.detach())) <= _LARGEST_LOSS:
+            self._me.learner.descend(loss)
+        else:
+            self._say("its loss was not finite, or beyond a billion; it leaves out that step, and goes on.")
+
+    def check(self) -> None:
+        """At the end of a round: a last step may have left weights that are no numbers."""
+        if not self._me.learner.is_finite():
+            self._return("its weights, or the memory of its optimiser, were not finite")
+
+    def _return(self, why: str) -> None:
+        self._me.learner.restore(self._state)
+        self._say(f"{why}; it is back to where the round began, and goes on from there.")
+
+    def _say(self, text: str) -> None:
+        if not self.lost:
+            self._me.remark(text)
+        self.lost = True
