@@ -115,7 +115,7 @@ def test_a_soft_label_counts_for_every_class_by_its_share() -> None:
     """F_c = Σ y_c f / Σ y_c; the target of a sample is that of its largest class, for c1's first sample class 2."""
     soft = [np.array([[0.8, 0.2, 0.0], [0.0, 1.0, 0.0], [0.4, 0.6, 0.0]]), np.array([[0.3, 0.2, 0.5], [0.9, 0.0, 0.1]])]
     agents = [cd.Agent(f"c{n}", _linear(WEIGHTS[n]), SAMPLES[n][: len(y)], y) for n, y in enumerate(soft)]
-    federation = cd.Federation(agents, cd.FD(weight=0.7))
+    federation = cd.Federation(agents, cd.FD(weight=0.7, distance="squared"))
     federation.run(2, runtime="simulation", alone=False, progress=False)
     step = [WEIGHTS[n] - LR * _slope(OUTPUTS[n][: len(y)], y).T @ SAMPLES[n][: len(y)] for n, y in enumerate(soft)]
     told = soft[0].T @ OUTPUTS[0] / np.maximum(soft[0].sum(axis=0), 1e-9)[:, None]  # class 2 was met by c1 alone

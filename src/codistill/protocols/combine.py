@@ -1,4 +1,4 @@
-"""The hub's side of sharing outputs: one target for each client out of everybody's outputs, batch by batch."""
+"""Sharing outputs batch by batch: a client asks for the target that the hub makes out of everybody's outputs."""
 
 from __future__ import annotations
 
@@ -8,8 +8,19 @@ from typing import Any
 import numpy as np
 
 from codistill.aggregation import Aggregation
-from codistill.protocol import Hub, Message
+from codistill.protocol import Agent, Hub, Message
 from codistill.protocols.discriminator import Discriminator
+
+
+async def ask(me: Agent, f: np.ndarray, rows: int = 1, **extra: np.ndarray) -> list[np.ndarray] | None:
+    """What the others make of a batch, f_-n, and in a second row ∇U_n; None where nobody else was heard."""
+    reply = await me.ask_hub(f=f, **extra, expect={"told": (rows, *f.shape), "clients": int, "own": int})
+    if reply is None or reply["clients"] <= reply["own"]:
+        return None
+    told, clients, own = reply["told"], reply["clients"], reply["own"]
+    # (5): f_-n = (N f̄ - f_n) / (N - 1), where f̄ is the mean over all N clients
+    others = (clients * told[0] - own * f) / (clients - own)
+    return [others.astype(np.float32), *told[1:]]
 
 
 async def combine(

@@ -23,9 +23,9 @@ class FD(Protocol):
     F̂_-n,c, the mean over all others who have met class c. From the next round on a sample of class c has the loss
     ℓ(f, y) + γ d(f, F̂_-n,c); a class that nobody else has met has no target, and its samples only ℓ.
 
-    Deviations: f are outputs before the softmax, and d is the mean squared distance with γ = 10, both as in Berdoz et
-    al. (representation sharing); the paper averages softmax outputs and d is the cross-entropy, which has the
-    gradient of `distance` "kl". The paper divides by M - 1; here the mean is over those who have met the class. A
+    Deviations: f are outputs before the softmax, where the paper averages softmax outputs; d is KL, which has the
+    gradient of its cross-entropy. Berdoz et al. (representation sharing) use `distance` = "squared" with γ = 10.
+    The paper divides by M - 1; here the mean is over those who have met the class. A
     soft label counts for each class by its share, and its target is that of its largest one.
     """
 
@@ -37,8 +37,8 @@ class FD(Protocol):
     local_epochs: int = setting(1, "epochs of local training per round", at_least=0)
     local_steps: int | None = setting(None, "gradient steps per round, instead of epochs", at_least=0)
     batch_size: int = setting(32, "samples per gradient step", at_least=1)
-    weight: float = setting(10.0, "γ, of the distance to the others' mean outputs", at_least=0)
-    distance: str = setting("squared", "d, between outputs and their target", choices=("squared", "kl"))
+    weight: float = setting(1.0, "γ, of the distance to the others' mean outputs", at_least=0)
+    distance: str = setting("kl", "d, between outputs and their target", choices=("squared", "kl"))
     temperature: float = setting(1.0, "E, softens both sides of the distance 'kl'", above=0)
     aggregate: str = setting("mean", "how the others' outputs become one target", choices=PLAIN_KINDS)
     trim: float = setting(0.2, "share that 'trimmed' leaves out at each end", at_least=0, at_most=0.49)

@@ -11,7 +11,8 @@ import torch
 from codistill.aggregation import PLAIN_KINDS, Aggregation
 from codistill.learners.ability import Ability
 from codistill.protocol import Agent, Hub, LearnerError, Message, Protocol, setting
-from codistill.protocols.fd import check_classes, class_means, of_known_classes, of_others
+from codistill.protocols.combine import ask, combine
+from codistill.protocols.fd import check_classes, class_means, of_known_classes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +28,8 @@ class FedProto(Protocol):
 
     Deviations: in print the regulariser is between prototypes, and C̄_c is weighted by samples; here, as in the
     authors' code, it is between samples and prototypes, a mean over features, and C̄_c is a plain mean. C_n,c is taken
-    after training, in evaluation mode. An agent answers by its own head, not by the nearest prototype.
+    after training, in evaluation mode, over all samples or those of the `local_steps`. An agent answers by its own
+    head, not by the nearest prototype.
     """
 
     name = "fedproto"
@@ -54,7 +56,7 @@ class FedProto(Protocol):
         for x, y in me.shard.batches(t, self.batch_size, self.local_epochs, self.local_steps):
             me.learner.descend(self._loss(me, x, y))
         if len(me.roster) > 1:  # a lone agent learns as if alone, not from its own past
-            await (self._share_prototypes(me) if self.form == "classes" else self._transfer(me, t))
+            await (self._share_prototypes(me, t) if self.form == "classes" else self._transfer(me, t))
 
     def _loss(self, me: Agent, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         f, h = me.learner.with_features(x)
@@ -63,8 +65,12 @@ class FedProto(Protocol):
         # ℓ(f, y) + λ |h_n(x) - C̄_c|²
         return loss + self.weight * torch.nn.functional.mse_loss(h[rows], prototypes) if rows.any() else loss
 
-    async def _share_prototypes(self, me: Agent) -> None:
-        y, h = me.shard.targets.astype(np.float64), me.learner.evaluated_features(me.shard.x)
+    async def _share_prototypes(self, me: Agent, t: int) -> None:
+        x, targets = me.shard.x, me.shard.targets
+        if self.local_steps:  # a few steps are no reason to go through all samples: those of this round do
+            used = list(me.shard.batches(t, self.batch_size, steps=self.local_steps))
+            x, targets = (np.concatenate(parts) for parts in zip(*used, strict=True))
+        y, h = targets.astype(np.float64), me.learner.evaluated_features(x)
         prototypes, seen = class_means(y.T @ h, y.sum(axis=0))
         message = Message.of(prototypes=prototypes, seen=seen)
         reply = await me.ask_hub(message, expect={"prototypes": prototypes.shape, "known": seen})
@@ -74,15 +80,17 @@ class FedProto(Protocol):
     async def _transfer(self, me: Agent, t: int) -> None:
         for _, u in me.public.batches(t, self.batch_size, self.transfer_steps):
             _, h = me.learner.with_features(u)
-            reply = await me.ask_hub(features=h, expect={"features": tuple(h.shape), "known": (1,)})
-            if reply is not None and reply["known"].any():
-                others = torch.from_numpy(reply["features"].astype(np.float32))
-                me.learner.descend(self.weight * torch.nn.functional.mse_loss(h, others))
+            told = await ask(me, h.detach().numpy())
+            if told is not None:  # λ |h_n(P) - h_-n(P)|²
+                me.learner.descend(self.weight * torch.nn.functional.mse_loss(h, torch.from_numpy(told[0])))
 
     async def hub(self, me: Hub, t: int) -> None:
         """The mean over whoever answered: of prototypes with the receiver's own, of public features without."""
         rule = Aggregation(kind=self.aggregate, trim=self.trim, outputs=False)
-        await (self._mean_prototypes(me, rule) if self.form == "classes" else self._mean_features(me, t, rule))
+        if self.form == "classes":
+            await self._mean_prototypes(me, rule)
+        else:
+            await combine(me, me.public.batches(t, self.batch_size, self.transfer_steps), rule)
 
     async def _mean_prototypes(self, me: Hub, rule: Aggregation) -> None:
         heard = await me.gather(expect={"prototypes": (None, None), "seen": (None,)}, alike=True)
@@ -95,17 +103,6 @@ class FedProto(Protocol):
             if held:
                 told[c], known[c] = rule.of_all(np.stack(held)), True  # C̄_c
         await me.broadcast(prototypes=told, known=known)
-
-    async def _mean_features(self, me: Hub, t: int, rule: Aggregation) -> None:
-        for ids, _ in me.public.batches(t, self.batch_size, self.transfer_steps):
-            heard = await me.gather(expect={"features": (len(ids), None)}, alike=True)
-            if not heard:
-                return  # everything was lost: nobody waits for a hub that has ended its round
-            h = {name: message["features"] for name, message in heard.items()}
-            told = of_others(rule, h, me.present)  # h_-n(P)
-            # Who has no others still waits for an answer.
-            replies = {name: (told.get(name, h.get(name)), np.array([name in told])) for name in me.present}
-            await me.scatter({name: Message.of(features=f, known=known) for name, (f, known) in replies.items()})
 
     def check(self, agents: Sequence[Agent]) -> None:
         """All features must have one dimension, and the mean of a class may not be a mean of private samples."""

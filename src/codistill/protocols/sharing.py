@@ -11,7 +11,7 @@ from codistill.aggregation import KINDS, Aggregation
 from codistill.learners.ability import Ability
 from codistill.losses import distillation
 from codistill.protocol import Agent, Foothold, Hub, Protocol, setting
-from codistill.protocols.combine import combine
+from codistill.protocols.combine import ask, combine
 from codistill.protocols.discriminator import Discriminator
 
 
@@ -66,16 +66,9 @@ class OutputSharing(Protocol):
         return self.less_forgetting * distillation(f, old, self.temperature)
 
     async def _ask(self, me: Agent, f: np.ndarray, rows: int = 1) -> list[np.ndarray] | None:
-        """f_-n, and in a second row ∇U_n; None where nobody else was heard."""
         # How much of each class it has is said only where the aggregate is weighted by that.
         extra = {"coverage": me.shard.targets.mean(axis=0, dtype=np.float32)} if self.aggregate == "coverage" else {}
-        reply = await me.ask_hub(f=f, **extra, expect={"told": (rows, *f.shape), "clients": int, "own": int})
-        if reply is None or reply["clients"] <= reply["own"]:
-            return None
-        told, clients, own = reply["told"], reply["clients"], reply["own"]
-        # (5): f_-n = (N f̄ - f_n) / (N - 1), where f̄ is the mean over all N clients
-        others = (clients * told[0] - own * f) / (clients - own)
-        return [others.astype(np.float32), *told[1:]]
+        return await ask(me, f, rows, **extra)
 
     async def _combine(self, me: Hub, t: int, discriminator: Discriminator | None = None) -> None:
         """The hub's side of a transfer stage."""
