@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 import codistill as cd
-from bench import bare
+from bench import bare, bare_fedal
 from bench.measure import Figure, alternate, ratio, seconds, speedup
 from bench.workloads import lenets, pair, small
 from codistill.runtimes.host import BEGIN
@@ -61,6 +61,16 @@ def training(protocol: cd.Protocol, transfer: int) -> list[Figure]:
         ratio(f"{protocol.name}: W1 round, against two bare processes", ours, two_bare, 1.05),
         speedup(f"{protocol.name}: W1 round, faster than one bare process with 2 threads", ours, single, 1.6),
     ]
+
+
+def playing() -> list[Figure]:
+    """A round of fedal, τ = 5, against two bare processes that do the same steps of clients and discriminator."""
+    samples = 400
+    with started(lenets(cd.FedAL(), samples=10 * samples)) as (runtime, names):
+        two = bare.BareProcesses(bare_fedal.jobs(5, samples))
+        ours, bares = alternate(REPEATS, Rounds(runtime, names, 1), partial(two.run, 1), turns=ROUNDS)
+        two.close()
+    return [ratio("fedal: a round of ten LeNet-5, tau 5, against two bare processes", ours, bares, 1.15)]
 
 
 def travelling() -> list[Figure]:
@@ -166,6 +176,7 @@ def exchange() -> list[Figure]:
 BENCHES: dict[str, Callable[[], list[Figure]]] = {
     "fedavg": lambda: training(cd.FedAvg(), 0),
     "fedmd": lambda: training(cd.FedMD(transfer_steps=TRANSFER), TRANSFER),
+    "fedal": playing,
     "avgkd": travelling,
     "evaluation": evaluation,
     "scaling": scaling,

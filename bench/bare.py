@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch.nn.functional import cross_entropy, kl_div, log_softmax, mse_loss, softmax
@@ -12,13 +13,20 @@ from torch.nn.functional import cross_entropy, kl_div, log_softmax, mse_loss, so
 from codistill.learners import zoo
 
 
+class Job(Protocol):
+    """Prepared in its own process, it does an amount of work on command."""
+
+    def prepare(self) -> Callable[[int], None]: ...
+
+
 class BareProcesses:
     """Worker processes that run a job on command; one thread each unless told otherwise."""
 
-    def __init__(self, jobs: Sequence[Training | Evaluation | Fitting], threads: int = 1) -> None:
+    def __init__(self, jobs: Sequence[Job], threads: int = 1) -> None:
         # Spawned, not forked: a pool of threads does not survive a fork.
         context = multiprocessing.get_context("spawn")
         self._pipes, self._processes = [], []
+        self._jobs = jobs  # what they share lives as long as its first owner
         for job in jobs:
             mine, theirs = context.Pipe()
             process = context.Process(target=_serve, args=(theirs, job, threads), daemon=True)
@@ -37,7 +45,7 @@ class BareProcesses:
             process.kill()
 
 
-def _serve(pipe, job: Training | Evaluation | Fitting, threads: int) -> None:  # type: ignore[no-untyped-def]
+def _serve(pipe, job: Job, threads: int) -> None:  # type: ignore[no-untyped-def]
     torch.set_num_threads(threads)
     work = job.prepare()
     while True:

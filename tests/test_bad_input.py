@@ -247,14 +247,25 @@ def test_one_class_is_enough_for_a_forest(here, capsys):
     assert main(["run", "recipe.toml", "--quiet", "--out", "out"]) == 0
 
 
-def test_a_model_that_goes_to_infinity_stops_nobody(here, capsys):
-    """Its messages are refused by name; the others go on."""
-    wild = {"kind": "logistic", "optimiser": "sgd", "lr": 1e38}
-    (here / "recipe.toml").write_text(tomli_w.dumps(recipe(agents=agents(wild, "naive_bayes", "ridge"))))
+WILD = {"kind": "logistic", "optimiser": "sgd", "lr": 1e38}
+
+
+def test_a_model_that_goes_to_infinity_comes_back_and_stops_nobody(here, capsys):
+    (here / "recipe.toml").write_text(tomli_w.dumps(recipe(agents=agents(WILD, "naive_bayes", "ridge"))))
+    assert main(["run", "recipe.toml", "--quiet", "--out", "out"]) == 0
+    log = (here / "out" / "log.txt").read_text()
+    assert "round 1: 'a': its outputs were not finite, or beyond ten thousand; it is back" in log
+    assert "goes on without" not in log
+
+
+def test_weights_that_go_to_infinity_are_refused_by_name(here, capsys):
+    """Its messages are refused; the others go on."""
+    made = recipe(agents=agents(WILD, "logistic", "logistic"), protocol={"name": "fedavg", "rounds": 2, "local_epochs": 9})
+    (here / "recipe.toml").write_text(tomli_w.dumps(made))
     assert main(["run", "recipe.toml", "--quiet", "--out", "out"]) == 0
     log = (here / "out" / "log.txt").read_text()
     assert "'hub' goes on without a message of 'a'" in log
-    assert "NaN or infinity in 'f'" in log
+    assert "NaN or infinity in" in log
 
 
 @pytest.mark.parametrize("ending", ["picture.doc", "picture"])

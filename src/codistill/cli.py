@@ -83,7 +83,7 @@ def _parser() -> argparse.ArgumentParser:
     compare.add_argument("--out", type=Path, help="also write an HTML page")
     compare.set_defaults(command=_compare)
 
-    protocols = commands.add_parser("protocols", help="all protocols: paper, what is exchanged, ability needed")
+    protocols = commands.add_parser("protocols", help="all protocols: paper, what is exchanged, which models")
     protocols.add_argument("name", nargs="?", help="one protocol, with its hyper-parameters")
     protocols.set_defaults(command=_protocols)
 
@@ -250,11 +250,16 @@ def _compare(options: argparse.Namespace) -> int:
 
 def _protocols(options: argparse.Namespace) -> int:
     from codistill.errors import nearest
+    from codistill.learners.ability import Ability
     from codistill.protocols import PROTOCOLS
 
     if options.name is None:
-        rows = [(p.name, p.paper, p.exchanges, p.needs.words()) for p in PROTOCOLS.values()]
-        _print_table(("protocol", "paper", "what is exchanged", "ability needed"), rows)
+        rows = [
+            (p.name, p.paper, p.exchanges, p.needs.words(), "no" if Ability.GRADIENTS in p.needs else "yes")
+            for p in PROTOCOLS.values()
+        ]
+        _print_table(("protocol", "paper", "what is exchanged", "ability needed", "black boxes"), rows)
+        print("black boxes: models that only fit and predict (forests, boosting, kernels) may take part, also mixed")
         return 0
     if options.name not in PROTOCOLS:
         raise RecipeError("A protocol must be known.", f"'{options.name}'", nearest(options.name, PROTOCOLS))
@@ -263,11 +268,11 @@ def _protocols(options: argparse.Namespace) -> int:
 
     protocol = PROTOCOLS[options.name]
     print(inspect.cleandoc(protocol.__doc__ or ""), "\n")
-    rows = [
+    fields = [
         (field.name, str(field.type), "absent" if field.default is None else str(field.default), field.metadata["help"])
         for field in dataclasses.fields(protocol)
     ]
-    _print_table(("hyper-parameter", "type", "default", "what it is"), rows)
+    _print_table(("hyper-parameter", "type", "default", "what it is"), fields)
     return 0
 
 

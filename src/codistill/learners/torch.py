@@ -232,7 +232,9 @@ class TorchLearner(GradientLearner):
         """Parameters, buffers and moments."""
         memory = self._optimiser.state.values() if self._optimiser else ()
         moments = (value for table in memory for value in table.values() if isinstance(value, torch.Tensor))
-        return all(bool(tensor.isfinite().all()) for tensor in (*self._tensors.values(), *moments))
+        numbers = [tensor.detach() for tensor in (*self._tensors.values(), *moments) if tensor.is_floating_point()]
+        # A norm is finite if all entries are, and not huge: one call for all, since this is asked in every round.
+        return bool(torch.stack(torch._foreach_norm(numbers)).isfinite().all())
 
     def load(self, weights: dict[str, np.ndarray]) -> None:
         """Take over parameters and buffers; names left out keep their values."""
