@@ -260,7 +260,9 @@ def test_a_model_that_goes_to_infinity_comes_back_and_stops_nobody(here, capsys)
 
 def test_weights_that_go_to_infinity_are_refused_by_name(here, capsys):
     """Its messages are refused; the others go on."""
-    made = recipe(agents=agents(WILD, "logistic", "logistic"), protocol={"name": "fedavg", "rounds": 2, "local_epochs": 9})
+    made = recipe(
+        agents=agents(WILD, "logistic", "logistic"), protocol={"name": "fedavg", "rounds": 2, "local_epochs": 9}
+    )
     (here / "recipe.toml").write_text(tomli_w.dumps(made))
     assert main(["run", "recipe.toml", "--quiet", "--out", "out"]) == 0
     log = (here / "out" / "log.txt").read_text()

@@ -99,3 +99,59 @@ def test_bytes_up_and_down_are_outputs_and_a_small_frame() -> None:
     for row in rows:
         assert floats < row["sent"] <= floats + 5 * 150
         assert floats < row["received"] <= floats + 5 * 150
+
+
+def _target(kind: str, f: np.ndarray, shares: np.ndarray) -> np.ndarray:
+    """What a client should learn from the outputs f (others, K) of those who hold the shares of classes."""
+    log_p = np.log([_softmax(each) for each in f])
+    match kind:
+        case "trimmed":
+            return np.asarray(np.sort(log_p, axis=0)[1:-1].mean(axis=0))
+        case "median":
+            return np.asarray(np.median(log_p, axis=0))
+        case "probabilities":
+            return np.asarray(np.log(np.exp(log_p).mean(axis=0)))
+        case "confidence":
+            certainty = 1 + (np.exp(log_p) * log_p).sum(axis=1) / np.log(f.shape[1])
+            return np.asarray((certainty[:, None] * log_p).sum(axis=0) / certainty.sum())
+    weights = np.maximum(shares, 1e-3)
+    return np.asarray((weights * log_p).sum(axis=0) / weights.sum(axis=0))
+
+
+@pytest.mark.parametrize("lost", [None, 0])
+@pytest.mark.parametrize("kind", ["trimmed", "median", "probabilities", "confidence", "coverage"])
+def test_each_client_learns_from_the_aggregate_of_the_others(kind: str, lost: int | None) -> None:
+    """Five linear clients with 1 to 5 samples of class 0 out of 6, three classes, one public sample, one SGD step.
+
+    Where the outputs of one client are lost on the way, it learns from all the others, and they without it.
+    """
+    rng = np.random.default_rng(4)
+    u, weights = np.array([1.0, -0.5]), rng.normal(size=(5, 3, 2))
+    labels = [[0] * (n + 1) + [1] * (5 - n) for n in range(5)]
+    agents = [cd.Agent(f"c{n}", _linear(weights[n]), np.zeros((6, 2)), labels[n]) for n in range(5)]
+    protocol = cd.FedMD(local_steps=0, transfer_steps=1, aggregate=kind, trim=0.34)
+    federation = cd.Federation(agents, protocol, public=u[None], classes=3, faults=[cd.Fault(kind="drop", rate=1.0)])
+    federation.faults.strikes = lambda t, sender, *_: (  # type: ignore[method-assign]
+        "drop" if sender == f"c{lost}" else None
+    )
+    result = federation.run(1, runtime="simulation", alone=False, progress=False)
+    f = weights @ u
+    shares = np.array([np.bincount(y, minlength=3) / 6 for y in labels])
+    for n, agent in enumerate(result.agents.values()):
+        rest = [m for m in range(5) if m not in (n, lost)]
+        slope = _softmax(f[n]) - _softmax(_target(kind, f[rest], shares[rest]))
+        found = agent.learner.module.weight.detach().numpy()
+        np.testing.assert_allclose(found, weights[n] - 0.5 * np.outer(slope, u), atol=1e-6)
+
+
+def test_the_number_of_local_steps_is_kept() -> None:
+    """Two batches of one sample each, of two steps down the cross-entropy: W ← W - lr (p - e_y) xᵀ, twice."""
+    w = np.array([[1.0], [0.0]])
+    agents = [cd.Agent(f"c{n}", _linear(w), [[1.0]] * 7, [0] * 7) for n in range(2)]
+    federation = cd.Federation(
+        agents, cd.FedMD(local_steps=2, transfer_steps=0, batch_size=1), public=[[0.0]], classes=2
+    )
+    result = federation.run(1, runtime="simulation", alone=False, progress=False)
+    for _ in range(2):
+        w = w - 0.5 * (_softmax(w[:, 0]) - np.array([1.0, 0.0]))[:, None]
+    np.testing.assert_allclose(result.agents["c0"].learner.module.weight.detach().numpy(), w, atol=1e-6)

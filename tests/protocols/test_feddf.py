@@ -1,0 +1,87 @@
+"""FedDF: weights averaged inside groups of equal architecture, outputs across them; numbers derived here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import codistill as cd
+
+LR = 0.5
+U = np.array([1.0, -2.0])
+# Two linear models without a bias with 1 and 3 samples, one with a bias: two groups.
+WEIGHTS = [np.array([[1.0, 0.0], [0.0, 1.0]]), np.array([[0.5, 0.5], [-1.0, 0.0]]), np.array([[0.0, 2.0], [1.0, 1.0]])]
+SAMPLES = [1, 3, 2]
+MEAN = 0.25 * WEIGHTS[0] + 0.75 * WEIGHTS[1]
+
+
+def _softmax(f: np.ndarray) -> np.ndarray:
+    powers = np.exp(f - f.max())
+    return powers / powers.sum()
+
+
+def _federation(protocol: cd.Protocol, **options: Any) -> cd.Federation:
+    agents = []
+    for n, weight in enumerate(WEIGHTS):
+        module = nn.Linear(2, 2, bias=n == 2)
+        module.weight.data = torch.tensor(weight, dtype=torch.float32)
+        if n == 2:
+            nn.init.zeros_(module.bias)
+        learner = cd.TorchLearner(module, optimiser="sgd", lr=LR)
+        agents.append(cd.Agent(f"c{n}", learner, np.zeros((SAMPLES[n], 2)), np.zeros(SAMPLES[n], dtype=int)))
+    return cd.Federation(agents, protocol, public=U[None], classes=2, **options)
+
+
+def _weights(federation: cd.Federation) -> list[np.ndarray]:
+    result = federation.run(1, runtime="simulation", alone=False, progress=False)
+    return [agent.learner.weights()["weight"] for agent in result.agents.values()]
+
+
+def test_weights_are_averaged_by_samples_among_equal_architectures_only() -> None:
+    found = _weights(_federation(cd.FedDF(local_steps=0, transfer_steps=0, synchronise=False)))
+    for mine, expected in zip(found, (MEAN, MEAN, WEIGHTS[2]), strict=True):
+        np.testing.assert_allclose(mine, expected, atol=1e-6)
+
+
+def test_transfer_starts_from_the_averaged_weights_and_crosses_groups() -> None:
+    """f_0 = f_1 = MEAN u, f_2 = W_2 u; each steps down KL to the mean of the two others."""
+    found = _weights(_federation(cd.FedDF(local_steps=0, transfer_steps=1, synchronise=False)))
+    start = [MEAN, MEAN, WEIGHTS[2]]
+    f = [w @ U for w in start]
+    for n, mine in enumerate(found):
+        others = np.mean([each for m, each in enumerate(f) if m != n], axis=0)
+        expected = start[n] - LR * np.outer(_softmax(f[n]) - _softmax(others), U)
+        np.testing.assert_allclose(mine, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("lost", ["c0", "c2"])
+def test_whose_weights_were_lost_keeps_its_own_and_goes_on(lost: str) -> None:
+    protocol = cd.FedDF(local_steps=0, transfer_steps=1, synchronise=False)
+    federation = _federation(protocol, faults=[cd.Fault(kind="drop", rate=1.0)])
+    # The first message of the round only, which holds the weights.
+    federation.faults.strikes = lambda t, sender, _, number: (  # type: ignore[method-assign]
+        "drop" if sender == lost and number == 1 else None
+    )
+    start = [WEIGHTS[0], WEIGHTS[1], WEIGHTS[2]] if lost == "c0" else [MEAN, MEAN, WEIGHTS[2]]
+    f = [w @ U for w in start]
+    for n, mine in enumerate(_weights(federation)):
+        others = np.mean([each for m, each in enumerate(f) if m != n], axis=0)
+        np.testing.assert_allclose(mine, start[n] - LR * np.outer(_softmax(f[n]) - _softmax(others), U), atol=1e-6)
+
+
+def test_equal_architectures_start_from_equal_weights() -> None:
+    found = _weights(_federation(cd.FedDF(local_steps=0, transfer_steps=0)))
+    np.testing.assert_array_equal(found[0], found[1])
+    assert not np.allclose(found[0], MEAN)
+
+
+def test_with_a_discriminator_it_is_another_protocol_and_tells_how_often_it_was_right() -> None:
+    plain, adversarial = (
+        _federation(cd.FedDF(transfer_steps=3, adversarial=weight, discriminator_rate=0.1)) for weight in (0.0, 5.0)
+    )
+    one, other = _weights(plain), _weights(adversarial)
+    assert any((a != b).any() for a, b in zip(one, other, strict=True))
