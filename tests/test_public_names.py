@@ -17,6 +17,7 @@ NAMES = [
     "Backfitting",
     "Centralised",
     "CodistillError",
+    "Compression",
     "EKD",
     "FD",
     "Fault",

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from codistill.runtimes.faults import Fault as Fault
     from codistill.settings import setting as setting
     from codistill.topology import Topology as Topology
+    from codistill.wire.compression import Compression as Compression
 
 # Where each public name lives. They are imported when first used, so `codistill --help` needs no torch.
 _HOMES = {
@@ -50,6 +51,7 @@ _HOMES = {
     "Backfitting": "protocols",
     "Centralised": "protocols",
     "CodistillError": "errors",
+    "Compression": "wire.compression",
     "EKD": "protocols",
     "FD": "protocols",
     "Fault": "runtimes.faults",

@@ -18,6 +18,7 @@ from codistill.learners.sklearn import SklearnLearner
 from codistill.learners.torch import TorchLearner
 from codistill.protocol import Protocol
 from codistill.topology import Topology
+from codistill.wire.compression import Compression
 
 _FEW_CLASSES = 1000  # as many are believed of any data; more than there are samples are a mistake
 
@@ -73,6 +74,15 @@ def _wrapped(learner: Any) -> Any:
         case PlainLearner():
             return learner.model
     return learner
+
+
+def as_compression(given: Any) -> Compression | None:
+    """How messages are compressed, if at all."""
+    if given is not None and not isinstance(given, Compression):
+        raise RecipeError(
+            "compression must be a Compression.", _shown(given), "Write compression=codistill.Compression(bits=8)."
+        )
+    return given
 
 
 def as_seed(seed: Any) -> int:

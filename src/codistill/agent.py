@@ -24,6 +24,7 @@ from codistill.learners import Learner, as_learner
 from codistill.message import Expectation, Message
 from codistill.randomness import Key, generator, seed_libraries
 from codistill.topology import HUB, Topology
+from codistill.wire.compression import Residue
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,7 @@ class Node:
         self.name = name
         self.state: dict[str, Any] = {}  # kept in the checkpoint
         self.memo: dict[Any, Any] = {}  # what can be computed again: not kept
+        self.residue: Residue = {}  # what compression has lost of its messages; kept in the checkpoint
         self.public: Reference = None  # type: ignore[assignment]  # absent unless the federation has one
         self.topology = Topology.silent(())
         self.present: tuple[str, ...] = ()  # agents of this round, in the order of the roster
@@ -89,11 +91,11 @@ class Node:
 
     def dump(self) -> dict[str, Any]:
         """What lives across rounds."""
-        return {"state": self.state}
+        return {"state": self.state, **({"residue": self.residue} if self.residue else {})}
 
     def resume(self, saved: dict[str, Any]) -> None:
         """Return to what was dumped."""
-        self.state, self.memo = saved["state"], {}
+        self.state, self.memo, self.residue = saved["state"], {}, saved.get("residue", {})
 
     def refuse(self, sender: str, error: MessageError) -> None:
         """Name a message that cannot be used; the round goes on without it."""

@@ -14,6 +14,7 @@ import numpy as np
 
 from codistill.admission import (
     as_agents,
+    as_compression,
     as_count,
     as_reference,
     as_seed,
@@ -40,6 +41,7 @@ from codistill.runtimes.processes import Processes
 from codistill.runtimes.runtime import Runtime, Simulation, Stage, load_nodes
 from codistill.settings import check_settings, setting
 from codistill.topology import KINDS, Topology
+from codistill.wire.compression import Compression
 
 if TYPE_CHECKING:
     from codistill.experiments.store import Keeper
@@ -76,6 +78,7 @@ class Federation:
         topology: Topology | None = None,
         faults: Sequence[Fault] = (),
         participation: float = 1.0,
+        compression: Compression | None = None,
         watchers: Sequence[Watcher] = (),
     ) -> None:
         self.agents, self.protocol, self.seed = as_agents(agents), protocol, as_seed(seed)
@@ -103,6 +106,7 @@ class Federation:
         self.topology = topology or KINDS[protocol.topology](names)
         self.hub = Hub() if self.topology.hub else None
         self.faults = Faults(faults, names, self.seed, participation)
+        self.compression = as_compression(compression)
         self._watchers = tuple(watchers)
         check_abilities(self.agents, protocol, self.public)
         for node in (*self.agents, *([self.hub] if self.hub else [])):
@@ -217,7 +221,7 @@ class Federation:
 
     def _stage(self) -> Stage:
         nodes: list[Node] = [*self.agents, *([self.hub] if self.hub else [])]
-        return Stage(nodes, self.protocol, self.faults, self.test, self.seed, self._watchers)
+        return Stage(nodes, self.protocol, self.faults, self.test, self.seed, self._watchers, self.compression)
 
     def _alone(self) -> Federation | None:
         protocol = self.protocol.alone()

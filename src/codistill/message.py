@@ -10,6 +10,7 @@ import numpy as np
 
 from codistill.errors import MessageError
 from codistill.wire.codec import decode, encode
+from codistill.wire.compression import Compression, Residue
 
 # What a receiver expects of a message: for each array its shape (None = any length) or an array like it, for
 # each plain value its type.
@@ -40,6 +41,16 @@ class Message(Mapping[str, Any]):
     def encoded(self) -> bytes:
         """The bytes that travel; made once, however many receive them."""
         return encode(self.arrays, self.plain)
+
+    def compressed(self, compression: Compression, residue: Residue, by: tuple[str, int]) -> bytes:
+        """The bytes that travel compressed; made once for each sender and phase, however many receive them."""
+        if by not in self._compressed:
+            self._compressed[by] = compression.encode(self.arrays, self.plain, residue)
+        return self._compressed[by]
+
+    @cached_property
+    def _compressed(self) -> dict[tuple[str, int], bytes]:
+        return {}
 
     def check(self, expect: Expectation) -> None:
         """Hold the message to what its receiver expects."""

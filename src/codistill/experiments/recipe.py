@@ -20,6 +20,7 @@ from codistill.protocols import PROTOCOLS
 from codistill.runtimes.faults import Fault
 from codistill.settings import check_settings, from_table, setting
 from codistill.topology import KINDS as TOPOLOGIES
+from codistill.wire.compression import Compression
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +114,7 @@ class Recipe:
     evaluation: Evaluation = field(default_factory=Evaluation)
     faults: tuple[Fault, ...] = ()
     participation: float = 1.0
+    compression: Compression | None = None
     topology: str | None = None
     source: dict[str, Any] = field(default_factory=dict, compare=False)  # the tables it was made from
 
@@ -141,6 +143,7 @@ def make_recipe(tables: Mapping[str, Any], folder: Path) -> Recipe:
     """Check the tables of a recipe; paths in it are relative to `folder`."""
     source = _with_absolute_paths(tables, folder)
     known = ("seed", "data", "partition", "agents", "protocol", "runtime", "evaluation", "faults")
+    known = (*known, "compression")
     if "sweep" in source:
         raise RecipeError(
             "A recipe with [sweep] is many runs.", "[sweep]", "Run them by 'codistill sweep', or remove the table."
@@ -152,7 +155,7 @@ def make_recipe(tables: Mapping[str, Any], folder: Path) -> Recipe:
         if key not in source:
             raise RecipeError(f"A recipe must have [{key}].", "no such table", "See recipes/ for examples.")
     _expect(source, list, "agents", "faults")
-    _expect(source, dict, "data", "partition", "protocol", "runtime", "evaluation")
+    _expect(source, dict, "data", "partition", "protocol", "runtime", "evaluation", "compression")
     if not source["agents"]:
         raise RecipeError("A recipe must have at least one agent.", "an empty list", "Add an [[agents]] table.")
     protocol, rounds, topology = _protocol(source["protocol"])
@@ -180,6 +183,7 @@ def make_recipe(tables: Mapping[str, Any], folder: Path) -> Recipe:
         evaluation=from_table(Evaluation, source.get("evaluation", {}), "evaluation"),
         faults=tuple(from_table(Fault, entry, "faults") for entry in source.get("faults", [])),
         participation=float(participation),
+        compression=from_table(Compression, source["compression"], "compression") if "compression" in source else None,
         topology=topology,
         source=source,
     )

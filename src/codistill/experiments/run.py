@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import platform
 import tomllib
@@ -111,6 +112,7 @@ def build(recipe: Recipe, data_dir: str | None = None) -> tuple[Federation, data
         topology=TOPOLOGIES[recipe.topology](names) if recipe.topology else None,
         faults=recipe.faults,
         participation=recipe.participation,
+        compression=recipe.compression,
     )
     return federation, data
 
@@ -244,6 +246,7 @@ def _facts(recipe: Recipe, federation: Federation, data: datasets.Dataset) -> di
         if federation.public is None
         else {"samples": len(federation.public), "digest": federation.public.digest},
         "digests": [digest(part) for part in (data.x, data.y, data.x_test, data.y_test)],
+        "compression": None if recipe.compression is None else dataclasses.asdict(recipe.compression),
         "seed": recipe.seed,
         "versions": {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}},
     }

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from codistill.protocol import Protocol
     from codistill.runtimes.faults import Faults
     from codistill.runtimes.links import Frame, Links
+    from codistill.wire.compression import Compression
 
 Watcher = Callable[[str, str, bytes], None]  # sender, receiver, encoded message
 
@@ -93,7 +94,9 @@ class Host:
         faults: Faults,
         links: Links | None = None,
         watchers: Sequence[Watcher] = (),
+        compression: Compression | None = None,
     ) -> None:
+        self.compression = compression
         self.nodes = {node.name: node for node in nodes}
         self.protocol, self.faults, self.links, self.watchers = protocol, faults, links, watchers
         self._early: list[Frame] = []
@@ -187,16 +190,22 @@ class Host:
         groups: dict[int, tuple[bytes, list[str]]] = {}
         faulty = bool(self.faults)
         for receiver, message in effect.messages.items():
-            data = (self._tell(sender, message) if faulty else message).encoded
+            told = self._tell(sender, message) if faulty else message
+            data = self._encoded(sender, told)
             self._report.sent[sender] = self._report.sent.get(sender, 0) + len(data)
             for watch in self.watchers:
-                watch(sender, receiver, data)
+                watch(sender, receiver, told.encoded if getattr(watch, "before_compression", False) else data)
             if faulty and self._is_struck(sender, receiver):
                 self._deliver(sender, [receiver], None)
             else:
                 groups.setdefault(id(data), (data, []))[1].append(receiver)
         for data, receivers in groups.values():
             self._deliver(sender, receivers, data)
+
+    def _encoded(self, sender: str, message: Message) -> bytes:
+        if not self.compression:
+            return message.encoded
+        return message.compressed(self.compression, self.nodes[sender].residue, by=(sender, self._phase))
 
     def _tell(self, sender: str, message: Message) -> Message:
         """The message, or a lie in its place: the same for all who receive it."""

@@ -18,7 +18,7 @@ import torch
 from codistill.agent import Node
 from codistill.errors import RuntimeFault
 from codistill.outputs import View
-from codistill.runtimes.host import Host, Report
+from codistill.runtimes.host import Report
 from codistill.runtimes.links import Links, describe_error
 from codistill.runtimes.runtime import (
     Runtime,
@@ -62,7 +62,7 @@ class Processes(Runtime):
         self._processes = [_start(worker, shares[worker], stage, ends, places) for worker in range(1, count + 1)]
         _close_others(ends, 0)
         self._links = Links(0, ends[0], places)
-        self._host = Host(here, stage.protocol, stage.faults, self._links, stage.watchers)
+        self._host = stage.host(here, self._links)
         self._single = ExitStack()
         self._single.enter_context(one_thread())
 
@@ -164,7 +164,7 @@ def _start(
 
 def _serve(links: Links, nodes: list[Any], stage: Stage) -> None:
     """A worker's life: do as told until told to stop, or until the owner of the run is gone."""
-    host = Host(nodes, stage.protocol, stage.faults, links, stage.watchers)
+    host = stage.host(nodes, links)
     while True:
         try:
             _, command = links.next_control()

@@ -17,6 +17,8 @@ from codistill.protocol import Protocol
 from codistill.randomness import generator, seed_libraries
 from codistill.runtimes.faults import Faults
 from codistill.runtimes.host import Host, Report, Watcher
+from codistill.runtimes.links import Links
+from codistill.wire.compression import Compression
 from codistill.wire.state import pack, unpack
 
 Scores = dict[str, float]
@@ -32,10 +34,15 @@ class Stage:
     test: tuple[np.ndarray, np.ndarray] | None
     seed: int
     watchers: tuple[Watcher, ...] = ()  # told of every message that is sent: (sender, receiver, bytes)
+    compression: Compression | None = None
 
     def agents(self) -> list[Agent]:
         """The agents, without the hub."""
         return [node for node in self.nodes if isinstance(node, Agent)]
+
+    def host(self, nodes: list[Node], links: Links | None = None) -> Host:
+        """A host for some of the nodes."""
+        return Host(nodes, self.protocol, self.faults, links, self.watchers, self.compression)
 
 
 class Runtime(ABC):
@@ -67,7 +74,7 @@ class Simulation(Runtime):
 
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
-        self._host = Host(stage.nodes, stage.protocol, stage.faults, watchers=stage.watchers)
+        self._host = stage.host(stage.nodes)
         self._single = ExitStack()
         self._single.enter_context(one_thread())
 

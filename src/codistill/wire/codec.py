@@ -3,7 +3,7 @@
 The encoding is safetensors: a JSON header and raw array bytes, nothing that could be executed. Plain
 values ride in the header's metadata as one JSON text, so that equal messages are equal bytes.
 `decode` takes any byte string: it returns valid arrays or raises `MessageError`, and allocates no more
-than the length of what it was given.
+than the length of what it was given, or a fixed multiple of it if the message is packed (`wire.packing`).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import safetensors
 from safetensors.numpy import save
 
 from codistill.errors import MessageError
+from codistill.wire.packing import BODY, unpack
 
 Arrays = dict[str, np.ndarray]
 Values = dict[str, Any]
@@ -50,6 +51,15 @@ def encode(arrays: Mapping[str, np.ndarray], values: Mapping[str, Any]) -> bytes
     return bytes(save(contiguous, metadata))
 
 
+def encode_packed(arrays: Mapping[str, np.ndarray], values: Mapping[str, Any], packed: list[Any], body: bytes) -> bytes:
+    """The same with some of the arrays in a packed body, which `packed` describes; see `wire.packing.unpack`."""
+    contiguous = {name: _sendable(name, array) for name, array in arrays.items()}
+    for name, *_ in packed[0]:
+        _check_name(name)
+    text = f"[{_dump(values)},{json.dumps(packed, separators=(',', ':'))}]"
+    return bytes(save({**contiguous, BODY: np.frombuffer(body, np.uint8)}, {"p": text}))
+
+
 def decode(data: bytes, *, finite: bool = True, limit: int = SIZE_LIMIT) -> tuple[Arrays, Values]:
     """Read-only arrays and plain values of an encoded message; anything else is a `MessageError`."""
     if len(data) > limit:
@@ -57,7 +67,9 @@ def decode(data: bytes, *, finite: bool = True, limit: int = SIZE_LIMIT) -> tupl
     try:
         tensors = safetensors.deserialize(data)  # type: ignore[no-untyped-call]
         arrays = {name: _array(tensor) for name, tensor in tensors}
-        values = _values(data)
+        values, packed = _metadata(data)
+        if packed is not None:
+            arrays = unpack(arrays, packed, len(data), limit)
     except (safetensors.SafetensorError, ValueError, KeyError, TypeError, RecursionError, OverflowError) as error:
         raise MessageError("A message must be a valid safetensors encoding.", str(error)[:200], _TO_DO) from None
     if finite:
@@ -113,16 +125,22 @@ def _dump(values: Mapping[str, Any]) -> str:
     return json.dumps(values, separators=(",", ":"), allow_nan=False)
 
 
-def _values(data: bytes) -> Values:
+def _metadata(data: bytes) -> tuple[Values, Any]:
+    """Plain values, and what describes the packed body, if there is one."""
     length = int.from_bytes(data[:8], "little")
     header = data[8 : 8 + length]
     if b"__metadata__" not in header:
-        return {}
+        return {}, None
     metadata = json.loads(header).get("__metadata__") or {}
-    values = json.loads(metadata.get("v", "{}"))
+    if "p" in metadata:
+        values, packed = json.loads(metadata["p"])
+        if packed is None or "v" in metadata:
+            raise ValueError("a packed body without a description")
+    else:
+        values, packed = json.loads(metadata.get("v", "{}")), None
     if not isinstance(values, dict) or not all(_is_plain(value) for value in values.values()):
         raise ValueError("the plain values are not a flat table")
-    return values
+    return values, packed
 
 
 def _is_plain(value: Any) -> bool:

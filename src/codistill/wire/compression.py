@@ -1,0 +1,125 @@
+"""What is done to messages on their way to the wire, whatever the protocol; see docs/compression.md."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from codistill.errors import MessageError, RecipeError
+from codistill.settings import check_settings, setting
+from codistill.wire.codec import decode, encode, encode_packed
+from codistill.wire.packing import BODY, EXPANSION, INFLATION, Form
+from codistill.wire.quantise import LARGEST
+from codistill.wire.topk import probability_rows
+
+# What a sender's messages have lost so far, by name, dtype and shape of the array.
+Residue = dict[tuple[Any, ...], np.ndarray]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compression:
+    """How floating-point arrays of two or more numbers travel; all else in a message travels as it is.
+
+    The receiver gets arrays of the original shapes and dtypes. Settings combine: of each row the largest are kept,
+    these in fewer bits, and all of that is deflated. An array, or a message, that would not get smaller is let be.
+    """
+
+    bits: int | None = setting(None, "bits per number: 16 (float16) or 8 (linear steps); absent: as they are")
+    top_k: int | None = setting(
+        None, "of each row of a 2-D array only the so many largest entries travel; absent: all", at_least=1
+    )
+    lossless: bool = setting(False, "deflate what travels, where that makes it smaller")
+    error_feedback: bool = setting(
+        False, "add what was lost to the next array of the same name and shape; never to probabilities"
+    )
+
+    def __post_init__(self) -> None:
+        check_settings(self, "compression")
+        if self.bits not in (None, 8, 16):
+            raise RecipeError("compression.bits must be 8, 16 or absent.", f"{self.bits}", "Change it.")
+        if self.error_feedback and not self.is_lossy:
+            raise RecipeError(
+                "compression.error_feedback needs something that loses: bits or top_k.", "neither", "Set one of them."
+            )
+
+    @property
+    def is_lossy(self) -> bool:
+        """Whether arrays may arrive changed."""
+        return self.bits is not None or self.top_k is not None
+
+    def __bool__(self) -> bool:
+        return self.is_lossy or self.lossless
+
+    def encode(self, arrays: Mapping[str, np.ndarray], values: Mapping[str, Any], residue: Residue) -> bytes:
+        """The bytes that travel; with error feedback, `residue` is added to arrays first, and renewed."""
+        if not self.error_feedback:
+            return self._encode(arrays, values)
+        meant = {name: _with_residue(name, array, residue) for name, array in arrays.items()}
+        data = self._encode(meant, values)
+        received, _ = decode(data, finite=False)
+        for name, array in meant.items():
+            residue.pop(_key(name, array), None)
+            if _is_fit(array):
+                with np.errstate(over="ignore"):
+                    lost = np.where(probability_rows(arrays[name])[..., None], 0, array - received[name])
+                if lost.any() and np.isfinite(lost).all():
+                    residue[_key(name, array)] = lost.astype(array.dtype.newbyteorder("="))
+        return data
+
+    def _encode(self, arrays: Mapping[str, np.ndarray], values: Mapping[str, Any]) -> bytes:
+        if BODY in arrays:
+            raise MessageError(f"An array in a compressed message may not be called '{BODY}'.", BODY, "Rename it.")
+        forms = {name: self._form(arrays[name]) for name in sorted(arrays) if _is_fit(arrays[name])}
+        if not self.lossless:
+            forms = {name: form for name, form in forms.items() if form.bits or form.k}
+        if not forms:
+            return encode(arrays, values)
+        beside = {name: array for name, array in arrays.items() if name not in forms}
+        items = [[name, *form.described()] for name, form in forms.items()]
+        body = b"".join(form.pack(arrays[name]) for name, form in forms.items())
+        unpacked = sum(form.nbytes for form in forms.values())
+        data = encode_packed(beside, values, [items, 0], body)
+        if self.lossless:
+            deflated = encode_packed(beside, values, [items, len(body)], zlib.compress(body))
+            # A receiver refuses what grows by more than that.
+            if unpacked <= EXPANSION * len(deflated) and len(body) <= INFLATION * len(deflated):
+                data = min(data, deflated, key=len)
+        return data if len(data) < unpacked else min(data, encode(arrays, values), key=len)
+
+    def _form(self, array: np.ndarray) -> Form:
+        """The shortest of the ways that the settings allow; of equally short ones that which loses least."""
+        whole = Form(array.dtype.newbyteorder("="), array.shape)
+        if float(np.abs(array).max()) > LARGEST:
+            return whole
+        probable = bool(probability_rows(array).all())
+        kept = (0, self.top_k) if self.top_k is not None and whole.can_keep(self.top_k) else (0,)
+        ways = [
+            replace(whole, bits=bits, k=k, probable=probable)
+            for bits in ((0,) if self.bits is None else (0, self.bits))
+            for k in kept
+            if bits or k
+        ]
+        return min([whole, *(way for way in ways if way.nbytes <= EXPANSION * way.length)], key=lambda way: way.length)
+
+
+def _is_fit(array: np.ndarray) -> bool:
+    """Whether it is touched at all: two or more floating-point numbers, all of them finite."""
+    return array.dtype.kind == "f" and array.dtype.itemsize <= 8 and array.size > 1 and bool(np.isfinite(array).all())
+
+
+def _key(name: str, array: np.ndarray) -> tuple[Any, ...]:
+    return (name, array.dtype.char, *array.shape)
+
+
+def _with_residue(name: str, array: np.ndarray, residue: Residue) -> np.ndarray:
+    """The array and what was lost of those before it; rows of probabilities stay what they are."""
+    lost = residue.get(_key(name, array))
+    if lost is None or not _is_fit(array):
+        return array
+    with np.errstate(over="ignore"):
+        meant = np.where(probability_rows(array)[..., None], array, array + lost)
+    return meant if np.isfinite(meant).all() else array
