@@ -170,8 +170,18 @@ class Agent(Node):
 
     @property
     def neighbours(self) -> tuple[str, ...]:
-        """Those neighbours that are present in this round."""
-        return tuple(name for name in self.topology.neighbours(self.name) if name in self.present)
+        """Those it may speak to that are present in this round."""
+        return self._here(self.topology.neighbours(self.name))
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Those it hears that are present in this round: its neighbours, unless the topology is directed."""
+        return self._here(self.topology.sources(self.name))
+
+    def _here(self, names: tuple[str, ...]) -> tuple[str, ...]:
+        if len(self.present) == len(self.roster):
+            return names
+        return tuple(name for name in names if name in self.present)
 
     async def ask_hub(
         self, message: Message | None = None, /, *, expect: Expectation | None = None, **items: Any
@@ -183,13 +193,13 @@ class Agent(Node):
     async def exchange(
         self, message: Message | None = None, /, *, expect: Expectation | None = None, **items: Any
     ) -> dict[str, Message]:
-        """Send to all neighbours and return what they sent, by name, in the order of the roster."""
+        """Send to all neighbours and return what all sources sent, by name, in the order of the roster."""
         message = message or Message.of(**items)
         await self._send(dict.fromkeys(self.neighbours, message))
-        return await self._receive(self.neighbours, expect)
+        return await self._receive(self.sources, expect)
 
     def mix(self, own: np.ndarray, heard: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Own and neighbours' values with the topology's weights; who is missing leaves its weight to me."""
+        """Own and sources' values with the topology's weights; who is missing leaves its weight to me."""
         weights = self.topology.weights(self.name)
         mixed = (1.0 - sum(weights[name] for name in heard)) * own
         for name, value in heard.items():

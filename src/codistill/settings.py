@@ -134,6 +134,8 @@ def _names(kinds: Sequence[Any]) -> str:
         tuple: "a list",
         tuple[str, ...]: "a list of strings",
         tuple[float, ...]: "a list of numbers",
+        tuple[list[str], ...]: "a list of lists of strings",
+        tuple[list[float], ...]: "a list of lists of numbers",
         dict[str, str]: "a table of strings",
     }
     return " or ".join(

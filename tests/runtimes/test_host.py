@@ -101,6 +101,47 @@ def test_one_step_of_mixing_follows_the_weights(runtime: str) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Listen(Gossip):
+    """Keeps who was heard, and whom one may speak to."""
+
+    async def round(self, me: cd.Agent, t: int) -> None:
+        heard = await me.exchange(v=me.state["value"])
+        me.state["heard"], me.state["told"] = sorted(heard), sorted(me.neighbours)
+        me.state["value"] = me.mix(me.state["value"], {name: message["v"] for name, message in heard.items()})
+
+
+# Row n holds how much n takes of whose word; the columns sum to 1 as well.
+DIRECTED = np.array([[0.5, 0, 0.25, 0.25], [0.5, 0.5, 0, 0], [0, 0.5, 0.5, 0], [0, 0, 0.25, 0.75]])
+
+
+@both_runtimes
+def test_what_arrives_on_a_directed_graph_is_of_sources_only_and_mixed_by_their_weights(runtime: str) -> None:
+    states = _run(Listen(), runtime, topology=cd.Topology.from_matrix([f"a{i}" for i in range(4)], DIRECTED))
+    assert [state["heard"] for state in states.values()] == [["a2", "a3"], ["a0"], ["a1"], ["a2"]]
+    assert [state["told"] for state in states.values()] == [["a1"], ["a2"], ["a0", "a3"], ["a0"]]
+    values = [state["value"][0] for state in states.values()]
+    np.testing.assert_allclose(values, DIRECTED @ [0, 1, 2, 3], rtol=1e-12)
+    assert np.mean(values) == pytest.approx(1.5), "rows and columns sum to 1, so the mean is kept"
+
+
+@both_runtimes
+def test_a_source_that_is_absent_leaves_its_weight_to_the_one_who_would_hear_it(runtime: str) -> None:
+    """Without a2, which says 2: a0 keeps .75 of 0 and takes .25 of 3; a3 keeps all of its 3."""
+    topology = cd.Topology.from_matrix([f"a{i}" for i in range(4)], DIRECTED)
+    gone = [cd.Fault(kind="gone", agent="a2", first=1)]
+    states = _run(Listen(), runtime, topology=topology, faults=gone)
+    assert [state.get("heard") for state in states.values()] == [["a3"], ["a0"], None, []]
+    np.testing.assert_allclose([states[name]["value"][0] for name in ("a0", "a1", "a3")], [0.75, 0.5, 3.0])
+
+
+@both_runtimes
+def test_a_directed_graph_mixes_to_the_mean(runtime: str) -> None:
+    topology = cd.Topology.from_matrix([f"a{i}" for i in range(4)], DIRECTED)
+    states = _run(Gossip(), runtime, rounds=2, topology=topology)
+    np.testing.assert_allclose([state["value"][0] for state in states.values()], 1.5, atol=1e-6)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Large(Probe):
     """Megabytes each way at once, more than any buffer holds."""
 
