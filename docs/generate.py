@@ -9,8 +9,10 @@ from typing import Any
 from codistill.data.partition import KINDS
 from codistill.experiments.recipe import AgentEntry, Data, Evaluation
 from codistill.federation import Engine
+from codistill.graphs import KINDS as GRAPHS
 from codistill.protocols import PROTOCOLS
 from codistill.runtimes.faults import Fault
+from codistill.topology import KINDS as TOPOLOGIES
 
 HEAD = """\
 # Recipes
@@ -92,6 +94,17 @@ def _bounds(metadata: Any) -> str:
     return f" ({'; '.join(said)})" if said else ""
 
 
+TOPOLOGY = """\
+### [topology]
+
+Who speaks to whom: a name at the top of the recipe (`topology = "ring"`; star, complete, ring, silent, torus, random,
+expander), or a table with its kind and options (`[topology]`, `kind = "random"`, `degree = 3`). Absent: as the protocol
+has it. Links go both ways and are mixed by Metropolis-Hastings weights, unless a matrix is given. Graphs that are drawn
+at random are connected. `codistill data RECIPE` shows links, diameter and spectral gap (1 - the second largest singular
+value of the mixing matrix); the report draws the graph.
+"""
+
+
 FAULTS = """\
 Faults on purpose, deterministic in the seed; rounds are counted from 1. `drop`: messages are lost. `late`: they arrive
 after the deadline. `gone`: the agent is absent. `invert`: the agent sends floating-point arrays with the opposite sign.
@@ -109,6 +122,13 @@ def page() -> str:
             parts.append(table(f'[partition] kind = "{kind}"', cls, note))
         else:
             parts.append(f'### [partition] kind = "{kind}"\n\n{note}\n')
+    parts.append(TOPOLOGY)
+    for kind, graph in GRAPHS.items():
+        note = (graph.__doc__ or "").strip().partition("\n")[0]
+        if dataclasses.fields(graph):
+            parts.append(table(f'[topology] kind = "{kind}"', graph, note))
+        elif kind not in TOPOLOGIES:
+            parts.append(f'### [topology] kind = "{kind}"\n\n{note}\n')
     common = "Besides: `rounds` (10 by default) and `topology` (star, complete, ring, silent; by default its own)."
     for name, protocol in PROTOCOLS.items():
         parts.append(table(f'[protocol] name = "{name}"', protocol, common))

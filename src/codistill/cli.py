@@ -91,7 +91,7 @@ def _parser() -> argparse.ArgumentParser:
     learners.set_defaults(command=_learners)
 
     data = commands.add_parser("data", help="data sets at hand; or how a recipe hands its data out")
-    data.add_argument("recipe", type=Path, nargs="?", help="show this recipe's partition")
+    data.add_argument("recipe", type=Path, nargs="?", help="show this recipe's partition and graph of agents")
     data.add_argument("--out", type=Path, help="write the partition as a picture (.png, .svg, .pdf)")
     _recipe_options(data)
     data.set_defaults(command=_data)
@@ -302,8 +302,9 @@ def _show_partition(options: argparse.Namespace) -> int:
     from codistill.data.partition import counts
     from codistill.data.picture import draw_partition, partition_text
     from codistill.data.split import split_reference
+    from codistill.experiments.graph_facts import figures
     from codistill.experiments.recipe import read_recipe
-    from codistill.experiments.run import agent_names, hand_out, load_data
+    from codistill.experiments.run import agent_names, hand_out, load_data, topology_of
     from codistill.experiments.store import write_atomically
 
     recipe = read_recipe(options.recipe, options.set)
@@ -311,7 +312,10 @@ def _show_partition(options: argparse.Namespace) -> int:
     if recipe.data.public:
         _, data = split_reference(data, recipe.data.public, recipe.seed)
     table = counts(data.y, hand_out(recipe, data), data.classes)
+    topology = topology_of(recipe)
     print(partition_text(table, agent_names(recipe), data.class_names))
+    if topology.links:
+        print("\ntopology: " + "; ".join(f"{name} {value}" for name, value in figures(topology).items()))
     if options.out:
         kind = options.out.suffix.lower().removeprefix(".")
         if kind not in _PICTURES:

@@ -77,6 +77,7 @@ class Result:
             seconds=self.seconds,
             test_samples=0 if federation.test is None else len(federation.test[0]),
             outputs=self.outputs,
+            topology=federation.topology,
         )
 
     def report(self, path: str | Path) -> Path:

@@ -15,6 +15,7 @@ from rich.table import Table
 from codistill.outputs import Outputs
 from codistill.runtimes.observers import Row
 from codistill.text import bytes_text, duration_text
+from codistill.topology import Topology
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,7 @@ class Summary:
     test_samples: int
     facts: dict[str, Any] = field(default_factory=dict)  # recipe, versions, seed: shown as they are
     outputs: Outputs | None = None  # what the agents answer on average, after the last round
+    topology: Topology | None = None  # who spoke to whom, if it is known
 
     @property
     def metric(self) -> str:

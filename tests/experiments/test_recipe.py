@@ -9,6 +9,7 @@ import tomli_w
 from hypothesis import given
 from hypothesis import strategies as st
 
+from codistill import graphs
 from codistill.data.partition import Dirichlet, Iid
 from codistill.errors import RecipeError
 from codistill.experiments.recipe import make_recipe, read_recipe
@@ -318,3 +319,74 @@ VALUES = st.recursive(
 def test_any_tables_are_taken_or_refused_in_words(tables):
     with suppress(RecipeError):
         make_recipe({**TABLES, **tables}, Path())
+
+
+# --- topologies -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "made"),
+    [
+        ("ring", "ring"),
+        ("torus", graphs.Torus()),
+        ("random", graphs.Random(degree=3)),
+        ({"kind": "ring"}, graphs.Ring()),
+        ({"kind": "random", "degree": 5, "seed": 2}, graphs.Random(degree=5, seed=2)),
+        ({"kind": "geometric", "radius": 1}, graphs.Geometric(radius=1.0)),
+        ({"kind": "erdos_renyi", "probability": 0.5}, graphs.ErdosRenyi(probability=0.5)),
+        ({"kind": "expander", "degree": 4}, graphs.Expander(degree=4)),
+        ({"kind": "edges", "edges": [["a", "b"]]}, graphs.Edges(edges=(["a", "b"],))),
+        ({"kind": "matrix", "matrix": [[1, 0], [0, 1]]}, graphs.Matrix(matrix=([1, 0], [0, 1]))),
+    ],
+)
+def test_a_topology_is_a_name_or_a_table(given, made):
+    assert make_recipe(changed(topology=given), Path()).topology == made
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("rin", ["topology must be a known kind", "'rin'", "Did you mean 'ring'?"]),
+        ({"kind": "expandr"}, ["topology must be a known kind", "Did you mean 'expander'?"]),
+        ({"degree": 3}, ["topology must be a known kind", "None"]),
+        (3, ["topology must be a known kind", "3"]),
+        (["ring"], ["topology must be a known kind", "['ring']"]),
+        ("geometric", ["[topology] must say 'radius'", "how far a word reaches"]),
+        ({"kind": "random", "degre": 3}, ["[topology] may only hold known keys", "Did you mean 'degree'?"]),
+        ({"kind": "torus", "degree": 3}, ["[topology] may only hold known keys", "'degree'"]),
+        ({"kind": "geometric", "radius": 0}, ["topology.radius must be above 0"]),
+        ({"kind": "random", "degree": "3"}, ["topology.degree must be an integer", "'3'"]),
+        ({"kind": "edges", "edges": ["ab"]}, ["topology.edges must be a list of lists of strings", "'ab'"]),
+        ({"kind": "matrix", "matrix": [1, 2]}, ["topology.matrix must be a list of lists of numbers", "1"]),
+    ],
+)
+def test_mistakes_in_a_topology(given, words):
+    error = refused(changed(topology=given))
+    assert all(word in str(error) for word in words), str(error)
+
+
+def test_a_topology_is_said_once():
+    error = refused(changed(topology="ring", protocol={"name": "fedmd", "topology": "star"}))
+    assert "topology once" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("head", "change", "made"),
+    [
+        ('topology = "ring"\n', "topology=complete", "complete"),
+        ('topology = "ring"\n', "topology={kind='random', degree=4}", graphs.Random(degree=4)),
+        ("", "topology.kind=torus", graphs.Torus()),
+        ('[topology]\nkind = "random"\ndegree = 3\n', "topology.degree=4", graphs.Random(degree=4)),
+        ('[topology]\nkind = "random"\ndegree = 3\n', "topology=ring", "ring"),
+    ],
+)
+def test_a_topology_in_toml_and_changed_from_outside(tmp_path, head, change, made):
+    path = tmp_path / "r.toml"
+    path.write_text(f'{head}[data]\nname = "wine"\n[[agents]]\nlearner = "mlp"\n[protocol]\nname = "avgkd"\n')
+    assert read_recipe(path, [change]).topology == made
+
+
+@given(VALUES)
+def test_any_topology_is_taken_or_refused_in_words(topology):
+    with suppress(RecipeError):
+        make_recipe({**TABLES, "topology": topology}, Path())

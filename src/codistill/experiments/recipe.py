@@ -15,6 +15,8 @@ from typing import Any
 from codistill.data import partition as partitions
 from codistill.errors import RecipeError, nearest
 from codistill.federation import Engine
+from codistill.graphs import KINDS as GRAPHS
+from codistill.graphs import Graph
 from codistill.protocol import Protocol
 from codistill.protocols import PROTOCOLS
 from codistill.runtimes.faults import Fault
@@ -115,7 +117,7 @@ class Recipe:
     faults: tuple[Fault, ...] = ()
     participation: float = 1.0
     compression: Compression | None = None
-    topology: str | None = None
+    topology: str | Graph | None = None  # None: that of the protocol
     source: dict[str, Any] = field(default_factory=dict, compare=False)  # the tables it was made from
 
 
@@ -142,8 +144,18 @@ def read_tables(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
 def make_recipe(tables: Mapping[str, Any], folder: Path) -> Recipe:
     """Check the tables of a recipe; paths in it are relative to `folder`."""
     source = _with_absolute_paths(tables, folder)
-    known = ("seed", "data", "partition", "agents", "protocol", "runtime", "evaluation", "faults")
-    known = (*known, "compression")
+    known = (
+        "seed",
+        "data",
+        "partition",
+        "agents",
+        "topology",
+        "protocol",
+        "runtime",
+        "evaluation",
+        "faults",
+        "compression",
+    )
     if "sweep" in source:
         raise RecipeError(
             "A recipe with [sweep] is many runs.", "[sweep]", "Run them by 'codistill sweep', or remove the table."
@@ -159,6 +171,12 @@ def make_recipe(tables: Mapping[str, Any], folder: Path) -> Recipe:
     if not source["agents"]:
         raise RecipeError("A recipe must have at least one agent.", "an empty list", "Add an [[agents]] table.")
     protocol, rounds, topology = _protocol(source["protocol"])
+    if "topology" in source:
+        if topology is not None:
+            raise RecipeError(
+                "A recipe must say its topology once.", "'topology' beside 'protocol.topology'", "Remove one of them."
+            )
+        topology = _topology(source["topology"])
     runtime = dict(source.get("runtime", {}))
     participation = runtime.pop("participation", 1.0)
     if isinstance(participation, bool) or not isinstance(participation, int | float) or not 0 < participation <= 1:
@@ -195,7 +213,7 @@ def _seed(seed: Any) -> int:
     return seed
 
 
-def _protocol(table: Mapping[str, Any]) -> tuple[Protocol, int, str | None]:
+def _protocol(table: Mapping[str, Any]) -> tuple[Protocol, int, str | Graph | None]:
     rest = dict(table)
     name = rest.pop("name", None)
     if not isinstance(name, str):
@@ -250,6 +268,18 @@ def _partition(table: Mapping[str, Any]) -> partitions.Partition:
     if kind not in list(partitions.KINDS):
         raise RecipeError("[partition] must say a known kind.", repr(kind), nearest(str(kind), partitions.KINDS))
     made: partitions.Partition = from_table(partitions.KINDS[kind], rest, "partition")
+    return made
+
+
+def _topology(given: Any) -> str | Graph:
+    """A graph's name, or a table with its kind and options."""
+    if isinstance(given, str) and given in TOPOLOGIES:
+        return given
+    rest = dict(given) if isinstance(given, dict) else {"kind": given}
+    kind = rest.pop("kind", None)
+    if not isinstance(kind, str) or kind not in GRAPHS:
+        raise RecipeError("topology must be a known kind, or a table that says one.", repr(kind), nearest(kind, GRAPHS))
+    made: Graph = from_table(GRAPHS[kind], rest, "topology")
     return made
 
 

@@ -18,6 +18,7 @@ from codistill.data import datasets, tables
 from codistill.data.checks import digest
 from codistill.data.partition import counts
 from codistill.errors import CheckpointError, RecipeError
+from codistill.experiments.graph_facts import as_plain, from_plain
 from codistill.experiments.recipe import Data, Recipe, make_recipe
 from codistill.experiments.store import (
     METRICS,
@@ -35,6 +36,7 @@ from codistill.learners.catalogue import make_learner
 from codistill.randomness import generator, seed_libraries
 from codistill.summary import Summary
 from codistill.topology import KINDS as TOPOLOGIES
+from codistill.topology import Topology
 
 RECIPE, FACTS, REPORT = "recipe.toml", "run.json", "report.html"
 _PACKAGES = ("codistill", "numpy", "scikit-learn", "scipy", "torch", "safetensors", "skops")
@@ -74,6 +76,12 @@ def agent_names(recipe: Recipe) -> list[str]:
     return names
 
 
+def topology_of(recipe: Recipe) -> Topology:
+    """Who speaks to whom: as the recipe says or, where it does not, as the protocol has it."""
+    names, chosen = agent_names(recipe), recipe.topology or recipe.protocol.topology
+    return TOPOLOGIES[chosen](names) if isinstance(chosen, str) else chosen.over(names, recipe.seed)
+
+
 def hand_out(recipe: Recipe, data: datasets.Dataset) -> list[np.ndarray]:
     """Which training samples each agent gets."""
     names = agent_names(recipe)
@@ -109,7 +117,7 @@ def build(recipe: Recipe, data_dir: str | None = None) -> tuple[Federation, data
         test=(data.x_test, data.y_test),
         seed=recipe.seed,
         classes=data.classes,
-        topology=TOPOLOGIES[recipe.topology](names) if recipe.topology else None,
+        topology=None if recipe.topology is None else topology_of(recipe),
         faults=recipe.faults,
         participation=recipe.participation,
         compression=recipe.compression,
@@ -180,6 +188,20 @@ def _check_facts(folder: Path, facts: dict[str, Any]) -> None:
         )
 
 
+def _read_topology(folder: Path, facts: dict[str, Any]) -> Topology | None:
+    """Who spoke to whom; None for a star, and in folders of runs from before this was kept."""
+    if facts.get("topology") is None:
+        return None
+    try:
+        return from_plain(list(facts["agents"]), facts["topology"])
+    except (LookupError, ValueError, TypeError, AttributeError, RecipeError) as error:
+        raise CheckpointError(
+            f"The topology in {folder / FACTS} must be as it was written.",
+            f"{type(error).__name__}: {error}"[:200],
+            "Remove it there: everything else can be shown without it.",
+        ) from None
+
+
 def _read_facts(folder: Path) -> dict[str, Any]:
     wanted = {"agents", "counts", "class_names", "test_samples", "versions"}
     try:
@@ -229,6 +251,7 @@ def read_summary(folder: Path) -> Summary:
         test_samples=facts["test_samples"],
         facts={"recipe": (folder / RECIPE).read_text("utf-8"), "versions": facts["versions"], "seed": recipe.seed},
         outputs=read_outputs(folder, max((row["round"] for row in rows), default=0)),
+        topology=_read_topology(folder, facts),
     )
 
 
@@ -246,6 +269,7 @@ def _facts(recipe: Recipe, federation: Federation, data: datasets.Dataset) -> di
         if federation.public is None
         else {"samples": len(federation.public), "digest": federation.public.digest},
         "digests": [digest(part) for part in (data.x, data.y, data.x_test, data.y_test)],
+        "topology": None if federation.topology.hub else as_plain(federation.topology),
         "compression": None if recipe.compression is None else dataclasses.asdict(recipe.compression),
         "seed": recipe.seed,
         "versions": {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}},
