@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 INK, MUTED, AXIS, GRID = "#1f2328", "#6b7280", "#c4c9d0", "#e6e8ec"
+PAPER = "#ffffff"  # what lies before something else
 BLUE, GREY, WORSE = "#0072b2", "#a3acb8", "#b34700"
 HEAT = "#2f8fd0"  # of a full cell: ink can be read on it
 # Okabe and Ito's colours that differ for every kind of colour vision, without those of the means.

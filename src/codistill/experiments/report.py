@@ -19,6 +19,7 @@ from codistill import look
 from codistill.errors import RecipeError
 from codistill.experiments import charts
 from codistill.experiments.charts import Run, arrange, mean
+from codistill.experiments.graph_facts import figures
 from codistill.experiments.heatmaps import MOST_NUMBERS, draw_maps, draw_outputs
 from codistill.experiments.measures import draw_measure, measures
 from codistill.experiments.store import write_atomically, writing
@@ -30,7 +31,7 @@ from codistill.text import bytes_text, duration_text
 _NAMED = {
     look.INK: "var(--ink)", look.MUTED: "var(--muted)", look.AXIS: "var(--axis)", look.GRID: "var(--grid)",
     look.BLUE: "var(--blue)", look.GREY: "var(--grey)", look.WORSE: "var(--worse)",
-    look.HEAT: "var(--heat)",
+    look.HEAT: "var(--heat)", look.PAPER: "var(--paper)",
     "#000000": "var(--ink)", "#cccccc": "var(--axis)", "#ebebeb": "var(--grid)",
 }  # fmt: skip
 _OUTPUTS = "Average output against the true class"
@@ -45,6 +46,8 @@ def write_report(summary: Summary, path: Path) -> Path:
         _section(f"{_upper(run.word)} against bytes", _traffic(run)),
         _section("Alone versus together", _bars(summary, run)),
     ]
+    if spoken := _graph(summary, run):
+        sections.append(_section("Who speaks to whom", spoken))
     if measured := _measures(summary):
         sections.append(_section("What the protocol measured", measured))
     if summary.outputs is not None:
@@ -229,6 +232,41 @@ def _bars(summary: Summary, run: Run) -> str:
     return _chart(charts.draw_bars(run), "bars", "alone versus together") + _note(
         f"{_upper(_measured(summary, run))}, after the last evaluation.", charts.bars_note(run)
     )
+
+
+def _graph(summary: Summary, run: Run) -> str:
+    """The graph of a run without a hub; empty where there is none worth drawing."""
+    topology = summary.topology
+    if topology is None or topology.hub or not topology.links:
+        return ""
+    from codistill.experiments.graph_picture import MOST_NODES, draw_graph
+
+    if not 2 < len(topology.names) <= MOST_NODES:
+        return ""
+    scores = {line.name: line.together for line in run.compared}
+    titles = {f"node-{index}": f"{name}: {run.score_text(scores[name])}" for index, name in enumerate(topology.names)}
+    notes = ["A disc is an agent, as deep in colour as it is good after the last evaluation; point at it for its name."]
+    figure, numbered = draw_graph(topology, run)
+    if numbered:
+        notes.append("Numbers count the agents in the order of the table below.")
+    if topology.directed:
+        notes.append("Arrows point to those who hear.")
+    if topology.kind == "torus":
+        notes.append("Links that leave over a side come back in on the opposite one.")
+    if any(line.lies for line in run.lines):
+        notes.append("Agents that lie have a red rim.")
+    notes.append(
+        "Diameter: the steps that a word needs at most from one agent to another. Spectral gap: from 0 to 1, by how "
+        "much a step of mixing shrinks at least what the agents differ by."
+    )
+    return _chart(figure, "graph", "who speaks to whom", titles) + _cards(figures(topology)) + _note(
+        *notes
+    )  # fmt: skip
+
+
+def _cards(named: Mapping[str, str]) -> str:
+    items = "".join(f"<div><dt>{_text(name)}</dt><dd>{_text(value)}</dd></div>" for name, value in named.items())
+    return f"<dl class='figures few'>{items}</dl>"
 
 
 def _measures(summary: Summary) -> str:
