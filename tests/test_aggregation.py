@@ -31,7 +31,7 @@ def _expected(kind: str, f: np.ndarray, coverage: np.ndarray, temperature: float
     return np.stack([np.average(log_p[:, :, k], axis=0, weights=coverage[:, k]) for k in range(f.shape[2])], axis=1)
 
 
-@pytest.mark.parametrize("agents", [2, 3, 6, 11])
+@pytest.mark.parametrize("agents", [2, 3, 5, 6, 11])
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_gets_the_aggregate_of_the_others(kind: str, agents: int) -> None:
     rng = np.random.default_rng(agents)
@@ -45,7 +45,7 @@ def test_each_gets_the_aggregate_of_the_others(kind: str, agents: int) -> None:
 
 
 def test_equal_values_are_ranked_once() -> None:
-    """Ties: without the 7, the others of the first are 1, 1, 1; the trimmed ends are one of each side."""
+    """Ties: without the 7, the others of the first are 1, 1, 1; without a 1 they are 7, 1, 1."""
     values = np.array([7.0, 1.0, 1.0, 1.0])[:, None, None]
     found = Aggregation(kind="median", outputs=False).of_others(values)
     np.testing.assert_array_equal(found.ravel(), [1, 1, 1, 1])

@@ -57,6 +57,7 @@ class Node:
         self.topology = Topology.silent(())
         self.present: tuple[str, ...] = ()  # agents of this round, in the order of the roster
         self.seed = 0
+        self.classes = 0  # of the federation: columns of an output
         self.rejected: list[tuple[str, str]] = []  # (sender, reason) of messages refused this round
         self.remarks: list[str] = []  # what an operator should know of this round
         self.measures: list[tuple[str, str, float]] = []  # (agent, name, value) of this round
@@ -100,6 +101,15 @@ class Node:
     def refuse(self, sender: str, error: MessageError) -> None:
         """Name a message that cannot be used; the round goes on without it."""
         self.rejected.append((sender, str(error)))
+
+    def accepts(self, sender: str, message: Message, expect: Expectation) -> bool:
+        """Whether a message is as expected; if not, it is refused by name."""
+        try:
+            message.check(expect)
+        except MessageError as error:
+            self.refuse(sender, error)
+            return False
+        return True
 
     def remark(self, text: str) -> None:
         """Tell the operator of something that a protocol has met and got over, in a few words."""

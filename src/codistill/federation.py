@@ -232,7 +232,7 @@ class Federation:
         )
 
     def _introduce(self, node: Node) -> None:
-        node.seed, node.topology = self.seed, self.topology
+        node.seed, node.topology, node.classes = self.seed, self.topology, self.classes
         if self.public is not None:
             node.public = self.public
         if isinstance(node, Agent):

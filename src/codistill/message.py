@@ -35,6 +35,9 @@ class Message(Mapping[str, Any]):
         """Read a message that arrived; raises `MessageError` on anything but a valid, finite one."""
         message = cls.__new__(cls)
         message.arrays, message.plain = decode(data)
+        both = sorted(message.arrays.keys() & message.plain.keys())
+        if both:
+            raise MessageError("A name in a message must stand for one thing.", f"'{both[0]}' twice"[:80], _SAME)
         return message
 
     @cached_property

@@ -20,10 +20,12 @@ from codistill.learners.ability import Ability
 from codistill.message import Message
 from codistill.settings import check_settings, setting
 from codistill.stability import Foothold
+from codistill.topology import HUB
 
 # All that a protocol's file needs, in one place.
 __all__ = [
-    "Ability", "Agent", "Ensemble", "Foothold", "Hub", "LearnerError", "Message", "MessageError", "Protocol", "setting",
+    "HUB", "Ability", "Agent", "Ensemble", "Foothold", "Hub", "LearnerError", "Message", "MessageError", "Protocol",
+    "setting",
 ]  # fmt: skip
 
 

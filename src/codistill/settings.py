@@ -103,6 +103,8 @@ def _wrong_items(value: Any, kind: Any) -> list[Any]:
 
 
 def _broken_bound(value: Any, bounds: Mapping[str, Any]) -> str:
+    if isinstance(value, tuple):  # a bound of a list is one of each item
+        return next((f"a list of numbers {must}" for item in value if (must := _broken_bound(item, bounds))), "")
     if bounds.get("choices") is not None and value is not None and value not in bounds["choices"]:
         return "one of " + ", ".join(bounds["choices"])
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -134,6 +136,7 @@ def _names(kinds: Sequence[Any]) -> str:
         tuple: "a list",
         tuple[str, ...]: "a list of strings",
         tuple[float, ...]: "a list of numbers",
+        tuple[int, ...]: "a list of integers",
         tuple[list[str], ...]: "a list of lists of strings",
         tuple[list[float], ...]: "a list of lists of numbers",
         dict[str, str]: "a table of strings",

@@ -179,5 +179,5 @@ def test_bytes_up_and_down_are_a_square_of_classes_and_a_small_frame() -> None:
 
 @pytest.mark.parametrize("values", [[[-1.0, 1.0, 1.0]], [[0.5, 0.9, 0.9]]])
 def test_real_values_have_no_classes(values: list[list[float]]) -> None:
-    with pytest.raises(LearnerError, match=r"fd takes means over classes.*agent 'c0' has real values.*avgkd"):
+    with pytest.raises(LearnerError, match=r"fd learns classes.*agent 'c0' has real values.*avgkd"):
         _run(1, [np.repeat(values, 3, axis=0)])

@@ -262,7 +262,7 @@ def test_a_client_that_diverges_goes_on_says_so_and_does_not_stop_the_run(
 def test_a_bounded_gradient_of_the_same_weight_throws_nobody_off(federate: Federate, tmp_path: Path) -> None:
     _run(federate(cd.FedAL(adversarial=1e30, clip=1e-30)), 2, folder=tmp_path / "run")
     log = tmp_path / "run" / "log.txt"
-    assert not log.exists() or "back to where" not in log.read_text()
+    assert not log.exists() or "goes on" not in log.read_text()
 
 
 def test_a_gradient_is_bounded_sample_by_sample() -> None:
@@ -277,8 +277,89 @@ def test_a_discriminator_that_is_lost_begins_anew(federate: Federate, tmp_path: 
     assert all(np.isfinite(array).all() for array in _weights(result))
 
 
-def test_a_last_step_that_leaves_no_numbers_is_undone(federate: Federate) -> None:
-    """One transfer step only: nobody looks at the outputs after it, so the weights are looked at."""
-    federation = federate(cd.FedAL(transfer_steps=1, adversarial=1e38))
+def test_a_transfer_step_is_a_mean_over_the_public_batch() -> None:
+    """Line 18: W ← W - η/|P| Σ_u [(p - p̄_-n) + λ ∇U_n] uᵀ, with the gradient ∇U_n that the hub has sent."""
+    rng = np.random.default_rng(0)
+    u, start = rng.normal(size=(4, 2)), [rng.normal(size=(3, 2)) for _ in range(2)]
+    sent: list[tuple[str, str, Message]] = []
+    watch = [lambda sender, receiver, data: sent.append((sender, receiver, Message.decode(data)))]
+    agents = [cd.Agent(f"c{n}", _linear(w), [[0.0, 0.0]], [0]) for n, w in enumerate(start)]
+    protocol = cd.FedAL(local_steps=0, transfer_steps=1, adversarial=3.0)
+    federation = cd.Federation(agents, protocol, public=u, classes=3, watchers=watch)
     result = _run(federation, 1)
-    assert all(np.isfinite(array).all() for array in _weights(result))
+    u = u[next(federation.public.batches(0, protocol.batch_size, 1)).ids]  # in the order of the batch
+    told = {receiver: message["told"][1] for sender, receiver, message in sent if sender == HUB}
+    for n, agent in enumerate(result.agents.values()):
+        own, other = (np.stack([_softmax(w @ row) for row in u]) for w in (start[n], start[1 - n]))
+        expected = start[n] - 0.5 * (own - other + 3.0 * told[agent.name]).T @ u / len(u)
+        np.testing.assert_allclose(agent.learner.weights()["weight"], expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "base"),
+    [
+        ("clip", 1e-3, {}),
+        ("discriminator_temperature", 8.0, {}),
+        ("discriminator_rate", 1e-2, {}),
+        ("discriminator_hidden", (8,), {}),
+        ("trim", 0.4, {"aggregate": "trimmed"}),
+        ("temperature", 3.0, {"aggregate": "probabilities", "adversarial": 0.0}),
+        ("aggregate", "coverage", {}),
+    ],
+)
+def test_every_setting_reaches_what_it_is_for(option: str, value: Any, base: Any, federate: Federate) -> None:
+    with_it, without = (_weights(_run(federate(cd.FedAL(**base | extra)), 2)) for extra in ({option: value}, {}))
+    assert any((a != b).any() for a, b in zip(with_it, without, strict=True))
+
+
+def test_coverage_says_whose_opinion_of_a_class_counts() -> None:
+    """Two teachers, of class 0 and of class 1 only: the third is told log p_k of the one who has met class k.
+
+    Class 2 has been met by neither, so both count alike; 1e-3 is the least weight.
+    """
+    answers = [np.array([0.7, 0.1, 0.2]), np.array([0.3, 0.4, 0.3]), np.full(3, 1 / 3)]
+    agents = [cd.Agent(f"c{n}", _linear(np.log(p)[:, None]), [[1.0], [1.0]], [n, n]) for n, p in enumerate(answers)]
+    protocol = cd.FedMD(local_epochs=0, transfer_steps=1, aggregate="coverage")
+    result = _run(cd.Federation(agents, protocol, public=[[1.0]], classes=3), 1)
+    weights = np.array([[1.0, 1e-3, 1e-3], [1e-3, 1.0, 1e-3]])
+    target = _softmax(np.average(np.log(answers[:2]), axis=0, weights=weights))
+    expected = np.log(answers[2]) - 0.5 * (answers[2] - target)
+    np.testing.assert_allclose(result.agents["c2"].learner.weights()["weight"][:, 0], expected, atol=1e-6)
+
+
+def test_a_client_whose_outputs_were_lost_has_no_gradient() -> None:
+    sent: list[tuple[str, str, Message]] = []
+    watch = [lambda sender, receiver, data: sent.append((sender, receiver, Message.decode(data)))]
+    agents = [cd.Agent(f"c{n}", _linear(np.eye(3, 2) * n), [[1.0, 0.0]], [0]) for n in range(3)]
+    federation = cd.Federation(
+        agents, cd.FedAL(transfer_steps=1), public=np.ones((4, 2)), classes=3, watchers=watch,
+        faults=[cd.Fault(kind="drop", rate=1.0)],
+    )  # fmt: skip
+    federation.faults.strikes = lambda t, sender, *_: "drop" if sender == "c1" else None  # type: ignore[method-assign]
+    _run(federation, 1)
+    gradient = {receiver: message["told"][1] for sender, receiver, message in sent if sender == HUB}
+    assert not gradient["c1"].any()
+    assert gradient["c0"].any()
+    assert gradient["c2"].any()
+
+
+def test_a_last_step_that_leaves_no_numbers_is_undone() -> None:
+    """A loss that is a number, and a step of 1e38 times its slope that is none; nobody looks at outputs after it."""
+    start = [np.eye(3, 2) * (n + 1) for n in range(2)]
+    agents = [cd.Agent(f"c{n}", _linear(w, lr=1e38), [[1.0, 0.0]], [0]) for n, w in enumerate(start)]
+    protocol = cd.FedAL(local_steps=0, transfer_steps=1, adversarial=1e5)
+    result = _run(cd.Federation(agents, protocol, public=[[1.0, 2.0]], classes=3), 1)
+    for agent, expected in zip(result.agents.values(), start, strict=True):
+        np.testing.assert_array_equal(agent.learner.weights()["weight"], expected)
+
+
+def test_who_has_lost_a_loss_goes_on_without_u_n() -> None:
+    """Of two transfer steps the first is left out, and the second is W ← W - η (p - p̄_-n) uᵀ."""
+    u, start = np.array([1.0, 2.0]), [np.eye(3, 2), np.eye(3, 2)[[2, 1, 0]]]
+    agents = [cd.Agent(f"c{n}", _linear(w), [[1.0, 0.0]], [0]) for n, w in enumerate(start)]
+    protocol = cd.FedAL(local_steps=0, transfer_steps=2, adversarial=1e30, less_forgetting=0)
+    result = _run(cd.Federation(agents, protocol, public=u[None], classes=3), 1)
+    for n, agent in enumerate(result.agents.values()):
+        slope = _softmax(start[n] @ u) - _softmax(start[1 - n] @ u)
+        expected = start[n] - 0.5 * np.outer(slope, u)
+        np.testing.assert_allclose(agent.learner.weights()["weight"], expected, atol=1e-6)

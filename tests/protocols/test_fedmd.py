@@ -155,3 +155,42 @@ def test_the_number_of_local_steps_is_kept() -> None:
     for _ in range(2):
         w = w - 0.5 * (_softmax(w[:, 0]) - np.array([1.0, 0.0]))[:, None]
     np.testing.assert_allclose(result.agents["c0"].learner.module.weight.detach().numpy(), w, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["probabilities", "median"])
+def test_other_aggregates_are_of_the_others_too(kind: str) -> None:
+    """As above; p̄_-n is the mean of ψ(f_m, E), or ψ of the median of log ψ(f_m, 1), over the other m."""
+    u = np.array([1.0, -2.0])
+    weights = [
+        np.array(w)
+        for w in (
+            [[1.0, 0.0], [0.0, 1.0]],
+            [[0.5, 0.5], [-1.0, 0.0]],
+            [[0.0, 2.0], [1.0, 1.0]],
+            [[0.0, 1.0], [1.0, 0.0]],
+        )
+    ]
+    agents = [cd.Agent(f"c{n}", _linear(w), [[0.0, 0.0]], [0]) for n, w in enumerate(weights)]
+    protocol = cd.FedMD(local_epochs=0, transfer_steps=1, temperature=2.0, aggregate=kind)
+    federation = cd.Federation(agents, protocol, public=u[None], classes=2)
+    result = federation.run(1, runtime="simulation", alone=False, progress=False)
+    outputs = np.stack([w @ u for w in weights])
+    for n, agent in enumerate(result.agents.values()):
+        others = np.delete(outputs, n, axis=0)
+        if kind == "probabilities":
+            target = _softmax(others / 2).mean(axis=0)
+        else:
+            target = _softmax(np.median(np.log(_softmax(others)), axis=0) / 2)
+        expected = weights[n] - 0.5 * np.outer((_softmax(outputs[n] / 2) - target) / 2, u)
+        np.testing.assert_allclose(agent.learner.module.weight.detach().numpy(), expected, atol=1e-6)
+
+
+def test_a_black_box_keeps_what_it_was_taught_in_earlier_rounds() -> None:
+    boxes = [Fixed([0.2, 0.8]), Fixed([0.4, 0.6])]
+    agents = [cd.Agent(f"c{n}", box, [[float(n)]], [n]) for n, box in enumerate(boxes)]
+    protocol = cd.FedMD(transfer_steps=1, batch_size=2)
+    federation = cd.Federation(agents, protocol, public=np.arange(8.0)[:, None], classes=2)
+    federation.run(2, runtime="simulation", alone=False, progress=False)
+    first, second = (set(next(federation.public.batches(t, 2, 1)).ids.tolist()) for t in (0, 1))
+    assert first != second
+    assert set(boxes[0].taught[-1][0][1:, 0].tolist()) == first | second

@@ -90,8 +90,12 @@ class GradientLearner(Learner):
         """One step of the owner's optimiser down the gradient of the loss."""
 
     @abstractmethod
-    def snapshot(self) -> Any:
-        """A frozen copy of the model: call it for logits without a graph."""
+    def pace(self, factor: float, rate: float | None = None) -> None:
+        """From now on take steps of `factor` times the owner's step size, or times `rate`."""
+
+    @abstractmethod
+    def snapshot(self, *, training: bool = False) -> Any:
+        """A frozen copy of the model: call it for logits without a graph; `training`: as in a gradient step."""
 
     @abstractmethod
     def reset(self) -> None:

@@ -137,6 +137,12 @@ class TorchLearner(GradientLearner):
         loss.backward()  # type: ignore[no-untyped-call]
         optimiser.step()
 
+    def pace(self, factor: float, rate: float | None = None) -> None:
+        """Set the step size of all parameters; the owner's own is remembered."""
+        for group in self.optimiser.param_groups:
+            own = group.setdefault("own_lr", group["lr"])
+            group["lr"] = factor * (own if rate is None else rate)
+
     @property
     def optimiser(self) -> torch.optim.Optimizer:
         """The optimiser, made when first needed."""
@@ -157,9 +163,9 @@ class TorchLearner(GradientLearner):
             parameters, self._lr, momentum=self._momentum, weight_decay=self._weight_decay, fused=True
         )
 
-    def snapshot(self) -> Callable[[torch.Tensor], torch.Tensor]:
-        """A frozen copy in evaluation mode."""
-        return copy.deepcopy(self.module).eval().requires_grad_(False)
+    def snapshot(self, *, training: bool = False) -> Callable[[torch.Tensor], torch.Tensor]:
+        """A frozen copy; in training mode its batch norm sees a batch as the model itself does."""
+        return copy.deepcopy(self.module).train(training).requires_grad_(False)
 
     def reset(self) -> None:
         """Fresh parameters: every layer's own initialisation; what has none returns to its first value."""

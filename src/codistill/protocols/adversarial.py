@@ -17,7 +17,9 @@ class AdversarialSharing(OutputSharing):
     clip: float | None = setting(None, "longest gradient of U_n for a sample; absent: unbounded", above=0)
     discriminator_rate: float = setting(1e-4, "η_d, step size of the discriminator", above=0)
     discriminator_temperature: float = setting(2.0, "E, softens what the discriminator sees", above=0)
-    discriminator_hidden: tuple[int, ...] = setting((32, 256), "neurons in the discriminator's hidden layers")
+    discriminator_hidden: tuple[int, ...] = setting(
+        (32, 256), "neurons in the discriminator's hidden layers", at_least=1
+    )
 
     async def _play(self, me: Agent, t: int, foothold: Foothold) -> None:
         """A client's transfer stage, with U_n unless its weight is 0."""

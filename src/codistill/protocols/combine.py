@@ -8,19 +8,23 @@ from typing import Any
 import numpy as np
 
 from codistill.aggregation import Aggregation
-from codistill.protocol import Agent, Hub, Message
+from codistill.protocol import HUB, Agent, Hub, Message
 from codistill.protocols.discriminator import Discriminator
 
 
 async def ask(me: Agent, f: np.ndarray, rows: int = 1, **extra: np.ndarray) -> list[np.ndarray] | None:
     """What the others make of a batch, f_-n, and in a second row ∇U_n; None where nobody else was heard."""
-    reply = await me.ask_hub(f=f, **extra, expect={"told": (rows, *f.shape), "clients": int, "own": int})
-    if reply is None or reply["clients"] <= reply["own"]:
+    reply = await me.ask_hub(Message.of(f=f, **extra))
+    if reply is None or not reply.arrays:
+        return None
+    told = np.empty((rows, *f.shape), np.float32)
+    if not me.accepts(HUB, reply, {"told": told, "clients": int, "own": int}) or reply["clients"] <= reply["own"]:
         return None
     told, clients, own = reply["told"], reply["clients"], reply["own"]
-    # (5): f_-n = (N f̄ - f_n) / (N - 1), where f̄ is the mean over all N clients
-    others = (clients * told[0] - own * f) / (clients - own)
-    return [others.astype(np.float32), *told[1:]]
+    with np.errstate(over="ignore"):
+        # (5): f_-n = (N f̄ - f_n) / (N - 1), where f̄ is the mean over all N clients
+        others = ((clients * told[0] - own * f) / (clients - own)).astype(np.float32)
+    return [others, *told[1:]] if np.isfinite(others).all() else None
 
 
 async def combine(
@@ -31,12 +35,16 @@ async def combine(
     Puts into each client's metrics the share of public samples on which its answer is not that of all
     together (`disagreement`), and how often the discriminator knew it (`discriminator_accuracy`).
     """
+    if len(me.present) == 1:
+        return  # nobody asks: there are no others
     tally = _Tally()
     for ids, _ in batches:
-        heard = await me.gather(expect={"f": (len(ids), None)}, alike=True)
+        wanted = np.empty((len(ids), me.classes), np.float32) if way.outputs else (len(ids), None)
+        heard = await me.gather(expect={"f": wanted}, alike=True)
         if not heard:
-            break  # everything was lost: nobody waits for a hub that has ended its round
-        f = np.stack([message["f"] for message in heard.values()])
+            await me.broadcast(Message())  # everything was lost: all go on without this step
+            continue
+        f = np.stack([message["f"] for message in heard.values()]).astype(np.float32)
         coverage = _coverage(list(heard.values()), f.shape[-1])
         together = way.of_all(f, coverage)
         gradients = None
@@ -67,7 +75,7 @@ def _replies(
     """
     place = {name: index for index, name in enumerate(heard)}
     others = None if way.kind == "mean" or len(f) == 1 else way.of_others(f, coverage)
-    told: dict[Any, Message] = {}
+    shared: dict[str, Message] = {}
     answers = {}
     for name in present:
         index = place.get(name)
@@ -77,10 +85,10 @@ def _replies(
         if gradients is not None:
             rows.append(np.zeros_like(together) if index is None else gradients[index])
         # What is the same for many is one message, encoded once.
-        alike = own if others is None and gradients is None else name
-        if alike not in told:
-            told[alike] = Message.of(told=np.stack(rows), clients=clients, own=own)
-        answers[name] = told[alike]
+        key = str(own) if others is None and gradients is None else name
+        if key not in shared:
+            shared[key] = Message.of(told=np.stack(rows), clients=clients, own=own)
+        answers[name] = shared[key]
     return answers
 
 
@@ -88,7 +96,7 @@ def _coverage(messages: Sequence[Message], classes: int) -> np.ndarray | None:
     shares = [message.arrays.get("coverage") for message in messages]
     if any(share is None or share.shape != (classes,) for share in shares):
         return None
-    return np.stack(shares)  # type: ignore[arg-type]
+    return np.clip(np.stack(shares), 0, 1)  # type: ignore[arg-type]
 
 
 class _Tally:

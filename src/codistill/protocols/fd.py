@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +11,8 @@ import torch
 from codistill.aggregation import PLAIN_KINDS, Aggregation
 from codistill.learners.ability import Ability
 from codistill.losses import distillation
-from codistill.protocol import Agent, Hub, LearnerError, Message, Protocol, setting
+from codistill.protocol import Agent, Foothold, Hub, Message, Protocol, setting
+from codistill.protocols.classes import check_classes, class_means, of_known_classes, of_others
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,11 +47,15 @@ class FD(Protocol):
     async def round(self, me: Agent, t: int) -> None:
         """Local training towards labels and targets; then this round's means for new targets."""
         sums, counts = np.zeros((me.shard.classes, me.shard.classes)), np.zeros(me.shard.classes)
+        foothold = Foothold(me)
         for x, y in me.shard.batches(t, self.batch_size, self.local_epochs, self.local_steps):
-            f = me.learner(x)
-            me.learner.descend(self._loss(me, f, y))
+            f = foothold.outputs(x)
+            foothold.descend(me.learner.loss(f, y) if foothold.astray else self._loss(me, f, y))
             shares = y.numpy().astype(np.float64)
             sums, counts = sums + shares.T @ f.detach().numpy(), counts + shares.sum(axis=0)
+        foothold.check()
+        if len(me.present) == 1:
+            return  # nobody to learn from: the last targets stay
         means, seen = class_means(sums, counts)
         reply = await me.ask_hub(means=means, seen=seen, expect={"means": means.shape, "known": seen})
         if reply is not None:  # where it was lost, the last targets stay
@@ -72,54 +77,18 @@ class FD(Protocol):
         heard = await me.gather(expect={"means": (None, None), "seen": (None,)}, alike=True)
         if not heard:
             return
+        # A squared distance is not blind to a constant per sample: no log-probabilities there.
+        rule = Aggregation(kind=self.aggregate, trim=self.trim, outputs=self.distance == "kl")
         like = next(iter(heard.values()))["means"]
         told = {name: np.zeros_like(like) for name in me.present}
         known = {name: np.zeros(len(like), dtype=bool) for name in me.present}
         for c in range(len(like)):
             met = {name: message["means"][[c]] for name, message in heard.items() if message["seen"][c : c + 1].any()}
             # F̂_-n,c = mean of F_m,c over all m ≠ n who have met c
-            for name, target in of_others(Aggregation(kind=self.aggregate, trim=self.trim), met, me.present).items():
+            for name, target in of_others(rule, met, me.present).items():
                 told[name][c], known[name][c] = target, True
         await me.scatter({name: Message.of(means=told[name], known=known[name]) for name in me.present})
 
     def check(self, agents: Sequence[Agent]) -> None:
         """There must be classes."""
         check_classes(agents, self.name)
-
-
-def class_means(sums: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """F_c = Σ y_c f / Σ y_c for each class that occurred, and which ones did."""
-    seen = counts > 0
-    return (sums / np.where(seen, counts, 1)[:, None]).astype(np.float32), seen
-
-
-def of_known_classes(state: Mapping[str, np.ndarray], y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Which samples of a batch are of a class with a target, and the target of each of these."""
-    if "told" not in state:  # before the first exchange
-        return torch.zeros(len(y), dtype=torch.bool), y[:0]
-    label = y.argmax(dim=1)
-    rows = torch.from_numpy(state["known"])[label]
-    return rows, torch.from_numpy(state["told"])[label[rows]]
-
-
-def of_others(rule: Aggregation, values: Mapping[str, np.ndarray], present: Sequence[str]) -> dict[str, np.ndarray]:
-    """For each who is present, the aggregate of the others' values; who has no others is left out."""
-    if not values:
-        return {}
-    stacked = np.stack(list(values.values()))
-    answers = dict.fromkeys(present, rule.of_all(stacked))
-    if len(values) == 1:
-        return {name: answer for name, answer in answers.items() if name not in values}
-    return answers | dict(zip(values, rule.of_others(stacked), strict=True))
-
-
-def check_classes(agents: Sequence[Agent], protocol: str) -> None:
-    """Every target must be a label, or shares of classes."""
-    for agent in agents:
-        y = agent.shard.targets
-        if agent.shard.labels is None and (y.min() < 0 or not np.allclose(y.sum(axis=1), 1, atol=1e-3)):
-            raise LearnerError(
-                f"{protocol} takes means over classes, so targets must be labels, or shares of classes that sum to 1.",
-                f"agent '{agent.name}' has real values",
-                "Give labels, or use a protocol for real values: avgkd, ekd.",
-            )

@@ -20,8 +20,9 @@ class FedAL(AdversarialSharing):
 
     `adversarial` = 0 is FedMD-LF, `less_forgetting` = 0 as well is FedMD, to the bit and in bytes.
 
-    U_n has no lower bound. A client whose outputs or loss are lost returns to where its round began, says so,
-    and goes on without U_n until the next round; `clip` bounds the gradient of U_n per sample beforehand.
+    U_n has no lower bound. A client whose outputs go astray returns to where its round began, one whose loss does
+    leaves out the step; it says so, and goes on without U_n until the next round. `clip` bounds the gradient of
+    U_n per sample beforehand.
 
     Deviations: the discriminator's second layer has 256 neurons (the text's 265 looks like a slip). The mean
     leaves the client out, as (5) and unlike line 15. r_loc begins after the first transfer.

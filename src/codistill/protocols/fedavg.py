@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from codistill.learners.ability import Ability
-from codistill.protocol import Agent, Hub, LearnerError, Message, Protocol, setting
+from codistill.protocol import Agent, Hub, LearnerError, Message, MessageError, Protocol, setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,10 +30,9 @@ class FedAvg(Protocol):
     synchronise: bool = setting(True, "start all agents from the same initial weights")
 
     async def begin(self, me: Agent) -> None:
-        """Equal initial weights need no message: they derive from the common seed."""
-        if self.synchronise and len(me.roster) > 1:  # a lone agent keeps its own: it learns as if alone
-            me.seed_alike("initial weights")
-            me.learner.reset()
+        """Equal initial weights, unless told otherwise."""
+        if self.synchronise:
+            start_alike(me)
 
     async def round(self, me: Agent, t: int) -> None:
         """Train, send w_k with n_k, take over the mean."""
@@ -42,27 +41,47 @@ class FedAvg(Protocol):
         weights = me.learner.weights()
         mean = await me.ask_hub(Message(weights, {"samples": len(me.shard)}), expect=weights)
         if mean is not None:
-            me.learner.load(mean.arrays)
+            me.learner.load({name: mean[name] for name in weights})
 
     async def hub(self, me: Hub, t: int) -> None:
         """Average whoever answered."""
-        heard = await me.gather(expect={"samples": int}, alike=True)
+        heard = with_samples(me, await me.gather(expect={"samples": int}, alike=True))
         if not heard:
             return
         await me.broadcast(Message(mean_weights(heard)))
 
     def check(self, agents: Sequence[Agent]) -> None:
         """All agents must have the same weights by name and shape."""
-        first = agents[0]
-        wanted = {name: array.shape for name, array in first.learner.weights().items()}
-        for agent in agents[1:]:
-            if {name: array.shape for name, array in agent.learner.weights().items()} != wanted:
-                raise LearnerError(
-                    "fedavg averages weights, so all agents must have the same architecture.",
-                    f"agent '{agent.name}' has {agent.learner.describe()}, agent '{first.name}' has "
-                    f"{first.learner.describe()}",
-                    "Use one architecture, or a protocol that exchanges predictions: fedmd, avgkd.",
-                )
+        check_equal_weights(agents, self.name)
+
+
+def check_equal_weights(agents: Sequence[Agent], protocol: str) -> None:
+    """Weights can only be averaged among equal architectures."""
+    first = agents[0]
+    wanted = {name: array.shape for name, array in first.learner.weights().items()}
+    for agent in agents[1:]:
+        if {name: array.shape for name, array in agent.learner.weights().items()} != wanted:
+            raise LearnerError(
+                f"{protocol} averages weights, so all agents must have the same architecture.",
+                f"agent '{agent.name}' has {agent.learner.describe()}, agent '{first.name}' has "
+                f"{first.learner.describe()}",
+                "Use one architecture, or a protocol that exchanges predictions: fedmd, avgkd.",
+            )
+
+
+def start_alike(me: Agent) -> None:
+    """Equal initial weights for equal architectures need no message: they derive from the common seed."""
+    if len(me.roster) > 1:  # a lone agent keeps its own: it learns as if alone
+        me.seed_alike("initial weights")
+        me.learner.reset()
+
+
+def with_samples(me: Hub, heard: Mapping[str, Message]) -> dict[str, Message]:
+    """Messages that can be weighted; others are refused by name."""
+    for name in [name for name, message in heard.items() if message["samples"] < 1]:
+        found = f"{heard[name]['samples']} samples"
+        me.refuse(name, MessageError("Weights must come with the number of samples behind them.", found, "Look there."))
+    return {name: message for name, message in heard.items() if message["samples"] >= 1}
 
 
 def mean_weights(heard: Mapping[str, Message]) -> dict[str, np.ndarray]:
@@ -75,6 +94,8 @@ def mean_weights(heard: Mapping[str, Message]) -> dict[str, np.ndarray]:
 
 def _mean(shared: list[tuple[np.float32, np.ndarray]]) -> np.ndarray:
     like = shared[0][1]
+    if like.dtype.kind == "b":
+        return like  # a mask is no number to be averaged
     total = np.zeros(like.shape, dtype=np.float64 if like.dtype.kind in "iu" else like.dtype)
     part = np.empty_like(total)
     for share, array in shared:

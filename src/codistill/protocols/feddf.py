@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from codistill.learners.ability import Ability
-from codistill.protocol import Agent, Foothold, Hub, Message, setting
+from codistill.protocol import HUB, Agent, Foothold, Hub, Message, setting
 from codistill.protocols.adversarial import AdversarialSharing
-from codistill.protocols.fedavg import mean_weights
+from codistill.protocols.fedavg import mean_weights, start_alike, with_samples
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +21,7 @@ class FedDF(AdversarialSharing):
     FedDF-AL, with FedAL's discriminator in the transfer.
 
     Deviations from Lin et al.: the students are the clients and not the hub, which so needs no architecture,
-    and the teachers are the averaged models of all others.
+    and the teachers are the averaged models of all others, among them equal ones of its own group.
     """
 
     name = "feddf"
@@ -35,10 +35,9 @@ class FedDF(AdversarialSharing):
     synchronise: bool = setting(True, "start agents of equal architecture from the same initial weights")
 
     async def begin(self, me: Agent) -> None:
-        """Equal initial weights need no message: they derive from the common seed."""
-        if self.synchronise and len(me.roster) > 1:  # a lone agent keeps its own: it learns as if alone
-            me.seed_alike("initial weights")
-            me.learner.reset()
+        """Equal initial weights for equal architectures, unless told otherwise."""
+        if self.synchronise:
+            start_alike(me)
 
     async def round(self, me: Agent, t: int) -> None:
         """Train, take over the mean of one's group, learn from all others."""
@@ -46,15 +45,16 @@ class FedDF(AdversarialSharing):
         self._train(me, t, foothold)
         foothold.check()  # weights that are no numbers must not travel
         weights = me.learner.weights()
-        mean = await me.ask_hub(Message(weights, {"samples": len(me.shard)}), expect=weights)
-        if mean is not None:
-            me.learner.load(mean.arrays)
+        mean = await me.ask_hub(Message(weights, {"samples": len(me.shard)}))
+        # Empty where one's own weights were lost on the way.
+        if mean is not None and mean.arrays and me.accepts(HUB, mean, weights):
+            me.learner.load({name: mean[name] for name in weights})
         await self._play(me, t, foothold)
         foothold.check()
 
     async def hub(self, me: Hub, t: int) -> None:
         """Average weights group by group, then outputs across groups."""
-        heard = await me.gather(expect={"samples": int})
+        heard = with_samples(me, await me.gather(expect={"samples": int}))
         groups: dict[tuple[object, ...], dict[str, Message]] = {}
         for name, message in heard.items():
             groups.setdefault(message.signature, {})[name] = message

@@ -27,8 +27,9 @@ class FedMD(OutputSharing):
     remembers ψ(f_-n, E) for the public samples it has seen, and at the end of the round is fitted anew on
     its labels and on those soft labels together.
 
-    Deviations: a batch of the last pass over public data may be smaller than the rest. Less-forgetting in
-    local training begins after the first transfer: before, there is nothing to forget.
+    Deviations: outputs are those of training mode (batch norm, dropout), as in the step that follows. A batch of
+    the last pass over public data may be smaller than the rest. Less-forgetting in local training begins after the
+    first transfer: before, there is nothing to forget.
     """
 
     name = "fedmd"
@@ -58,7 +59,7 @@ class FedMD(OutputSharing):
         await self._combine(me, t)
 
     async def _round_by_fitting(self, me: Agent, t: int) -> None:
-        f = np.log(np.maximum(me.learner.predict(me.public.x), self.floor))
+        f = np.log(np.maximum(me.learner.predict(me.public.x), self.floor)).astype(np.float32)
         # ψ(f_-n, E) of each public sample; a row of zeros has not been taught yet
         soft = me.state.setdefault("soft", np.zeros_like(f))
         for ids, _ in me.public.batches(t, self.batch_size, self.transfer_steps):

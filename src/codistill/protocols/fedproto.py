@@ -10,9 +10,9 @@ import torch
 
 from codistill.aggregation import PLAIN_KINDS, Aggregation
 from codistill.learners.ability import Ability
-from codistill.protocol import Agent, Hub, LearnerError, Message, Protocol, setting
+from codistill.protocol import Agent, Foothold, Hub, LearnerError, Message, Protocol, setting
+from codistill.protocols.classes import check_classes, class_means, of_known_classes
 from codistill.protocols.combine import ask, combine
-from codistill.protocols.fd import check_classes, class_means, of_known_classes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,17 +53,20 @@ class FedProto(Protocol):
 
     async def round(self, me: Agent, t: int) -> None:
         """Local training, then one of the two ways to share features."""
+        foothold = Foothold(me)
         for x, y in me.shard.batches(t, self.batch_size, self.local_epochs, self.local_steps):
-            me.learner.descend(self._loss(me, x, y))
-        if len(me.roster) > 1:  # a lone agent learns as if alone, not from its own past
-            await (self._share_prototypes(me, t) if self.form == "classes" else self._transfer(me, t))
+            foothold.descend(self._loss(me, x, y, foothold))
+        foothold.check()
+        if len(me.present) > 1:  # who is alone learns as if alone, not from its own past
+            await (self._share_prototypes(me, t) if self.form == "classes" else self._transfer(me, t, foothold))
 
-    def _loss(self, me: Agent, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        f, h = me.learner.with_features(x)
+    def _loss(self, me: Agent, x: torch.Tensor, y: torch.Tensor, foothold: Foothold) -> torch.Tensor:
+        f, h = foothold.with_features(x)
         loss: torch.Tensor = me.learner.loss(f, y)
         rows, prototypes = of_known_classes(me.state, y)
-        # ℓ(f, y) + λ |h_n(x) - C̄_c|²
-        return loss + self.weight * torch.nn.functional.mse_loss(h[rows], prototypes) if rows.any() else loss
+        if rows.any() and not foothold.astray:  # ℓ(f, y) + λ |h_n(x) - C̄_c|²
+            loss = loss + self.weight * torch.nn.functional.mse_loss(h[rows], prototypes)
+        return loss
 
     async def _share_prototypes(self, me: Agent, t: int) -> None:
         x, targets = me.shard.x, me.shard.targets
@@ -77,12 +80,13 @@ class FedProto(Protocol):
         if reply is not None:  # where it was lost, the last prototypes stay
             me.state |= {"told": reply["prototypes"].astype(np.float32), "known": reply["known"].copy()}
 
-    async def _transfer(self, me: Agent, t: int) -> None:
+    async def _transfer(self, me: Agent, t: int, foothold: Foothold) -> None:
         for _, u in me.public.batches(t, self.batch_size, self.transfer_steps):
-            _, h = me.learner.with_features(u)
+            _, h = foothold.with_features(u)
             told = await ask(me, h.detach().numpy())
             if told is not None:  # λ |h_n(P) - h_-n(P)|²
-                me.learner.descend(self.weight * torch.nn.functional.mse_loss(h, torch.from_numpy(told[0])))
+                foothold.descend(self.weight * torch.nn.functional.mse_loss(h, torch.from_numpy(told[0])))
+        foothold.check()
 
     async def hub(self, me: Hub, t: int) -> None:
         """The mean over whoever answered: of prototypes with the receiver's own, of public features without."""

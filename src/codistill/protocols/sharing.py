@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +12,7 @@ from codistill.aggregation import KINDS, Aggregation
 from codistill.learners.ability import Ability
 from codistill.losses import distillation
 from codistill.protocol import Agent, Foothold, Hub, Protocol, setting
+from codistill.protocols.classes import check_classes
 from codistill.protocols.combine import ask, combine
 from codistill.protocols.discriminator import Discriminator
 
@@ -38,7 +40,7 @@ class OutputSharing(Protocol):
     def _train(self, me: Agent, t: int, foothold: Foothold) -> None:
         """Lines 4-6: steps down V_loc = ℓ(y, f_n) + r_loc, (17)."""
         # (13): r_loc holds on to the end of the last transfer; before the first, there is nothing to forget.
-        old = me.learner.snapshot() if self.less_forgetting and "taught" in me.state else None
+        old = me.learner.snapshot(training=True) if self.less_forgetting and "taught" in me.state else None
         for x, y in me.shard.batches(t, self.batch_size, self.local_epochs, self.local_steps):
             f = foothold.outputs(x)
             loss = me.learner.loss(f, y)
@@ -48,14 +50,16 @@ class OutputSharing(Protocol):
         self, me: Agent, t: int, foothold: Foothold, adversary: float = 0.0, clip: float | None = None
     ) -> None:
         """Lines 8-18: steps down V_glo = K(p̄_-n, p_n) + U_n + r_glo, (18); `adversary` is the weight of U_n."""
-        old = me.learner.snapshot() if self.less_forgetting else None  # (14): as local training left it
+        if len(me.present) == 1:
+            return  # nobody to learn from: not even statistics of batch norm may change
+        old = me.learner.snapshot(training=True) if self.less_forgetting else None  # (14): as local training left it
         for _, u in me.public.batches(t, self.batch_size, self.transfer_steps):
             f = foothold.outputs(u)
             told = await self._ask(me, f.detach().numpy(), rows=2 if adversary else 1)
             if told is None:
                 continue
             loss = distillation(f, torch.from_numpy(told[0]), self.temperature)  # (4)
-            if adversary and not foothold.lost:
+            if adversary and not foothold.astray:
                 # (21), the chain rule: the hub has sent ∇U_n(x) with respect to f_n(x); line 18 is a mean over P.
                 loss = loss + adversary * (f * torch.from_numpy(_bounded(told[1], clip))).sum() / len(f)
             foothold.descend(loss if old is None else loss + self._forgetting(f, old(u)))
@@ -70,6 +74,10 @@ class OutputSharing(Protocol):
         extra = {"coverage": me.shard.targets.mean(axis=0, dtype=np.float32)} if self.aggregate == "coverage" else {}
         return await ask(me, f, rows, **extra)
 
+    def check(self, agents: Sequence[Agent]) -> None:
+        """There must be classes: a softmax of real values says nothing."""
+        check_classes(agents, self.name)
+
     async def _combine(self, me: Hub, t: int, discriminator: Discriminator | None = None) -> None:
         """The hub's side of a transfer stage."""
         batches = me.public.batches(t, self.batch_size, self.transfer_steps)
@@ -81,6 +89,6 @@ def _bounded(gradient: np.ndarray, clip: float | None) -> np.ndarray:
     """Each sample's gradient, no longer than `clip`."""
     if clip is None:
         return gradient.copy()
-    norms = np.linalg.norm(gradient, axis=1, keepdims=True)
-    bounded: np.ndarray = gradient * np.minimum(1, clip / np.maximum(norms, 1e-30)).astype(np.float32)
+    norms = np.linalg.norm(gradient.astype(np.float64), axis=1, keepdims=True)
+    bounded: np.ndarray = gradient * np.minimum(1, clip / np.maximum(norms, 1e-300)).astype(np.float32)
     return bounded

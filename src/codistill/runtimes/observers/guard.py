@@ -14,7 +14,7 @@ from codistill.learners.ability import Ability
 from codistill.message import Message
 from codistill.topology import HUB
 
-_RUN = 16  # labels in a row that are no coincidence
+_RUN, _RUN_OF_TWO = 16, 32  # labels in a row that are no coincidence, of several classes and of two
 _FEWEST = 8  # numbers in a row that are a part of a model, and no coincidence
 
 
@@ -22,13 +22,11 @@ class PrivacyGuard:
     """Watches every message of every agent for the agent's own samples, as they are or converted, and labels.
 
     A row counts as found when its numbers stand in sequence in any array of the message, at any offset. Labels
-    count from sixteen in the order of the shard, as numbers or one-hot. With `models`, the weights that an agent
-    has at that moment must stay at home as well, and so must what the hub keeps for itself: for protocols in
-    which neither models nor weights travel. Weights are seen where the agents live: in a simulation.
-    It looks at what is meant, before compression: a sample that arrives a little changed has not stayed at home.
+    count in the order of the shard, as numbers or one-hot, from 31 in a row on (63, if of two classes). With
+    `models`, the weights that an agent has at that moment must stay at home as well, and so must what the hub keeps
+    for itself: for protocols in which neither models nor weights travel. Weights are seen where the agents live:
+    in a simulation.
     """
-
-    before_compression = True
 
     def __init__(self, agents: Sequence[Agent], hub: Hub | None = None, *, models: bool = False) -> None:
         self._agents = {agent.name: agent for agent in agents}
@@ -73,8 +71,11 @@ def _private(agent: Agent) -> list[tuple[str, np.ndarray]]:
     shard = agent.shard
     private = [("sample", shard.x.reshape(len(shard), -1).astype(np.float32))]
     if shard.labels is not None:
-        starts = range(0, len(shard) - _RUN + 1, _RUN)
-        runs = [slice(start, start + _RUN) for start in starts if len(np.unique(shard.labels[start:][:_RUN])) > 2]
+        several = len(np.unique(shard.labels)) > 2
+        length = _RUN if several else _RUN_OF_TWO
+        # Of any 2 length - 1 labels in a row, one of these runs is whole.
+        runs = [slice(start, start + length) for start in range(0, len(shard) - length + 1, length)]
+        runs = [run for run in runs if len(np.unique(shard.labels[run])) > (2 if several else 1)]
         if runs:
             private.append(("run of labels", np.stack([shard.labels[run] for run in runs]).astype(np.float32)))
             private.append(("run of labels", np.stack([shard.targets[run].ravel() for run in runs])))

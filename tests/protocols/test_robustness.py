@@ -1,0 +1,128 @@
+"""Bad luck and bad peers in protocols that share outputs, features or weights: nobody stops, nobody is ruined."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import LogisticRegression
+from torch import nn
+
+import codistill as cd
+from codistill.errors import LearnerError, RecipeError
+from codistill.stability import Foothold
+
+LIAR = [cd.Fault(kind="invert", agent="c0")]  # what it sends is replaced below
+X = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
+Y = (X[:, 0] > 0).astype(int)
+
+
+def _federation(protocol: cd.Protocol, models: list[Any], scale: float = 1.0, **options: Any) -> cd.Federation:
+    agents = [cd.Agent(f"c{n}", m, X[20 * n :][:20] * scale, Y[20 * n :][:20]) for n, m in enumerate(models)]
+    return cd.Federation(agents, protocol, public=X * scale, classes=2, test=(X * scale, Y), **options)
+
+
+def _run(federation: cd.Federation, rounds: int = 2) -> cd.Result:
+    return federation.run(rounds, runtime="simulation", alone=False, progress=False)
+
+
+@pytest.mark.parametrize(
+    "protocol",
+    [cd.FedMD(transfer_steps=2), cd.FedAL(), cd.FedDF(synchronise=False), cd.FedProto(form="public")],
+    ids=lambda p: p.name,
+)
+@pytest.mark.parametrize("agents", [1, 2], ids=["lone", "the other is gone"])
+def test_who_hears_nobody_learns_as_if_alone_also_with_batch_norm(protocol: cd.Protocol, agents: int) -> None:
+    def weights(protocol: cd.Protocol) -> list[np.ndarray]:
+        torch.manual_seed(0)
+        models = [nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 2)) for _ in range(agents)]
+        gone = [cd.Fault(kind="gone", agent="c1")] if agents == 2 else []
+        result = _run(_federation(protocol, models, faults=gone))
+        return list(result.agents["c0"].learner.weights().values())
+
+    for mine, alone in zip(weights(protocol), weights(protocol.alone()), strict=True):
+        np.testing.assert_array_equal(mine, alone)
+
+
+def test_large_outputs_from_the_start_do_not_keep_an_agent_from_learning() -> None:
+    """Data in units such that the outputs of a fresh model are beyond ten thousand."""
+    torch.manual_seed(0)
+    models = [cd.TorchLearner(nn.Linear(4, 2), lr=1e-2) for _ in range(3)]
+    rows = _run(_federation(cd.FedMD(local_epochs=20, transfer_steps=1), models, scale=1e5), 6).rows
+    assert np.mean([row["accuracy"] for row in rows[-3:]]) > 0.8
+
+
+def test_a_foothold_can_be_returned_to_twice() -> None:
+    learner = cd.TorchLearner(nn.Linear(4, 2), lr=0.1)
+    agent = _federation(cd.Alone(), [learner]).agents[0]
+
+    def step() -> None:
+        learner.descend(learner(torch.from_numpy(X)).square().sum())
+
+    step()
+    foothold = Foothold(agent)
+    found = []
+    for _ in range(2):
+        foothold._return("")
+        step()
+        found.append(learner.weights()["weight"])
+    np.testing.assert_array_equal(*found)
+
+
+@pytest.mark.parametrize("protocol", [cd.FedMD(), cd.FedAL(), cd.FedDF()], ids=lambda p: p.name)
+def test_real_values_have_no_softmax(protocol: cd.Protocol) -> None:
+    agents = [cd.Agent("c0", cd.TorchLearner(nn.Linear(4, 1), loss="squared"), X, X[:, :1])]
+    with pytest.raises(LearnerError, match=f"{protocol.name} .*real values"):
+        cd.Federation(agents, protocol, public=X)
+
+
+@pytest.mark.parametrize("samples", [0, -20])
+@pytest.mark.parametrize("protocol", [cd.FedAvg(), cd.FedDF()], ids=lambda p: p.name)
+def test_a_number_of_samples_that_cannot_be_is_refused(protocol: cd.Protocol, samples: int) -> None:
+    federation = _federation(
+        protocol, [nn.Linear(4, 2) for _ in range(2)], faults=[cd.Fault(kind="invert", agent="c0")]
+    )
+    federation.faults.told = lambda t, sender, number, message: cd.Message(  # type: ignore[method-assign]
+        message.arrays, message.plain | ({"samples": samples} if message.plain else {})
+    )
+    assert _run(federation, 1).rows
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda f: f.astype(np.float64), lambda f: f.astype(np.int64), lambda f: f[:, :0], lambda f: np.tile(f, 2)],
+    ids=["float64", "int64", "no columns", "more columns"],
+)
+def test_outputs_that_are_none_do_not_stop_the_hub(change: Any) -> None:
+    """Of two agents, the first on the roster, whose word counts where there is no majority."""
+    federation = _federation(
+        cd.FedAL(), [nn.Linear(4, 2) for _ in range(2)], faults=[cd.Fault(kind="invert", agent="c0")]
+    )
+    federation.faults.told = lambda t, sender, number, message: (  # type: ignore[method-assign]
+        cd.Message({"f": change(message["f"])}) if number == 1 else message
+    )
+    assert _run(federation, 1).rows
+
+
+def test_outputs_without_bound_do_not_stop_a_black_box() -> None:
+    lies = [cd.Fault(kind="invert", agent=name, strength=1e300) for name in ("c1", "c2")]
+    models = [LogisticRegression(), nn.Linear(4, 2), nn.Linear(4, 2)]
+    assert _run(_federation(cd.FedMD(transfer_steps=2), models, faults=lies), 2).rows
+
+
+@pytest.mark.parametrize(
+    "protocol", [cd.FD(distance="squared"), cd.FedProto(), cd.FedProto(form="public")], ids=lambda p: p.name
+)
+def test_garbage_in_one_round_does_not_stop_an_optimiser_for_good(protocol: cd.Protocol) -> None:
+    models = [nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2)) for _ in range(3)]
+    garbage = [cd.Fault(kind="random", agent="c2", strength=1e25, last=1)]
+    result = _run(_federation(protocol, models, faults=garbage), 3)
+    assert all(agent.learner.is_finite() for agent in result.agents.values())
+
+
+@pytest.mark.parametrize("hidden", [(0,), (32, -1)])
+def test_a_layer_has_neurons(hidden: tuple[int, ...]) -> None:
+    with pytest.raises(RecipeError, match="discriminator_hidden"):
+        cd.FedAL(discriminator_hidden=hidden)
