@@ -93,6 +93,14 @@ def test_the_spectral_gap_of_a_directed_ring_is_that_of_its_singular_values():
     assert turning.spectral_gap == pytest.approx(1 - np.cos(np.pi / 4))
 
 
+def test_the_spectral_gap_is_of_singular_values_not_of_eigenvalues():
+    """For a W that is not normal they differ: a single step may shrink differences by less than eigenvalues say."""
+    w = np.array([[0.5, 0, 0.25, 0.25], [0.5, 0.5, 0, 0], [0, 0.5, 0.5, 0], [0, 0, 0.25, 0.75]])
+    gap = Topology.from_matrix(NAMES, w).spectral_gap
+    assert gap == pytest.approx(1 - np.linalg.svd(w, compute_uv=False)[1])
+    assert gap < 1 - np.sort(np.abs(np.linalg.eigvals(w)))[-2] - 0.01
+
+
 def test_the_spectral_gap_of_extremes():
     assert Topology.complete(NAMES).spectral_gap == pytest.approx(1)
     assert Topology.silent(NAMES).spectral_gap == 0
@@ -163,6 +171,14 @@ def test_weights_of_ones_own_on_a_graph_that_goes_both_ways():
     w = np.array([[0.8, 0.2, 0], [0.2, 0.5, 0.3], [0, 0.3, 0.7]])
     path = Topology(("a", "b", "c"), [("a", "b"), ("b", "c")], weights=w)
     assert path.weights("b") == {"a": 0.2, "c": 0.3}
+
+
+def test_a_way_there_is_not_a_way_back():
+    """So small a weight is within what a sum may be off by: a and b are heard by c, and hear nothing of it."""
+    pairs = np.kron(np.eye(2), np.full((2, 2), 0.5))
+    pairs[2, 0] = 5e-7
+    with pytest.raises(RecipeError, match="in their directions.*'a' cannot be reached from 'c'"):
+        Topology.from_matrix(NAMES, pairs)
 
 
 def changed(*changes):

@@ -242,6 +242,7 @@ def test_no_disc_hides_another_and_all_are_on_the_page(graph):
     centres, radius = np.array([disc.center for disc in nodes]), nodes[0].radius
     apart = np.hypot(*(centres[:, None] - centres[None]).transpose(2, 0, 1)) + 9 * np.eye(40)
     assert apart.min() >= 2 * radius
+    assert radius > 0.14, "and all have room for a number"
     assert (centres - radius > 0).all()
     assert (centres + radius < figure.get_size_inches()).all()
 
