@@ -13,6 +13,7 @@ from codistill.graphs import KINDS as GRAPHS
 from codistill.protocols import PROTOCOLS
 from codistill.runtimes.faults import Fault
 from codistill.topology import KINDS as TOPOLOGIES
+from codistill.wire.compression import Compression
 
 HEAD = """\
 # Recipes
@@ -113,6 +114,11 @@ does a model that travels as bytes (scikit-learn). To let k agents lie, write k 
 the metrics (`lies`), in the log and in tables, and left out of means; what it sends is counted."""
 
 
+COMPRESSION = """\
+What is done to the floating-point arrays of every message, whatever the protocol; absent: nothing. See
+[compression](compression.md)."""
+
+
 def page() -> str:
     """The whole page."""
     parts = [HEAD, table("[data]", Data), table("[[agents]]", AgentEntry)]
@@ -135,6 +141,7 @@ def page() -> str:
     sampled = "Besides: `participation`, the share of agents sampled per round (1.0 by default)."
     parts.append(table("[runtime]", Engine, sampled))
     parts.append(table("[evaluation]", Evaluation))
+    parts.append(table("[compression]", Compression, COMPRESSION))
     parts.append(table("[[faults]]", Fault, FAULTS))
     return "\n".join(parts)
 

@@ -94,7 +94,7 @@ class Form:
         if self.k:
             columns, x = keep(x, self.k, probability_rows(x))
             arrays.append(columns)
-        arrays += quantise(x) if self.bits == 8 else halve(x) if self.bits == 16 else (x,)
+        arrays += quantise(x, sums=self.probable) if self.bits == 8 else halve(x) if self.bits == 16 else (x,)
         return b"".join(_planes(a.astype(dtype)) for a, (dtype, _) in zip(arrays, self._parts(), strict=True))
 
     def unpack(self, data: np.ndarray) -> np.ndarray:

@@ -27,8 +27,11 @@ def groups(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
     return math.prod(shape[:-1]) if wide else 1
 
 
-def quantise(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Steps, as rows (smallest, step), and codes 0..255 of all numbers, flat: x ≈ smallest + code · step."""
+def quantise(x: np.ndarray, *, sums: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    """Steps, as rows (smallest, step), and codes 0..255 of all numbers, flat: x ≈ smallest + code · step.
+
+    Each is rounded to the nearest; with `sums` some of them to the other side, so that rows keep their sums.
+    """
     flat = x.reshape(groups(x.shape, x.dtype), -1).astype(np.float64)
     low, high = flat.min(axis=1), flat.max(axis=1)
     with np.errstate(under="ignore"):
@@ -36,8 +39,21 @@ def quantise(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         # Never too short, so that 255 steps reach the largest; a step of denormals may round by a lot.
         short = step.astype(np.float64) * _STEPS < high - low
         step[short] = np.nextafter(step[short], np.array(np.inf, step.dtype))
-        codes = np.rint((flat - low[:, None]) / np.where(step > 0, step, 1).astype(np.float64)[:, None])
+        exact = (flat - low[:, None]) / np.where(step > 0, step, 1).astype(np.float64)[:, None]
+    codes = _rounded_rows(exact.reshape(x.shape)) if sums else np.rint(exact)
     return np.stack([low.astype(step.dtype), step], axis=1), codes.astype(np.uint8).ravel()
+
+
+def _rounded_rows(x: np.ndarray) -> np.ndarray:
+    """Rows of whole numbers, each next to what it was, with the sum of the row as near as that can be.
+
+    Many small probabilities would all be rounded to 0, and their mass would be lost: the largest remainders get it.
+    """
+    whole = np.floor(x)
+    remainders = x - whole
+    missing = np.rint(remainders.sum(axis=-1, keepdims=True))
+    rank = np.argsort(np.argsort(-remainders, axis=-1, kind="stable"), axis=-1, kind="stable")
+    return np.asarray(whole + (rank < missing))
 
 
 def dequantise(steps: np.ndarray, codes: np.ndarray, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:

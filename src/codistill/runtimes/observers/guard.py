@@ -26,7 +26,10 @@ class PrivacyGuard:
     `models`, the weights that an agent has at that moment must stay at home as well, and so must what the hub keeps
     for itself: for protocols in which neither models nor weights travel. Weights are seen where the agents live:
     in a simulation.
+    It looks at what is meant, before compression: a sample that arrives a little changed has not stayed at home.
     """
+
+    before_compression = True
 
     def __init__(self, agents: Sequence[Agent], hub: Hub | None = None, *, models: bool = False) -> None:
         self._agents = {agent.name: agent for agent in agents}
