@@ -107,6 +107,14 @@ def test_rows_have_steps_of_their_own_where_these_cost_at_most_a_sixteenth():
     assert np.abs(there_and_back(x, bits=8) - x)[0].max() <= 1 / 510 * (1 + 1e-6)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_step_of_denormals_still_reaches_the_largest(dtype):
+    """357 times the smallest number in 255 steps: a step of 1.4 of it can only be 2, and half of that is 1."""
+    tiny = np.finfo(dtype).smallest_subnormal
+    x = np.array([0, 100, 255, 256, 357], dtype) * tiny
+    assert np.abs(there_and_back(x, bits=8) - x).max() <= tiny
+
+
 def test_by_hand():
     """Smallest -1, largest 1.55, step 0.01: codes 0, 255 and 100."""
     x = np.array([-1.0, 1.55, 0.004])
