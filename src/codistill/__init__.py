@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from codistill.message import Message as Message
     from codistill.protocol import Protocol as Protocol
     from codistill.protocols import AKD as AKD
+    from codistill.protocols import DSGD as DSGD
     from codistill.protocols import EKD as EKD
     from codistill.protocols import FD as FD
     from codistill.protocols import PKD as PKD
@@ -30,11 +31,13 @@ if TYPE_CHECKING:
     from codistill.protocols import AvgKD as AvgKD
     from codistill.protocols import Backfitting as Backfitting
     from codistill.protocols import Centralised as Centralised
+    from codistill.protocols import DDistillation as DDistillation
     from codistill.protocols import FedAL as FedAL
     from codistill.protocols import FedAvg as FedAvg
     from codistill.protocols import FedDF as FedDF
     from codistill.protocols import FedMD as FedMD
     from codistill.protocols import FedProto as FedProto
+    from codistill.protocols import SiloSGD as SiloSGD
     from codistill.result import Result as Result
     from codistill.runtimes.faults import Fault as Fault
     from codistill.settings import setting as setting
@@ -58,6 +61,9 @@ _HOMES = {
     "FedAvg": "protocols",
     "FedAL": "protocols",
     "FedDF": "protocols",
+    "DDistillation": "protocols",
+    "DSGD": "protocols",
+    "SiloSGD": "protocols",
     "FedMD": "protocols",
     "FedProto": "protocols",
     "Federation": "federation",

@@ -108,9 +108,9 @@ class Federation:
         self.faults = Faults(faults, names, self.seed, participation)
         self.compression = as_compression(compression)
         self._watchers = tuple(watchers)
-        check_abilities(self.agents, protocol, self.public)
         for node in (*self.agents, *([self.hub] if self.hub else [])):
             self._introduce(node)
+        check_abilities(self.agents, protocol, self.public)
 
     def run(
         self,

@@ -7,6 +7,8 @@ from codistill.protocols.akd import AKD
 from codistill.protocols.alone import Alone, Centralised
 from codistill.protocols.avgkd import PKD, AvgKD
 from codistill.protocols.backfitting import Backfitting
+from codistill.protocols.d_distillation import DDistillation
+from codistill.protocols.d_sgd import DSGD
 from codistill.protocols.ekd import EKD
 from codistill.protocols.fd import FD
 from codistill.protocols.fedal import FedAL
@@ -14,16 +16,17 @@ from codistill.protocols.fedavg import FedAvg
 from codistill.protocols.feddf import FedDF
 from codistill.protocols.fedmd import FedMD
 from codistill.protocols.fedproto import FedProto
+from codistill.protocols.silo_sgd import SiloSGD
 
 PROTOCOLS: dict[str, type[Protocol]] = {
     protocol.name: protocol
     for protocol in (
-        AKD, Alone, AvgKD, Backfitting, Centralised, EKD, FD, FedAL, FedAvg, FedDF, FedMD, FedProto,
-        PKD,
+        AKD, Alone, AvgKD, Backfitting, Centralised, DDistillation, DSGD, EKD, FD, FedAL, FedAvg, FedDF, FedMD,
+        FedProto, PKD, SiloSGD,
     )
 }  # fmt: skip
 
 __all__ = [
-    "AKD", "EKD", "FD", "PKD", "PROTOCOLS", "Alone", "AvgKD", "Backfitting", "Centralised", "FedAL", "FedAvg", "FedDF",
-    "FedMD", "FedProto",
+    "AKD", "DSGD", "EKD", "FD", "PKD", "PROTOCOLS", "Alone", "AvgKD", "Backfitting", "Centralised", "DDistillation",
+    "FedAL", "FedAvg", "FedDF", "FedMD", "FedProto", "SiloSGD",
 ]  # fmt: skip

@@ -1,0 +1,247 @@
+"""Distributed Distillation against (5) and (6), Lemma 4 and Theorem 3, on problems small enough to follow by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import codistill as cd
+from codistill.errors import CodistillError
+
+NAMES = ["d0", "d1", "d2"]
+# A path d0 - d1 - d2: Metropolis-Hastings weights are 1 / (1 + 2) on both links.
+PATH = [("d0", "d1"), ("d1", "d2")]
+W = np.array([[2, 1, 0], [1, 1, 1], [0, 1, 2]]) / 3
+THETA = [np.array([0.5, -0.3]), np.array([-0.2, 0.4]), np.array([0.1, 0.9])]  # f_n(x) = θ_n x, two classes
+PRIVATE = [([[1.0]], [0]), ([[-2.0]], [1]), ([[0.5]], [0])]
+POINTS = np.array([[1.0], [-0.5]])  # the reference data: both points are in every batch
+RATE = 0.1
+
+
+def _softmax(f: np.ndarray) -> np.ndarray:
+    powers = np.exp(f - f.max(axis=-1, keepdims=True))
+    return powers / powers.sum(axis=-1, keepdims=True)
+
+
+def _device(theta: np.ndarray, lr: float = RATE) -> cd.TorchLearner:
+    module = nn.Linear(1, len(theta), bias=False)
+    module.weight.data = torch.tensor(theta[:, None], dtype=torch.float32)
+    return cd.TorchLearner(module, optimiser="sgd", lr=lr)
+
+
+def _run(protocol: cd.Protocol, rounds: int = 1, edges: Any = PATH, **options: Any) -> list[cd.Agent]:
+    agents = [cd.Agent(name, _device(THETA[n]), *PRIVATE[n]) for n, name in enumerate(NAMES)]
+    federation = cd.Federation(
+        agents, protocol, public=POINTS, classes=2, topology=cd.Topology(NAMES, edges), **options
+    )
+    federation.run(rounds, runtime="simulation", alone=False, progress=False)
+    return agents
+
+
+def _slope(theta: np.ndarray, z: np.ndarray) -> np.ndarray:
+    """d mean |s - z|² / dθ over the points: the softmax's Jacobian is diag(s) - s sᵀ, f = θ u."""
+    slope = np.zeros_like(theta)
+    for u, target in zip(POINTS[:, 0], z, strict=True):
+        s = _softmax(theta * u)
+        slope += u * (np.diag(s) - np.outer(s, s)) @ (2 * (s - target)) / len(POINTS)
+    return slope
+
+
+def _by_hand(steps: int, form: str, start: str, weight: float, z_step: float, factor: Any) -> tuple[Any, Any]:
+    """θ and z of all three devices after some iterations; `weight` and `z_step` are those of the mean form."""
+    theta = [each.copy() for each in THETA]
+    own = [_softmax(each * POINTS) for each in theta]
+    z = [each.copy() if start == "own" else np.full((2, 2), 0.5) for each in own]
+    for t in range(steps):
+        s = [_softmax(each * POINTS) for each in theta]
+        mixed = [sum(W[n, m] * z[m] for m in range(3)) for n in range(3)]
+        rate = RATE * factor(t)
+        for n in range(3):
+            (x,), (y,) = PRIVATE[n]
+            loss = (_softmax(theta[n] * x[0]) - np.eye(2)[y]) * x[0]
+            if form == "printed":  # M_n = 1, Q = 2, N = 3, β = weight
+                target, step = z[n], 2 * weight * rate
+                slope = 1 * loss + weight * 2 / 3 * _slope(theta[n], target)
+            else:
+                target, step = mixed[n], z_step
+                slope = loss + weight * _slope(theta[n], target)
+            theta[n] = theta[n] - rate * slope
+            mixed[n] = mixed[n] - step * (target - s[n])
+        z = mixed
+    return theta, z
+
+
+@pytest.mark.parametrize("start", ["own", "uniform"])
+@pytest.mark.parametrize(
+    ("protocol", "weight", "factor"),
+    [
+        ({"weight": 1.5, "z_step": 0.3}, 1.5, lambda t: 1.0),
+        ({"form": "printed", "beta": 0.8, "rate": RATE}, 0.8, lambda t: 1.0),
+        ({"form": "printed", "beta": 0.8, "rate": RATE, "schedule": "summable"}, 0.8, lambda t: (1 + t / 100) ** -0.75),
+    ],
+    ids=["mean", "printed", "printed, summable"],
+)  # fmt: skip
+def test_updates_5_and_6_on_three_devices_and_two_classes(
+    protocol: dict[str, Any], weight: float, factor: Any, start: str
+) -> None:
+    agents = _run(cd.DDistillation(local_steps=3, start=start, **protocol))
+    theta, z = _by_hand(3, protocol.get("form", "mean"), start, weight, 0.3, factor)
+    for n, agent in enumerate(agents):
+        np.testing.assert_allclose(agent.learner.module.weight.detach().numpy()[:, 0], theta[n], atol=2e-6)
+        np.testing.assert_allclose(agent.state["z"], z[n], atol=2e-6)
+
+
+def test_a_neighbour_that_is_missing_leaves_its_weight_to_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """d2 is gone: d1 mixes 2/3 of its own with 1/3 of d0's, and the mean of those present is kept."""
+    faults = [cd.Fault(kind="gone", agent="d2")]
+    agents = _run(cd.DDistillation(local_steps=1, z_step=0.0, weight=0.0), faults=faults)
+    own = [_softmax(each * POINTS) for each in THETA]
+    np.testing.assert_allclose(agents[1].state["z"], 2 / 3 * own[1] + 1 / 3 * own[0], atol=1e-6)
+    np.testing.assert_allclose(agents[0].state["z"], 2 / 3 * own[0] + 1 / 3 * own[1], atol=1e-6)
+
+
+def test_consensus_error_falls_as_lemma_4_says() -> None:
+    """Σ |z^n - z̄|² <= C η_{t-1}²: with η_t = η (1 + t/100)^-3/4 the ratio of the two stays bounded."""
+    ratios = []
+    for steps in (200, 800, 3200):
+        protocol = cd.DDistillation(
+            local_steps=steps, form="printed", beta=0.5, rate=0.3, schedule="summable", start="uniform"
+        )
+        z = np.stack([agent.state["z"] for agent in _run(protocol)])
+        ratios.append(np.square(z - z.mean(axis=0)).sum() / (0.3 * (1 + (steps - 1) / 100) ** -0.75) ** 2)
+    assert ratios[1] < 1.5 * ratios[0]
+    assert ratios[2] < 1.5 * ratios[1]
+    assert ratios[0] > 0
+
+
+def test_the_gradient_of_2_goes_to_zero() -> None:
+    """Theorem 3: ∇_θn [ℓ_n + β/N Σ_x |mean of all s - s_n|²] → 0; convex in θ for logistic regression.
+
+    Labels are soft, so that the private loss alone has its minimum at a finite θ.
+    """
+    soft = [[[0.8, 0.2]], [[0.3, 0.7]], [[0.6, 0.4]]]
+    norms = []
+    for steps in (1, 100, 4000):
+        agents = [cd.Agent(name, _device(THETA[n]), PRIVATE[n][0], np.array(soft[n])) for n, name in enumerate(NAMES)]
+        protocol = cd.DDistillation(
+            local_steps=steps, form="printed", beta=0.5, rate=0.3, schedule="summable", start="uniform"
+        )
+        federation = cd.Federation(agents, protocol, public=POINTS, classes=2, topology=cd.Topology(NAMES, PATH))
+        federation.run(1, runtime="simulation", alone=False, progress=False)
+        theta = [agent.learner.module.weight.detach().numpy()[:, 0].astype(float) for agent in agents]
+        mean = np.mean([_softmax(each * POINTS) for each in theta], axis=0)
+        total = 0.0
+        for n in range(3):
+            x = PRIVATE[n][0][0][0]
+            slope = (_softmax(theta[n] * x) - np.array(soft[n][0])) * x + 0.5 * len(POINTS) / 3 * _slope(theta[n], mean)
+            total += float(np.linalg.norm(slope))
+        norms.append(total)
+    assert norms[1] < 0.5 * norms[0]
+    assert norms[2] < 0.05 * norms[0]
+
+
+def test_it_communicates_every_tau_iterations_and_not_while_warming_up() -> None:
+    sent = {}
+    for every, warm_up in ((1, 0), (3, 0), (1, 2)):
+        counted: list[int] = []
+        watch = [lambda _, __, data, counted=counted: counted.append(len(data))]
+        _run(cd.DDistillation(local_steps=7, every=every, warm_up=warm_up), 2, watchers=watch)
+        sent[every, warm_up] = len(counted)
+    links = 4  # two links, both ways
+    assert sent == {(1, 0): 2 * 7 * links, (3, 0): 2 * 3 * links, (1, 2): 0}
+
+
+class Teller:
+    """A black box with a fixed answer that remembers what it was taught."""
+
+    def __init__(self, answer: list[float]) -> None:
+        self.answer, self.taught = answer, []
+
+    def fit(self, x: np.ndarray, targets: np.ndarray) -> None:
+        self.taught.append((x.copy(), targets.copy()))
+
+    def predict(self, x: np.ndarray) -> np.ndarray:
+        return np.tile(np.array(self.answer, dtype=np.float32), (len(x), 1))
+
+
+def test_a_device_without_gradients_is_fitted_on_its_labels_and_z() -> None:
+    """Two devices, one link of weight 1/2: z = (s_0 + s_1)/2, then a step γ towards its own."""
+    boxes = [Teller([0.9, 0.1]), Teller([0.2, 0.8])]
+    agents = [cd.Agent(f"d{n}", box, [[float(n)]], [n]) for n, box in enumerate(boxes)]
+    federation = cd.Federation(
+        agents, cd.DDistillation(local_steps=1, z_step=0.5), public=POINTS, classes=2,
+        topology=cd.Topology(["d0", "d1"], [("d0", "d1")]),
+    )  # fmt: skip
+    federation.run(1, runtime="simulation", alone=False, progress=False)
+    mixed = np.array([0.55, 0.45])
+    x, targets = boxes[0].taught[-1]
+    np.testing.assert_allclose(x, [[0.0], [1.0], [-0.5]])
+    np.testing.assert_allclose(targets[1:], np.tile(mixed - 0.5 * (mixed - [0.9, 0.1]), (2, 1)), atol=1e-6)
+    np.testing.assert_allclose(targets[0], [1.0, 0.0])
+
+
+def test_z_stays_a_probability_whatever_a_neighbour_sends() -> None:
+    """A liar's z is refused by name; garbage that looks like probabilities is mixed as any other."""
+    agents = _run(cd.DDistillation(local_steps=20), 2, faults=[cd.Fault(kind="random", agent="d1", strength=100.0)])
+    for agent in agents:
+        assert (agent.state["z"] >= 0).all()
+        np.testing.assert_allclose(agent.state["z"].sum(axis=1), 1, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("protocol", "edges", "sentence"),
+    [
+        (cd.DDistillation(form="printed"), PATH, "needs a rate"),
+        (cd.DDistillation(form="printed", beta=2.0, rate=0.1), PATH, r"at agent 'd1', whose w_nn is 0.333"),
+        (cd.DDistillation(), [("d0", "d1")], "d2"),
+        (cd.DSGD(), [("d0", "d1")], "d2"),
+    ],
+)
+def test_what_cannot_work_is_said_before_anything_runs(protocol: Any, edges: Any, sentence: str) -> None:
+    with pytest.raises(CodistillError, match=sentence):
+        _run(protocol, edges=edges)
+
+
+# --- the baselines ------------------------------------------------------------------------------------------
+
+
+def test_d_sgd_mixes_weights_after_every_tau_steps() -> None:
+    """θ^n ← Σ_m w_nm (θ^m - η ∇ℓ_m), and only η ∇ℓ in between."""
+    agents = _run(cd.DSGD(local_steps=4, every=2, synchronise=False))
+    theta = [each.copy() for each in THETA]
+    for t in range(4):
+        for n in range(3):
+            (x,), (y,) = PRIVATE[n]
+            theta[n] = theta[n] - RATE * (_softmax(theta[n] * x[0]) - np.eye(2)[y]) * x[0]
+        if t % 2:
+            theta = [sum(W[n, m] * theta[m] for m in range(3)) for n in range(3)]
+    for n, agent in enumerate(agents):
+        np.testing.assert_allclose(agent.learner.module.weight.detach().numpy()[:, 0], theta[n], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("options", "factor"),
+    [
+        ({}, lambda t, i: 1.0),
+        ({"schedule": "decayed", "decay": 0.5}, lambda t, i: 0.5**t),
+        ({"rate": 0.3}, lambda t, i: 3.0),
+    ],
+)  # fmt: skip
+def test_silo_sgd_steps_alone_at_the_common_pace(options: dict[str, Any], factor: Any) -> None:
+    agents = _run(cd.SiloSGD(local_steps=2, **options), 2, edges=[])
+    theta = THETA[0].copy()
+    for t in range(2):
+        for i in range(2):
+            theta = theta - RATE * factor(t, i) * (_softmax(theta) - np.array([1.0, 0.0]))
+    np.testing.assert_allclose(agents[0].learner.module.weight.detach().numpy()[:, 0], theta, atol=1e-6)
+
+
+def test_with_weights_of_zero_distillation_is_silo_sgd_to_the_bit() -> None:
+    one = _run(cd.DDistillation(local_steps=5, weight=0.0, every=5), 2)
+    other = _run(cd.SiloSGD(local_steps=5), 2, edges=[])
+    for mine, theirs in zip(one, other, strict=True):
+        np.testing.assert_allclose(mine.learner.weights()["weight"], theirs.learner.weights()["weight"], atol=1e-7)
