@@ -1,5 +1,9 @@
 """Faults on purpose: who is hit, when, and that the others go on."""
 
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 from sklearn.datasets import load_wine
@@ -175,3 +179,55 @@ def test_faults_and_participation_are_the_same_every_time_and_everywhere():
     assert rows == run(**options, runtime="processes").rows
     assert rows != run(**{**options, "seed": 7}).rows
     assert {sum(row["present"] for row in rows if row["round"] == done) for done in (1, 2, 3)} == {3}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listen(cd.Protocol):
+    """Everyone remembers whom it heard in each round."""
+
+    name = "listen"
+    needs = cd.Ability.LABELS
+    topology = "complete"
+
+    def alone(self) -> None: ...
+
+    async def round(self, me: cd.Agent, t: int) -> None:
+        me.state.setdefault("heard", []).append("".join(await me.exchange(n=t)))
+
+
+@pytest.mark.parametrize("runtime", ["simulation", "processes"])
+def test_a_split_lets_nothing_through_and_heals(runtime: str, tmp_path: Path) -> None:
+    agents = [cd.Agent(name, GaussianNB(), [[0.0], [1.0]], [0, 1]) for name in "abcd"]
+    split = cd.Fault(kind="split", agents=("a", "c"), first=2, last=3)
+    cd.Federation(agents, Listen(), faults=[split]).run(
+        4, runtime=runtime, workers=2, folder=tmp_path / "run", progress=False
+    )
+    heard = {agent.name: agent.state["heard"] for agent in agents}
+    assert heard == {
+        "a": ["bcd", "c", "c", "bcd"], "b": ["acd", "d", "d", "acd"],
+        "c": ["abd", "a", "a", "abd"], "d": ["abc", "b", "b", "abc"],
+    }  # fmt: skip
+    log = (tmp_path / "run" / "log.txt").read_text()
+    assert [line for line in log.splitlines() if "a, c" in line] == [
+        "round 2: a, c cut off (injected fault)",
+        "round 4: a, c joined again",
+    ]
+    assert "lost on the way" not in log
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ({"kind": "split"}, "must name the agents of one side"),
+        ({"kind": "drop", "agents": ("a",)}, "must name the agents of one side"),
+    ],
+)
+def test_a_split_has_sides(fault: dict[str, Any], words: str) -> None:
+    with pytest.raises(RecipeError, match=words):
+        cd.Fault(**fault)
+
+
+def test_a_side_of_a_split_has_agents_of_the_federation() -> None:
+    agents = [cd.Agent(name, GaussianNB(), [[0.0], [1.0]], [0, 1]) for name in "ab"]
+    with pytest.raises(RecipeError, match="A fault must name an agent.*'z'"):
+        cd.Federation(agents, Listen(), faults=[cd.Fault(kind="split", agents=("z",))])

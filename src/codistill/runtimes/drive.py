@@ -99,6 +99,7 @@ def _events(stage: Stage, t: int, report: Report, present: set[str]) -> list[str
     names = [node.name for node in stage.nodes]
     absent = [agent.name for agent in stage.agents() if agent.name not in present]
     events = [f"round {t + 1}: absent: {', '.join(absent)}"] if absent else []
+    events += [f"round {t + 1}: {news}" for news in stage.faults.news(t)]
     for name, lie in stage.faults.liars(t + 1).items():
         if lie.first == t + 1:  # once, not for each message
             events.append(f"round {t + 1}: '{name}' begins to lie (injected fault: {lie.kind})")

@@ -20,14 +20,16 @@ class Fault:
     """One kind of fault, for all agents or one, in some rounds or in all.
 
     `drop`: messages are lost at a rate. `late`: messages arrive at a rate after the deadline, and are not
-    used. `gone`: the agent is absent. `invert`, `random`: the agent lies at a rate. It sends every
+    used. `gone`: the agent is absent. `split`: no message passes between `agents` and all others, until healed
+    after the last round. `invert`, `random`: the agent lies at a rate. It sends every
     floating-point array with the opposite sign, or Gaussian noise around 0 of the array's standard deviation
     in its place; integers and plain values stay, and so does a model that travels as bytes
     (scikit-learn). Rounds are counted from 1, as people do, both ends included.
     """
 
-    kind: str = setting("drop", "what goes wrong", choices=("drop", "late", "gone", *_LIES))
+    kind: str = setting("drop", "what goes wrong", choices=("drop", "late", "gone", "split", *_LIES))
     agent: str | None = setting(None, "whose messages, who is gone, or who lies; absent: everyone's messages")
+    agents: tuple[str, ...] = setting((), "one side of a split")
     rate: float = setting(1.0, "share of messages hit", at_least=0, at_most=1)
     first: int = setting(1, "first round with the fault", at_least=1)
     last: int | None = setting(None, "last round with the fault; absent: to the end", at_least=1)
@@ -37,6 +39,12 @@ class Fault:
         check_settings(self, "faults")
         if self.kind in ("gone", *_LIES) and self.agent is None:
             raise RecipeError(f"A fault '{self.kind}' must name its agent.", "no agent", 'Add agent = "name".')
+        if (self.kind == "split") != bool(self.agents):
+            raise RecipeError(
+                "A fault 'split' must name the agents of one side, and no other fault may.",
+                f"kind = '{self.kind}', agents = {list(self.agents)}",
+                'Write kind = "split" and agents = ["name", ...].',
+            )
         if self.last is not None and self.last < self.first:
             raise RecipeError(
                 "A fault's last round must not be before its first.",
@@ -68,8 +76,9 @@ class Faults:
                 "Change it. It is: the share of agents that take part in a round.",
             )
         for fault in faults:
-            if fault.agent is not None and fault.agent not in names:
-                raise RecipeError("A fault must name an agent.", f"'{fault.agent}'", nearest(fault.agent, names))
+            for named in (*([] if fault.agent is None else [fault.agent]), *fault.agents):
+                if named not in names:
+                    raise RecipeError("A fault must name an agent.", f"'{named}'", nearest(named, names))
         self._faults, self._names, self._seed, self._participation = tuple(faults), tuple(names), seed, participation
 
     def present(self, t: int) -> tuple[str, ...]:
@@ -83,14 +92,22 @@ class Faults:
         return tuple(name for name in self._names if name in sampled and name not in gone)
 
     def strikes(self, t: int, sender: str, receiver: str, number: int) -> str | None:
-        """What happens to the sender's message of this number to the receiver: None, "drop" or "late"."""
+        """What happens to the sender's message of this number to the receiver: None, "drop", "late" or "split"."""
         for place, fault in enumerate(self._faults):
+            if fault.kind == "split" and (sender in fault.agents) == (receiver in fault.agents):
+                continue
             if fault.kind in ("gone", *_LIES) or not fault.covers(t) or fault.agent not in (None, sender, receiver):
                 continue
             chance = generator(self._seed, "fault", place, t, sender, receiver, number).random()
             if chance < fault.rate:
                 return fault.kind
         return None
+
+    def news(self, t: int) -> list[str]:
+        """Splits that begin or are healed in round t (from 0), in words: told once, not for each message."""
+        splits = [fault for fault in self._faults if fault.kind == "split"]
+        begun = [f"{', '.join(fault.agents)} cut off (injected fault)" for fault in splits if fault.first == t + 1]
+        return begun + [f"{', '.join(fault.agents)} joined again" for fault in splits if fault.last == t]
 
     def liars(self, rounds: int) -> dict[str, Fault]:
         """Who lies in some of so many rounds, each with the fault that begins it."""

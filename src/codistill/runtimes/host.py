@@ -219,7 +219,7 @@ class Host:
     def _is_struck(self, sender: str, receiver: str) -> bool:
         number = self._numbers[sender, receiver] = self._numbers.get((sender, receiver), 0) + 1
         fate = self.faults.strikes(self._phase, sender, receiver, number)
-        if fate is not None:
+        if fate not in (None, "split"):  # of a split there is one event, when it begins
             what = "was lost on the way" if fate == "drop" else "came too late"
             self._report.refused.append((receiver, sender, f"The message {what} (injected fault)."))
         return fate is not None
