@@ -108,10 +108,11 @@ value of the mixing matrix); the report draws the graph.
 
 FAULTS = """\
 Faults on purpose, deterministic in the seed; rounds are counted from 1. `drop`: messages are lost. `late`: they arrive
-after the deadline. `gone`: the agent is absent. `split`: nothing passes between `agents` and the others. `invert`: the agent sends floating-point arrays with the opposite sign.
-`random`: it sends Gaussian noise around 0 with their standard deviation instead. Integers and plain values stay, and so
-does a model that travels as bytes (scikit-learn). To let k agents lie, write k such tables. Who lies is marked in
-the metrics (`lies`), in the log and in tables, and left out of means; what it sends is counted."""
+after the deadline. `gone`: the agent is absent. `split`: nothing passes between `agents` and all others. `invert`: the
+agent sends floating-point arrays with the opposite sign. `random`: it sends Gaussian noise around 0 with their standard
+deviation instead. Integers and plain values stay, and so does a model that travels as bytes (scikit-learn). To let k
+agents lie, write k such tables. Who lies is marked in the metrics (`lies`), in the log and in tables, and left out of
+means; what it sends is counted."""
 
 
 COMPRESSION = """\
