@@ -43,9 +43,11 @@ def check_settings(instance: Any, owner: str) -> None:
         if not _is_kind(value, allowed):
             found = next((item for kind in allowed for item in _wrong_items(value, kind)), value)
             raise RecipeError(f"{name} must be {_names(allowed)}.", f"{found!r}", f"Change it. It is: {_help(field)}")
-        must = _broken_bound(value, field.metadata)
-        if must:
-            raise RecipeError(f"{name} must be {must}.", f"{value!r}", f"Change it. It is: {_help(field)}")
+        each = "a list of numbers, each " if isinstance(value, tuple) else ""
+        for item in value if isinstance(value, tuple) else (value,):  # a bound of a list is one of its items
+            must = _broken_bound(item, field.metadata)
+            if must:
+                raise RecipeError(f"{name} must be {each}{must}.", f"{item!r}", f"Change it. It is: {_help(field)}")
 
 
 def from_table(cls: type[Any], table: Mapping[str, Any], owner: str) -> Any:
@@ -103,8 +105,6 @@ def _wrong_items(value: Any, kind: Any) -> list[Any]:
 
 
 def _broken_bound(value: Any, bounds: Mapping[str, Any]) -> str:
-    if isinstance(value, tuple):  # a bound of a list is one of each item
-        return next((f"a list of numbers {must}" for item in value if (must := _broken_bound(item, bounds))), "")
     if bounds.get("choices") is not None and value is not None and value not in bounds["choices"]:
         return "one of " + ", ".join(bounds["choices"])
     if isinstance(value, bool) or not isinstance(value, int | float):

@@ -97,7 +97,7 @@ def test_a_participation_that_is_no_share(share):
 @pytest.mark.parametrize(
     ("fields", "must"),
     [
-        ({"kind": "lost"}, "faults.kind must be one of drop, late, gone, invert, random."),
+        ({"kind": "lost"}, "faults.kind must be one of drop, late, gone, split, invert, random."),
         ({"rate": 1.5}, "faults.rate must be at most 1."),
         ({"rate": -0.1}, "faults.rate must be at least 0."),
         ({"first": 0}, "faults.first must be at least 1."),
