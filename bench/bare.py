@@ -63,22 +63,22 @@ class Training:
     transfer: int
 
     def prepare(self) -> Callable[[int], None]:
-        models = [_channels_last(zoo.build("lenet5", (1, 28, 28), 10)) for _ in range(self.agents)]
+        models = [channels_last(zoo.build("lenet5", (1, 28, 28), 10)) for _ in range(self.agents)]
         optimisers = [torch.optim.Adam(model.parameters(), lr=1e-3, fused=True) for model in models]
         # Every agent has its own samples, as it has in the federation.
-        x = [_channels_last(torch.rand(self.samples, 1, 28, 28)) for _ in models]
+        x = [channels_last(torch.rand(self.samples, 1, 28, 28)) for _ in models]
         y = [torch.eye(10)[torch.randint(0, 10, (self.samples,))] for _ in models]
-        public = [_channels_last(torch.rand(self.batch, 1, 28, 28)) for _ in range(self.transfer)]
+        public = [channels_last(torch.rand(self.batch, 1, 28, 28)) for _ in range(self.transfer)]
         teacher = torch.randn(self.batch, 10)
 
         def rounds(count: int) -> None:
             for _ in range(count):
                 for model, optimiser, mine, labels in zip(models, optimisers, x, y, strict=True):
                     for inputs, wanted in zip(mine.split(self.batch), labels.split(self.batch), strict=True):
-                        _step(optimiser, cross_entropy(model(inputs), wanted))
+                        step(optimiser, cross_entropy(model(inputs), wanted))
                     for inputs in public:
                         loss = kl_div(log_softmax(model(inputs), 1), softmax(teacher, 1), reduction="batchmean")
-                        _step(optimiser, loss)
+                        step(optimiser, loss)
 
         return rounds
 
@@ -96,7 +96,7 @@ class Evaluation:
         models = [zoo.build("lenet5", (1, 28, 28), 10).eval() for _ in range(self.agents)]
         x = torch.rand(self.images, 1, 28, 28)
         if self.channels_last:
-            models, x = [_channels_last(model) for model in models], _channels_last(x)
+            models, x = [channels_last(model) for model in models], channels_last(x)
 
         def passes(count: int) -> None:
             with torch.inference_mode():
@@ -118,8 +118,8 @@ class Fitting:
     epochs: int
 
     def prepare(self) -> Callable[[int], None]:
-        model = _channels_last(zoo.build(self.model, (1, 28, 28), 10))
-        x = _channels_last(torch.rand(self.samples, 1, 28, 28))
+        model = channels_last(zoo.build(self.model, (1, 28, 28), 10))
+        x = channels_last(torch.rand(self.samples, 1, 28, 28))
         y = torch.eye(10)[torch.randint(0, 10, (self.samples,))]
 
         def rounds(count: int) -> None:
@@ -131,7 +131,7 @@ class Fitting:
                 model.train()
                 for _ in range(self.epochs):
                     for batch in torch.randperm(self.samples).split(self.batch):
-                        _step(optimiser, mse_loss(model(x[batch]), y[batch]))
+                        step(optimiser, mse_loss(model(x[batch]), y[batch]))
                 model.eval()
                 with torch.inference_mode():
                     for part in x.split(250):
@@ -140,11 +140,11 @@ class Fitting:
         return rounds
 
 
-def _step(optimiser: torch.optim.Optimizer, loss: torch.Tensor) -> None:
+def step(optimiser: torch.optim.Optimizer, loss: torch.Tensor) -> None:
     optimiser.zero_grad(set_to_none=True)
     loss.backward()
     optimiser.step()
 
 
-def _channels_last(thing):  # type: ignore[no-untyped-def]
+def channels_last(thing):  # type: ignore[no-untyped-def]
     return thing.to(memory_format=torch.channels_last)

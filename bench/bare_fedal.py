@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, kl_div, log_softmax, softmax
 
+from bench.bare import channels_last, step
 from codistill.learners import zoo
 
 CLIENTS, CLASSES, BATCH = 10, 10, 32
@@ -35,12 +36,12 @@ class Playing:
 
     def prepare(self) -> Callable[[int], None]:
         mine = range(CLIENTS // 2) if self.first else range(CLIENTS // 2, CLIENTS)
-        models = {n: _channels_last(zoo.build("lenet5", (1, 28, 28), CLASSES)) for n in mine}
-        olds = {n: _channels_last(zoo.build("lenet5", (1, 28, 28), CLASSES)).eval().requires_grad_(False) for n in mine}
+        models = {n: channels_last(zoo.build("lenet5", (1, 28, 28), CLASSES)) for n in mine}
+        olds = {n: channels_last(zoo.build("lenet5", (1, 28, 28), CLASSES)).eval().requires_grad_(False) for n in mine}
         adams = {n: torch.optim.Adam(models[n].parameters(), lr=1e-3, fused=True) for n in mine}
-        data = {n: _channels_last(torch.rand(self.samples, 1, 28, 28)) for n in mine}
+        data = {n: channels_last(torch.rand(self.samples, 1, 28, 28)) for n in mine}
         labels = {n: torch.eye(CLASSES)[torch.randint(0, CLASSES, (self.samples,))] for n in mine}
-        public = _channels_last(torch.rand(1000, 1, 28, 28))
+        public = channels_last(torch.rand(1000, 1, 28, 28))
         h = nn.Sequential(
             nn.Linear(CLASSES, 32), nn.ReLU(), nn.Linear(32, 256), nn.ReLU(), nn.Linear(256, CLIENTS)
         )  # fmt: skip
@@ -66,7 +67,7 @@ class Playing:
                     for rows in torch.randperm(self.samples)[: self.steps * BATCH].split(BATCH):
                         x = data[n][rows]
                         f = models[n](x)
-                        _step(adams[n], cross_entropy(f, labels[n][rows]) + _kl(f, olds[n](x)))
+                        step(adams[n], cross_entropy(f, labels[n][rows]) + _kl(f, olds[n](x)))
                     olds[n].load_state_dict(models[n].state_dict())
                 for rows in torch.randperm(1000)[: self.steps * BATCH].split(BATCH):
                     x = public[rows]
@@ -80,7 +81,7 @@ class Playing:
                     for n, f in graphs.items():
                         others = (CLIENTS * mean - outputs[n]) / (CLIENTS - 1)
                         loss = _kl(f, others) + (f * gradients[n]).sum() / BATCH + _kl(f, olds[n](x))
-                        _step(adams[n], loss)
+                        step(adams[n], loss)
 
         return rounds
 
@@ -100,13 +101,3 @@ def _seen(array: Any, shape: tuple[int, ...]) -> torch.Tensor:
 
 def _kl(f: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:
     return kl_div(log_softmax(f, 1), softmax(teacher, 1), reduction="batchmean")
-
-
-def _step(optimiser: torch.optim.Optimizer, loss: torch.Tensor) -> None:
-    optimiser.zero_grad(set_to_none=True)
-    loss.backward()
-    optimiser.step()
-
-
-def _channels_last(thing):  # type: ignore[no-untyped-def]
-    return thing.to(memory_format=torch.channels_last)

@@ -240,7 +240,7 @@ def test_silo_sgd_steps_alone_at_the_common_pace(options: dict[str, Any], factor
     np.testing.assert_allclose(agents[0].learner.module.weight.detach().numpy()[:, 0], theta, atol=1e-6)
 
 
-def test_with_weights_of_zero_distillation_is_silo_sgd_to_the_bit() -> None:
+def test_with_weights_of_zero_distillation_is_silo_sgd() -> None:
     one = _run(cd.DDistillation(local_steps=5, weight=0.0, every=5), 2)
     other = _run(cd.SiloSGD(local_steps=5), 2, edges=[])
     for mine, theirs in zip(one, other, strict=True):
