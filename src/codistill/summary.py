@@ -59,6 +59,7 @@ class Summary:
     facts: dict[str, Any] = field(default_factory=dict)  # recipe, versions, seed: shown as they are
     outputs: Outputs | None = None  # what the agents answer on average, after the last round
     topology: Topology | None = None  # who spoke to whom, if it is known
+    test_part: str = "test"  # what the common test samples are: a test set, or a validation set
 
     @property
     def metric(self) -> str:
@@ -112,7 +113,7 @@ class Summary:
         if not self.tested_on:
             return "not evaluated yet"
         part = "" if self.tested_on >= self.test_samples else f" a random {self.tested_on:,} of"
-        return f"{self.metric} on{part} the common test set ({self.test_samples:,} samples)"
+        return f"{self.metric} on{part} the common {self.test_part} set ({self.test_samples:,} samples)"
 
     def table(self, most: int = 30) -> Table:
         """Each agent alone, together, gain; bytes; for the terminal."""
@@ -167,7 +168,7 @@ class Summary:
 
 def comparison_table(summaries: Sequence[Summary]) -> Table:
     """Several runs side by side, for the terminal."""
-    table = Table(title="each figure: the mean over agents, on the run's common test set", title_justify="left")
+    table = Table(title="each figure: the mean over agents, on the run's common test (or validation) set", title_justify="left")
     for heading in ("run", "protocol"):
         table.add_column(heading)
     for heading in ("agents", "rounds", "alone", "together", "gain", "own mix", "bytes", "time"):

@@ -22,8 +22,10 @@ def check_split(test_fraction: float, seed: int, scale: str | None) -> None:
         raise RecipeError(f"data.scale must be one of {', '.join(SCALES)}.", f"{scale!r}", nearest(str(scale), SCALES))
 
 
-def hold_out(strata: np.ndarray, fraction: float, seed: int, owner: str) -> tuple[np.ndarray, np.ndarray]:
-    """Indices of a training and a test part that hold every stratum in the same proportion.
+def hold_out(
+    strata: np.ndarray, fraction: float, seed: int, owner: str, purpose: str = "test"
+) -> tuple[np.ndarray, np.ndarray]:
+    """Indices of a training and a test (or validation) part that hold every stratum in the same proportion.
 
     Every stratum keeps at least one training sample, so no test label is unknown in training.
     """
@@ -33,11 +35,11 @@ def hold_out(strata: np.ndarray, fraction: float, seed: int, owner: str) -> tupl
     quotas = np.minimum(quotas, sizes - 1)
     if quotas.sum() == 0:
         raise DataError(
-            f"{owner} must have enough samples to hold some of each kind out for testing.",
-            f"{len(strata)} samples in {len(sizes)} groups, and a test fraction of {fraction}",
-            "Give more samples, or raise test_fraction.",
+            f"{owner} must have enough samples to hold some of each kind out for {purpose}.",
+            f"{len(strata)} samples in {len(sizes)} groups, and a {purpose} fraction of {fraction}",
+            f"Give more samples, or raise {purpose if purpose == 'validation' else 'test_fraction'}.",
         )
-    shuffled = _generator(seed, "test").permutation(len(strata))
+    shuffled = _generator(seed, purpose).permutation(len(strata))
     grouped = np.split(shuffled[np.argsort(stratum[shuffled], kind="stable")], np.cumsum(sizes)[:-1])
     test = np.concatenate([group[:quota] for group, quota in zip(grouped, quotas, strict=True)])
     train = np.concatenate([group[quota:] for group, quota in zip(grouped, quotas, strict=True)])
@@ -50,6 +52,16 @@ def with_test_part(
     """A data set of samples that come without a test part: a fraction of every class becomes it."""
     train, test = hold_out(y, test_fraction, seed, f"Data set '{name}'")
     return Dataset(name, x[train], y[train], x[test], y[test], len(class_names), class_names)
+
+
+def with_validation_part(dataset: Dataset, fraction: float, seed: int) -> Dataset:
+    """The data set with a fraction of its training samples, of every class, in place of its test part.
+
+    Settings are chosen on such a part: the test samples are not there to look at.
+    """
+    strata = dataset.y if dataset.y.ndim == 1 else np.zeros(len(dataset.y), dtype=int)
+    kept, held = hold_out(strata, fraction, seed, f"Data set '{dataset.name}'", "validation")
+    return replace(_training_part(dataset, kept), x_test=dataset.x[held], y_test=dataset.y[held])
 
 
 def split_reference(dataset: Dataset, size: int | float, seed: int) -> tuple[np.ndarray, Dataset]:

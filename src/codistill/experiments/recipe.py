@@ -39,6 +39,10 @@ class Data:
     samples: int | None = setting(None, "use only this many training samples", at_least=1)
     test_samples: int | None = setting(None, "use only this many test samples", at_least=1)
     test_fraction: float = setting(0.2, "test share where there is no test set", above=0, at_most=0.9)
+    validation: float = setting(
+        0.0, "share of the training samples to measure on in place of the test set, to choose settings", at_least=0,
+        at_most=0.9,
+    )  # fmt: skip
     scale: str | None = setting(
         None, "how samples are scaled; absent: as suits the data", choices=("unit", "standard", "none")
     )

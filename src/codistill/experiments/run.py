@@ -17,6 +17,7 @@ from codistill.agent import Agent
 from codistill.data import datasets, tables
 from codistill.data.checks import digest
 from codistill.data.partition import counts
+from codistill.data.split import with_validation_part
 from codistill.errors import CheckpointError, RecipeError
 from codistill.experiments.graph_facts import as_plain, from_plain
 from codistill.experiments.recipe import Data, Recipe, make_recipe
@@ -43,7 +44,12 @@ _PACKAGES = ("codistill", "numpy", "scikit-learn", "scipy", "torch", "safetensor
 
 
 def load_data(data: Data, seed: int, data_dir: str | None = None) -> datasets.Dataset:
-    """The data set that a recipe names."""
+    """The data set that a recipe names, with the part of it that agents are measured on."""
+    whole = _load_whole(data, seed, data_dir)
+    return with_validation_part(whole, data.validation, seed) if data.validation else whole
+
+
+def _load_whole(data: Data, seed: int, data_dir: str | None) -> datasets.Dataset:
     if data.name is not None:
         return datasets.load(
             data.name,
@@ -249,6 +255,7 @@ def read_summary(folder: Path) -> Summary:
         class_names=tuple(facts["class_names"]),
         seconds=sum(seconds),
         test_samples=facts["test_samples"],
+        test_part="validation" if recipe.data.validation else "test",
         facts={"recipe": (folder / RECIPE).read_text("utf-8"), "versions": facts["versions"], "seed": recipe.seed},
         outputs=read_outputs(folder, max((row["round"] for row in rows), default=0)),
         topology=_read_topology(folder, facts),
