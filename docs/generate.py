@@ -8,6 +8,7 @@ from typing import Any
 
 from codistill.data.partition import KINDS
 from codistill.experiments.recipe import AgentEntry, Data, Evaluation
+from codistill.experiments.sweep import Compare
 from codistill.federation import Engine
 from codistill.graphs import KINDS as GRAPHS
 from codistill.protocols import PROTOCOLS
@@ -29,6 +30,12 @@ values are a list, or a table of named ones; a table as a value (`protocol = [{ 
 be is told and left out. The sweep's folder gets `sweep.csv`, `sweep.png`, `outputs.png` (for classification: the
 average outputs of every combination) and a folder for every run. `--quick` first applies the changes in the table
 `[quick]`. See `recipes/akd/`.
+
+Where agents send anything, a sweep also tells what its accuracy costs: a table per panel, `costs.csv` (the same
+figures, unrounded) and `costs.png` (accuracy against the bytes sent so far). Bytes are those that all agents, liars
+too, have sent in all rounds; what a hub sends is not among them. What the protocols measure (such as the consensus
+error) is in `measures.png`. A table `[compare]` says what the lines, which are the protocols or else the values of the
+last axis, are held against.
 
 What a run brought is in its folder: `metrics.jsonl`, a row per round and agent, with whatever the protocol measures
 beside the scores; and `report.html`. For classification with at most 100 classes it also has `outputs.safetensors`,
@@ -120,6 +127,12 @@ What is done to the floating-point arrays of every message, whatever the protoco
 [compression](compression.md)."""
 
 
+COMPARE = """\
+Of a sweep only: what its table of costs tells beside accuracy and bytes. A line is named by its label. The price of the
+target is told as of the first evaluated round in which the honest agents reach it on average. Gains, in points, and
+factors of bytes are those of each seed; shown are their means, and of gains the standard deviation."""
+
+
 def page() -> str:
     """The whole page."""
     parts = [HEAD, table("[data]", Data), table("[[agents]]", AgentEntry)]
@@ -144,6 +157,7 @@ def page() -> str:
     parts.append(table("[evaluation]", Evaluation))
     parts.append(table("[compression]", Compression, COMPRESSION))
     parts.append(table("[[faults]]", Fault, FAULTS))
+    parts.append(table("[compare]", Compare, COMPARE))
     return "\n".join(parts)
 
 

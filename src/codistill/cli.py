@@ -191,7 +191,17 @@ def _sweep(options: argparse.Namespace) -> int:
     from rich.console import Console
 
     from codistill.experiments.store import writing
-    from codistill.experiments.sweep import OUTPUTS_PICTURE, PICTURE, TABLE, execute_sweep, means, read_sweep
+    from codistill.experiments.sweep import (
+        MEASURES_PICTURE,
+        OUTPUTS_PICTURE,
+        PICTURE,
+        TABLE,
+        execute_sweep,
+        means,
+        read_sweep,
+    )
+    from codistill.experiments.sweep_costs_view import show_costs
+    from codistill.experiments.sweep_measures import draw_measures_of
     from codistill.experiments.sweep_outputs import draw_outputs_of
     from codistill.experiments.sweep_view import draw, tables
 
@@ -204,10 +214,16 @@ def _sweep(options: argparse.Namespace) -> int:
         print("stopped; to go on, give the same command again: what is done is not run again")
         return 130
     table, percent = means(sweep, frame), "accuracy" in frame
+    console = Console(width=None if sys.stdout.isatty() else 140)
     for drawn in tables(sweep, table, percent=percent):
-        Console(width=None if sys.stdout.isatty() else 140).print(drawn)
+        console.print(drawn)
+    costs = show_costs(sweep, frame, folder, console)
     draw(sweep, table, folder / PICTURE, percent=percent)
     print(f"table: {folder / TABLE}\npicture: {folder / PICTURE}")
+    for what, path in costs.items():
+        print(f"{what}: {path}")
+    if draw_measures_of(sweep, frame, folder, folder / MEASURES_PICTURE):
+        print(f"what protocols measured: {folder / MEASURES_PICTURE}")
     if draw_outputs_of(sweep, folder, folder / OUTPUTS_PICTURE):
         print(f"average outputs: {folder / OUTPUTS_PICTURE}")
     return 0

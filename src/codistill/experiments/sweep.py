@@ -6,18 +6,20 @@ import copy
 import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from codistill.errors import LearnerError, RecipeError
+from codistill.errors import LearnerError, RecipeError, nearest
 from codistill.experiments.recipe import Recipe, make_recipe, override, put, read_tables
 from codistill.experiments.run import RECIPE, execute, reopen
 from codistill.experiments.store import METRICS, read_rows
+from codistill.settings import check_settings, from_table, setting
 
 TABLE, PICTURE, OUTPUTS_PICTURE = "sweep.csv", "sweep.png", "outputs.png"
+COSTS_TABLE, COSTS_PICTURE, MEASURES_PICTURE = "costs.csv", "costs.png", "measures.png"
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,20 @@ class Axis:
         return label if self.named else f"{self.name} {label}"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Compare:
+    """[compare]: what a sweep's lines are held against."""
+
+    target: float | None = setting(
+        None, "accuracy, or highest RMSE, whose price in bytes and rounds is told", above=0, at_most=1
+    )
+    gain_over: str | None = setting(None, "the line over which gains are told, seed by seed")
+    bytes_against: str | None = setting(None, "the line with whose bytes those of the others are compared")
+
+    def __post_init__(self) -> None:
+        check_settings(self, "compare")
+
+
 @dataclass(frozen=True)
 class Sweep:
     """A recipe's tables, and the axes along which they change."""
@@ -45,6 +61,7 @@ class Sweep:
     axes: tuple[Axis, ...]
     tables: dict[str, Any]
     folder: Path  # where the recipe lies: paths in it are relative to this
+    compare: Compare = field(default_factory=Compare)
 
     def __len__(self) -> int:
         count = 1
@@ -64,6 +81,33 @@ class Sweep:
             chosen = {axis.key: label for axis, label in zip(self.axes, labels, strict=True)}
             yield chosen, make_recipe(tables, self.folder)
 
+    @property
+    def test_part(self) -> str:
+        """What the figures are measured on: the test set, the validation set, or in some runs the one or the other."""
+        parts = {"validation" if recipe.data.validation else "common test" for _, recipe in self.runs()}
+        return " or ".join(sorted(parts))
+
+
+def lines_of(sweep: Sweep) -> Axis:
+    """The axis whose values are compared with one another: the protocols, or else the last axis."""
+    axes = [axis for axis in sweep.axes if axis.key != "seed"] or list(sweep.axes)
+    return next((axis for axis in axes if axis.key == "protocol"), axes[-1])
+
+
+def panels_of(sweep: Sweep) -> list[Axis]:
+    """All other axes; what is averaged over (the seed) is none."""
+    return [axis for axis in sweep.axes if axis.key not in ("seed", lines_of(sweep).key)]
+
+
+def panels(sweep: Sweep, table: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
+    """The figures of one combination of all axes but the compared one, with its title."""
+    axes = panels_of(sweep)
+    for labels in itertools.product(*(axis.values for axis in axes)):
+        part = table
+        for axis, label in zip(axes, labels, strict=True):
+            part = part[part[axis.key] == label]
+        yield ", ".join(axis.words(label) for axis, label in zip(axes, labels, strict=True)) or "all", part
+
 
 def read_sweep(path: Path, overrides: Sequence[str] = (), *, quick: bool = False) -> Sweep:
     """Read a recipe with a table [sweep]; `quick` applies the changes in its table [quick] first."""
@@ -75,7 +119,7 @@ def read_sweep(path: Path, overrides: Sequence[str] = (), *, quick: bool = False
         put(tables, key, value)
     for change in overrides:  # after the quick form: a person has the last word
         override(tables, change)
-    axes = tables.pop("sweep", None)
+    axes, compare = tables.pop("sweep", None), tables.pop("compare", {})
     if not isinstance(axes, dict) or not axes:
         raise RecipeError(
             "A sweep needs a table [sweep] of fields and their values.",
@@ -83,6 +127,7 @@ def read_sweep(path: Path, overrides: Sequence[str] = (), *, quick: bool = False
             "Write for example [sweep] and below it \"seed\" = [0, 1, 2]; or use 'codistill run'.",
         )
     sweep = Sweep(tuple(_axis(key, values) for key, values in axes.items()), tables, path.resolve().parent)
+    sweep = replace(sweep, compare=_compare(compare, lines_of(sweep)))
     for _ in sweep.runs():
         pass  # every recipe is checked before any runs
     return sweep
@@ -100,6 +145,23 @@ def _axis(key: str, values: Any) -> Axis:
         f"{values!r}"[:100],
         'Write for example "seed" = [0, 1, 2].',
     )
+
+
+def _compare(table: Any, compared: Axis) -> Compare:
+    if not isinstance(table, dict):
+        raise RecipeError(
+            "'compare' must be a [compare] table.", f"{table!r}"[:80], "Write [compare] on a line, and its keys below."
+        )
+    compare: Compare = from_table(Compare, table, "compare")
+    for key in ("gain_over", "bytes_against"):
+        label = getattr(compare, key)
+        if label is not None and label not in compared.values:
+            raise RecipeError(
+                f"compare.{key} must be one of the values of sweep.{compared.key}, which are compared.",
+                f"'{label}'",
+                nearest(label, compared.values),
+            )
+    return compare
 
 
 def _without_label(value: Any) -> Any:
@@ -168,14 +230,32 @@ def slug(labels: Mapping[str, str]) -> str:
 
 def means(sweep: Sweep, frame: pd.DataFrame) -> pd.DataFrame:
     """Accuracy by combination and round: mean over honest agents and seeds, and the spread over seeds."""
-    keys = [axis.key for axis in sweep.axes if axis.key != "seed"]
-    metric = "accuracy" if "accuracy" in frame else "rmse"
-    lies = frame["lies"].eq(True) if "lies" in frame else pd.Series(False, frame.index)
-    scored = frame[~lies].dropna(subset=[metric])
-    seeds = ["seed"] if "seed" in frame else []
+    keys, metric = shown_keys(sweep), metric_of(frame)
+    scored = honest_rows(frame).dropna(subset=[metric])
+    seeds = ["seed"] if "seed" in frame and "seed" not in keys else []
     by_seed = scored.groupby([*keys, *seeds, "round"], sort=False)[metric].mean()
     grouped = by_seed.groupby([*keys, "round"], sort=False)
     found = {"mean": grouped.mean(), "spread": grouped.std(ddof=0), "seeds": grouped.count()}
     table = pd.DataFrame(found).reset_index()
-    table.attrs["honest"] = bool(lies.any())  # whether some agents were left out
+    table.attrs["honest"] = has_liars(frame)  # whether some agents were left out
     return table
+
+
+def shown_keys(sweep: Sweep) -> list[str]:
+    """The fields by which figures are told apart; the seed, which is averaged over, is none."""
+    return [axis.key for axis in (*panels_of(sweep), lines_of(sweep))]
+
+
+def metric_of(frame: pd.DataFrame) -> str:
+    """What was measured: accuracy, or rmse for real-valued targets."""
+    return "accuracy" if "accuracy" in frame else "rmse"
+
+
+def has_liars(frame: pd.DataFrame) -> bool:
+    """Whether some agents lie, and are left out of means."""
+    return "lies" in frame and bool(frame["lies"].eq(True).any())
+
+
+def honest_rows(frame: pd.DataFrame) -> pd.DataFrame:
+    """The rows of agents that do not lie."""
+    return frame[~frame["lies"].eq(True)] if has_liars(frame) else frame

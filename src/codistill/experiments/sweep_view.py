@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import matplotlib
 import numpy as np
@@ -13,33 +13,16 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
+from rich.markup import escape
 from rich.table import Table
 
-from codistill.experiments.sweep import Axis, Sweep
+from codistill.experiments.sweep import Axis, Sweep, panels
+from codistill.experiments.sweep import lines_of as lines_of  # shown from here, too
+from codistill.experiments.sweep import panels_of as panels_of
 from codistill.look import BLUE, COLOURS, INK, STYLE
 
 _MOST_ROUNDS = 7  # columns of a table
-
-
-def lines_of(sweep: Sweep) -> Axis:
-    """The axis whose values are compared with one another: the protocols, or else the last axis."""
-    axes = [axis for axis in sweep.axes if axis.key != "seed"] or list(sweep.axes)
-    return next((axis for axis in axes if axis.key == "protocol"), axes[-1])
-
-
-def panels_of(sweep: Sweep) -> list[Axis]:
-    """All other axes; what is averaged over (the seed) is none."""
-    return [axis for axis in sweep.axes if axis not in (lines_of(sweep), *(a for a in sweep.axes if a.key == "seed"))]
-
-
-def panels(sweep: Sweep, table: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
-    """The figures of one combination of all axes but the compared one, with its title."""
-    axes = panels_of(sweep)
-    for labels in itertools.product(*(axis.values for axis in axes)):
-        part = table
-        for axis, label in zip(axes, labels, strict=True):
-            part = part[part[axis.key] == label]
-        yield ", ".join(axis.words(label) for axis, label in zip(axes, labels, strict=True)) or "all", part
+_MOST_MARKERS = 30  # beyond, they would run into one another
 
 
 def tables(sweep: Sweep, table: pd.DataFrame, *, percent: bool) -> Iterator[Table]:
@@ -49,72 +32,122 @@ def tables(sweep: Sweep, table: pd.DataFrame, *, percent: bool) -> Iterator[Tabl
         rounds = sorted(part["round"].unique())
         places = np.unique(np.linspace(0, len(rounds) - 1, _MOST_ROUNDS).round().astype(int))
         shown = [rounds[i] for i in places] if rounds else []  # nothing to show where nobody is honest
-        drawn = Table(title=title, title_justify="left", caption=_honest(table), caption_justify="left")
-        drawn.add_column(compared.name)
-        for t in shown:
-            drawn.add_column(f"round {t}", justify="right")
+        cells: dict[str, list[str]] = {}
         for label in compared.values:
             mine = part[part[compared.key] == label].set_index("round")
             if len(mine):
-                cells = [_cell(mine, t, percent) for t in shown]
-                drawn.add_row(label, *cells)
-        yield drawn
+                cells[label] = [_cell(mine, t, percent) for t in shown]
+        yield table_of(title, compared, [f"round {t}" for t in shown], cells, honest_words(table))
 
 
-def _honest(table: pd.DataFrame) -> str | None:
+def table_of(
+    title: str, compared: Axis, headings: Sequence[str], cells: Mapping[str, Sequence[str]], caption: str
+) -> Table:
+    """A table of figures: a row per line."""
+    drawn = Table(title=escape(title), title_justify="left", caption=caption or None, caption_justify="left")
+    drawn.add_column(compared.name)
+    for heading in headings:
+        drawn.add_column(escape(heading), justify="right")
+    for label, row in cells.items():
+        drawn.add_row(escape(label), *row)
+    return drawn
+
+
+def honest_words(table: pd.DataFrame) -> str:
     """Said where agents that lie are left out."""
-    return "means of the honest agents" if table.attrs.get("honest") else None
+    return "means of the honest agents" if table.attrs.get("honest") else ""
 
 
 def _cell(mine: pd.DataFrame, t: int, percent: bool) -> str:
     if t not in mine.index:
         return ""
     row: Any = mine.loc[t]
-    scale, digits = (100, 1) if percent else (1, 4)
-    spread = f" ± {scale * row['spread']:.{digits}f}" if row["seeds"] > 1 else ""
-    return f"{scale * row['mean']:.{digits}f}{spread}"
+    return score_text(row["mean"], row["spread"] if row["seeds"] > 1 else None, percent=percent)
+
+
+def score_text(
+    mean: float, spread: float | None = None, *, percent: bool, digits: int = 1, sign: Literal["", "+"] = ""
+) -> str:
+    """0.956, 0.002 -> '95.6 ± 0.2'; an error as it is."""
+    if np.isnan(mean):
+        return "-"
+    scale, digits = (100, digits) if percent else (1, 4)
+    return f"{scale * mean:{sign}.{digits}f}" + ("" if spread is None else f" ± {scale * spread:.{digits}f}")
 
 
 def draw(sweep: Sweep, table: pd.DataFrame, path: Path, *, percent: bool) -> None:
     """All panels in one picture; lines are means over agents and seeds, bands the spread over seeds."""
-    parts = list(panels(sweep, table))
+    measured = score_words(sweep, percent=percent)
+
+    def panel(place: Axes, title: str, part: pd.DataFrame) -> None:
+        draw_lines(place, part, lines_of(sweep))
+        place.set_title(title)
+        rounds_below(place)
+        score_axis(place, measured, percent=percent)
+
+    drawn = [partial(panel, title=title, part=part) for title, part in panels(sweep, table)]
+    draw_panels(sweep, drawn, path, note=honest_words(table))
+
+
+def draw_panels(
+    sweep: Sweep,
+    drawn: Sequence[Callable[[Axes], None]],
+    path: Path,
+    *,
+    note: str = "",
+    sharey: Literal["all", "row"] = "all",
+) -> None:
+    """A picture of panels: a column per value of the last panel axis, and one legend for all."""
     axes = panels_of(sweep)
     columns = len(axes[-1].values) if axes else 1
-    rows = -(-len(parts) // columns)
+    rows = -(-len(drawn) // columns)
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(3.4 * columns + 1.6, 2.9 * rows + 0.5), layout="constrained")
-        grid = figure.subplots(rows, columns, squeeze=False, sharey=True)
-        for place, (title, part) in zip(grid.flat, parts, strict=False):
-            _panel(place, title, part, lines_of(sweep), percent=percent)
+        grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=sharey)
         handles: dict[Any, Any] = {}
-        for place in grid.flat:
+        for place, draw_panel in zip(grid.flat, drawn, strict=True):
+            draw_panel(place)
+            place.label_outer()
             for handle, label in zip(*place.get_legend_handles_labels(), strict=True):
                 handles.setdefault(label, handle)
         figure.legend(list(handles.values()), list(handles), loc="outside right upper")
-        if said := _honest(table):
-            figure.supxlabel(said, fontsize=9)
+        if note:
+            figure.supxlabel(note, fontsize=9)
         figure.savefig(path, dpi=110)
 
 
-def _panel(place: Axes, title: str, part: pd.DataFrame, compared: Axis, *, percent: bool) -> None:
+def draw_lines(place: Axes, part: pd.DataFrame, compared: Axis, x: str = "round") -> None:
+    """A line of means per compared value, with the spread as a band; one with no course along `x` lies dashed."""
     colours = (BLUE, *COLOURS, INK)
     for number, label in enumerate(compared.values):
         mine = part[part[compared.key] == label].sort_values("round")
         if not len(mine):
             continue
         colour = colours[number % len(colours)]
-        if len(mine) == 1:  # a yardstick of one round
-            place.axhline(mine["mean"].iloc[0], color=colour, linestyle="dashed", linewidth=1.4, label=label)
+        if len(mine) == 1 if x == "round" else not mine[x].any():  # a yardstick of one round, or without traffic
+            place.axhline(mine["mean"].iloc[-1], color=colour, linestyle="dashed", linewidth=1.4, label=label)
             continue
-        place.plot(mine["round"], mine["mean"], color=colour, marker="o", markersize=3, linewidth=1.8, label=label)
-        low, high = mine["mean"] - mine["spread"], mine["mean"] + mine["spread"]
-        place.fill_between(mine["round"], low, high, color=colour, alpha=0.15, linewidth=0)
-    place.set_title(title)
+        mine = mine[mine[x] > 0]  # a logarithmic axis has no place for rounds before the first byte
+        size = 3 if len(mine) <= _MOST_MARKERS else 0
+        place.plot(mine[x], mine["mean"], color=colour, marker="o", markersize=size, linewidth=1.8, label=label)
+        if "spread" in mine:
+            low, high = mine["mean"] - mine["spread"], mine["mean"] + mine["spread"]
+            place.fill_between(mine[x], low, high, color=colour, alpha=0.15, linewidth=0)
+
+
+def rounds_below(place: Axes) -> None:
+    """Whole rounds on the axis below."""
     place.set_xlabel("round")
     place.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+
+def score_words(sweep: Sweep, *, percent: bool) -> str:
+    """What was measured, and on what."""
+    return f"{'accuracy' if percent else 'RMSE'}, {sweep.test_part} set"
+
+
+def score_axis(place: Axes, measured: str, *, percent: bool) -> None:
+    """What was measured on the axis at the left."""
+    place.set_ylabel(measured)
     if percent:
-        place.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-        place.set_ylabel("accuracy, common test set")
-    else:
-        place.set_ylabel("RMSE, common test set")
-    place.label_outer()
+        place.yaxis.set_major_formatter(PercentFormatter(1.0))

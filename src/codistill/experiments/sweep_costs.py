@@ -1,0 +1,90 @@
+"""What a sweep's accuracy costs: bytes, rounds, and what is gained for them; see [compare] in a recipe."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+
+from codistill.experiments.sweep import Compare, Sweep, has_liars, honest_rows, lines_of, means, metric_of, shown_keys
+
+_REPEAT = "repeat"  # tells runs apart that differ by their seed only
+
+
+def has_costs(sweep: Sweep, frame: pd.DataFrame) -> bool:
+    """Whether there is anything to tell: some agent has sent something, or the recipe asks for it."""
+    return bool(frame["sent"].any()) or sweep.compare != Compare()
+
+
+def along_bytes(sweep: Sweep, frame: pd.DataFrame) -> pd.DataFrame:
+    """The means of every evaluated round, and beside them the bytes sent so far, mean over seeds."""
+    places = [*shown_keys(sweep), "round"]
+    table = means(sweep, frame)
+    sent = _sent_so_far(sweep, frame).groupby(level=places).mean()
+    table["bytes"] = sent.reindex(pd.MultiIndex.from_frame(table[places])).to_numpy()
+    return table
+
+
+def costs(sweep: Sweep, frame: pd.DataFrame) -> pd.DataFrame:
+    """A row per panel and line: figures of the last evaluation and of all bytes, means over seeds.
+
+    A target counts from the first evaluated round in which the honest agents reach it on average. Gains and
+    factors are those of each seed; `spread` is the standard deviation over seeds.
+    """
+    keys, line, metric, compare = shown_keys(sweep), lines_of(sweep).key, metric_of(frame), sweep.compare
+    runs = _runs(sweep, frame)
+    by_seed = {metric: runs["score"], "worst_agent": runs["worst"], "bytes": runs["bytes"]}
+    if compare.gain_over is not None:
+        by_seed["gain"] = runs["score"] - _paired(runs["score"], line, compare.gain_over)
+    if compare.target is not None:
+        by_seed |= {"bytes_to_target": runs["bytes_to_target"], "round_of_target": runs["round_of_target"]}
+    if compare.bytes_against is not None:
+        for name in [name for name in ("bytes", "bytes_to_target") if name in runs]:
+            sent = runs[name].where(runs[name] > 0)  # who sends nothing can be compared with nobody
+            by_seed[f"fewer_{name}"] = _paired(sent, line, compare.bytes_against) / sent
+    grouped = pd.DataFrame(by_seed).groupby(level=keys)
+    found: dict[str, pd.Series[Any]] = {"seeds": grouped.size()}
+    for name in by_seed:
+        found[name] = grouped[name].mean()
+        if name in (metric, "gain"):
+            found[f"{name}_spread"] = grouped[name].std(ddof=0)
+    if compare.target is not None:
+        found["seeds_at_target"] = grouped["bytes_to_target"].count()
+    table = pd.DataFrame(found).reset_index()
+    table.attrs["honest"] = has_liars(frame)
+    return table
+
+
+def _runs(sweep: Sweep, frame: pd.DataFrame) -> pd.DataFrame:
+    """A row per run: its last score, that of its worst agent, its bytes, and those up to the target."""
+    metric, target = metric_of(frame), sweep.compare.target
+    worst = "min" if metric == "accuracy" else "max"
+    sent = _sent_so_far(sweep, frame)
+    run = [name for name in sent.index.names if name != "round"]
+    scored = _with_repeat(sweep, honest_rows(frame)).dropna(subset=[metric])
+    rounds = scored.groupby([*run, "round"])[metric].agg(score="mean", worst=worst)
+    rounds = rounds.assign(bytes=sent.reindex(rounds.index)).reset_index("round")
+    last, found = rounds.groupby(level=run).last(), {"bytes": sent.groupby(level=run).last()}
+    if target is not None:
+        enough = rounds["score"] >= target if metric == "accuracy" else rounds["score"] <= target
+        first = rounds[enough].groupby(level=run).first()
+        found |= {"bytes_to_target": first["bytes"], "round_of_target": first["round"]}
+    return pd.DataFrame({"score": last["score"], "worst": last["worst"], **found})
+
+
+def _sent_so_far(sweep: Sweep, frame: pd.DataFrame) -> pd.Series[float]:
+    """Bytes that all agents of a run together, liars too, have sent up to each round, evaluated or not."""
+    run = [*shown_keys(sweep), _REPEAT]
+    by_round = _with_repeat(sweep, frame).groupby([*run, "round"])["sent"].sum()  # sorted, so rounds are in order
+    return by_round.groupby(level=run).cumsum().astype(float)
+
+
+def _with_repeat(sweep: Sweep, frame: pd.DataFrame) -> pd.DataFrame:
+    averaged = "seed" in frame and "seed" not in shown_keys(sweep)
+    return frame.assign(**{_REPEAT: frame["seed"] if averaged else ""})
+
+
+def _paired(values: pd.Series[float], line: str, label: str) -> pd.Series[float]:
+    """For each run the value of the run on the line `label` that is like it in all else, the seed too."""
+    theirs = values[values.index.get_level_values(line) == label].droplevel(line)
+    return pd.Series(theirs.reindex(values.droplevel(line).index).to_numpy(), values.index)

@@ -1,0 +1,362 @@
+"""What a sweep's accuracy costs; all figures of small frames are worked out by hand."""
+
+from __future__ import annotations
+
+import io
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
+from rich.console import Console
+
+from codistill.cli import main
+from codistill.errors import RecipeError
+from codistill.experiments.sweep import Compare, Sweep, means, read_sweep
+from codistill.experiments.sweep_costs import along_bytes, costs, has_costs
+from codistill.experiments.sweep_costs_view import cost_tables, draw_costs, show_costs
+from codistill.experiments.sweep_measures import draw_measures_of, measured
+from codistill.experiments.sweep_view import draw, tables
+
+RECIPE = """
+[data]
+name = "digits"
+samples = 300
+test_samples = 100
+public = 0.3
+[[agents]]
+learner = { kind = "logistic", optimiser = "sgd", lr = 0.1 }
+count = 3
+[protocol]
+name = "silo_sgd"
+topology = "ring"
+local_steps = 2
+rounds = 3
+[evaluation]
+alone = false
+every = 2
+[runtime]
+kind = "simulation"
+[sweep]
+protocol = [
+    { name = "d_distillation", warm_up = 1, label = "Talk" },
+    { name = "d_sgd", label = "Shout" },
+    { name = "silo_sgd", label = "Silo" },
+]
+seed = [0, 1]
+"""
+PANELS = """
+[sweep.partition]
+even = { kind = "iid" }
+skewed = { kind = "classes", k = 3 }
+"""
+COMPARE = """
+[compare]
+target = 0.8
+gain_over = "Silo"
+bytes_against = "Shout"
+"""
+# Scores of the agents x and y by line, seed and evaluated round; what all send per round; round 1 is not evaluated.
+# Mean:                     round 2       round 3        last
+SCORES = {
+    ("Talk", "0"): {2: (0.70, 0.80), 3: (0.80, 0.90)},  # 0.85, lowest 0.80, target in round 3
+    ("Talk", "1"): {2: (0.80, 0.80), 3: (0.90, 0.90)},  # 0.90, lowest 0.90, target in round 2
+    ("Shout", "0"): {2: (0.60, 0.60), 3: (0.70, 0.74)},  # 0.72, lowest 0.70, target never
+    ("Shout", "1"): {2: (0.60, 0.60), 3: (0.90, 0.90)},  # 0.90, lowest 0.90, target in round 3
+    ("Silo", "0"): {2: (0.50, 0.50), 3: (0.60, 0.70)},  # 0.65, lowest 0.60, target never
+    ("Silo", "1"): {2: (0.50, 0.50), 3: (0.75, 0.75)},  # 0.75, lowest 0.75, target never
+}
+SENT = {("Talk", "0"): 60, ("Talk", "1"): 120, ("Shout", "0"): 600, ("Shout", "1"): 800}
+
+
+def frame_of(metric: str = "accuracy", **fixed: str) -> pd.DataFrame:
+    """Rows of x and y, which send a quarter each, and of a liar z, which sends the other half."""
+    rows = []
+    for (line, seed), scores in SCORES.items():
+        for t in (3, 1, 2):  # the order of rows does not matter
+            sent = SENT.get((line, seed), 0)
+            for place, (agent, share) in enumerate({"x": 4, "y": 4, "z": 2}.items()):
+                row = {"protocol": line, "seed": seed, **fixed, "round": t, "agent": agent, "sent": sent // share}
+                if t in scores:
+                    row[metric] = (*scores[t], 0.01)[place]
+                rows.append({**row, "lies": True} if agent == "z" else row)
+    return pd.DataFrame(rows)
+
+
+@pytest.fixture
+def made(tmp_path: Path):
+    def make(text: str = RECIPE + COMPARE, *overrides: str, quick: bool = False) -> Sweep:
+        (tmp_path / "sweep.toml").write_text(text)
+        return read_sweep(tmp_path / "sweep.toml", overrides, quick=quick)
+
+    return make
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
+    figures: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, path, **options: figures.append(self))
+    return figures
+
+
+def text_of(*shown) -> str:
+    console = Console(width=200, record=True, file=io.StringIO())
+    for table in shown:
+        console.print(table)
+    return console.export_text()
+
+
+def cells(text: str, label: str) -> list[str]:
+    row = next(line for line in text.splitlines() if line.startswith(f"│ {label} "))
+    return [cell.strip() for cell in row.strip("│").split("│")]
+
+
+# --- figures ----------------------------------------------------------------------------------------
+
+
+def test_the_figures_are_those_worked_out_by_hand(made) -> None:
+    found = costs(made(), frame_of()).set_index("protocol")
+    expected = {
+        "seeds": {"Talk": 2, "Shout": 2, "Silo": 2},
+        "accuracy": {"Talk": 0.875, "Shout": 0.81, "Silo": 0.70},
+        "accuracy_spread": {"Talk": 0.025, "Shout": 0.09, "Silo": 0.05},
+        "worst_agent": {"Talk": 0.85, "Shout": 0.80, "Silo": 0.675},
+        # 3 rounds, the liar's bytes among them: (180 + 360) / 2 and (1800 + 2400) / 2
+        "bytes": {"Talk": 270, "Shout": 2100, "Silo": 0},
+        # by seed: 0.85 - 0.65 and 0.90 - 0.75; 0.72 - 0.65 and 0.90 - 0.75
+        "gain": {"Talk": 0.175, "Shout": 0.11, "Silo": 0},
+        "gain_spread": {"Talk": 0.025, "Shout": 0.04, "Silo": 0},
+        # Talk: 3 rounds of 60 and 2 rounds of 120, the round that was not evaluated among them
+        "bytes_to_target": {"Talk": 210, "Shout": 2400, "Silo": np.nan},
+        "round_of_target": {"Talk": 2.5, "Shout": 3, "Silo": np.nan},
+        "seeds_at_target": {"Talk": 2, "Shout": 1, "Silo": 0},
+        # by seed: 1800 / 180 and 2400 / 360; to the target 2400 / 240, in the one seed in which both reach it
+        "fewer_bytes": {"Talk": (10 + 20 / 3) / 2, "Shout": 1, "Silo": np.nan},
+        "fewer_bytes_to_target": {"Talk": 10, "Shout": 1, "Silo": np.nan},
+    }
+    assert set(found.columns) == set(expected)
+    for figure, by_line in expected.items():
+        assert found[figure].to_dict() == pytest.approx(by_line, nan_ok=True), figure
+
+
+def test_runs_are_paired_within_their_panel(made) -> None:
+    """In the panel 'skewed' Talk is the only line that could be run: nothing to compare it with."""
+    even, skewed = frame_of(partition="even"), frame_of(partition="skewed")
+    frame = pd.concat([even, skewed[skewed["protocol"] == "Talk"].assign(sent=1)])
+    found = costs(made(RECIPE + PANELS + COMPARE), frame).set_index(["partition", "protocol"])
+    assert found["gain"].to_dict() == pytest.approx(
+        {("even", "Talk"): 0.175, ("even", "Shout"): 0.11, ("even", "Silo"): 0, ("skewed", "Talk"): np.nan},
+        nan_ok=True,
+    )
+    assert found.loc[("skewed", "Talk"), "bytes"] == 9
+    assert np.isnan(found.loc[("skewed", "Talk"), "fewer_bytes"])
+
+
+def test_only_what_is_asked_for_is_told(made) -> None:
+    sweep = made(RECIPE)
+    assert set(costs(sweep, frame_of()).columns) == {
+        "protocol", "seeds", "accuracy", "accuracy_spread", "worst_agent", "bytes",
+    }  # fmt: skip
+    silent = frame_of().assign(sent=0)
+    assert has_costs(sweep, frame_of())
+    assert not has_costs(sweep, silent)
+    assert has_costs(made(), silent)
+
+
+def test_an_error_is_to_be_at_most_the_target_and_its_worst_agent_is_the_highest(made) -> None:
+    found = costs(made(RECIPE + COMPARE.replace("0.8", "0.7")), frame_of("rmse")).set_index("protocol")
+    assert found["round_of_target"].to_dict() == pytest.approx({"Talk": np.nan, "Shout": 2, "Silo": 2}, nan_ok=True)
+    assert found["worst_agent"].to_dict() == pytest.approx({"Talk": 0.9, "Shout": 0.82, "Silo": 0.725})
+    assert found["rmse"]["Talk"] == pytest.approx(0.875)
+
+
+def test_seeds_are_the_lines_of_a_sweep_over_seeds_alone(made) -> None:
+    start = RECIPE.index("protocol = [")
+    sweep = made(RECIPE[:start] + "seed = [0, 1]\n[compare]\ngain_over = '0'\n")
+    frame = frame_of()
+    talk = frame[frame["protocol"] == "Talk"].drop(columns="protocol")
+    found = costs(sweep, talk).set_index("seed")
+    assert found["gain"].to_dict() == pytest.approx({"0": 0, "1": 0.05})
+    assert found["bytes"].to_dict() == {"0": 180, "1": 360}
+    shown = text_of(*tables(sweep, means(sweep, talk), percent=True))
+    assert cells(shown, "1") == ["1", "80.0", "90.0"]
+
+
+# --- tables -----------------------------------------------------------------------------------------
+
+
+def test_the_table_says_it_in_words(made) -> None:
+    sweep = made()
+    text = text_of(*cost_tables(sweep, costs(sweep, frame_of()), percent=True))
+    assert "all: costs" in text
+    assert "of the honest agents" in text
+    heading = [part for line in text.splitlines() if line.startswith("┃") for part in line.split()]
+    assert {"gain", "Silo", "lowest", "fewer", "80"} <= set(heading)
+    assert cells(text, "Talk") == [
+        "Talk", "87.5 ± 2.5", "+17.50 ± 2.50", "85.0", "270 B", "8.3 x", "210 B", "2.5", "10 x",
+    ]  # fmt: skip
+    assert cells(text, "Shout") == [
+        "Shout", "81.0 ± 9.0", "+11.00 ± 4.00", "80.0", "2.1 kB", "1 x", "1 of 2 seeds: 2.4 kB", "3", "1 x",
+    ]  # fmt: skip
+    assert cells(text, "Silo") == ["Silo", "70.0 ± 5.0", "-", "67.5", "0 B", "-", "not reached", "-", "-"]
+
+
+def test_one_seed_has_no_spread_and_an_error_is_no_percentage(made) -> None:
+    sweep = made(RECIPE.replace("seed = [0, 1]\n", "") + COMPARE)
+    frame = frame_of("rmse")
+    frame = frame[frame["seed"] == "0"].drop(columns="seed")
+    text = text_of(*cost_tables(sweep, costs(sweep, frame), percent=False))
+    assert "%" not in text
+    assert "highest" in text
+    assert cells(text, "Shout") == [
+        "Shout", "0.7200", "+0.0700", "0.7400", "1.8 kB", "1 x", "1.2 kB", "2", "1 x",
+    ]  # fmt: skip
+
+
+def test_nobody_honest_is_no_figure(made, tmp_path: Path) -> None:
+    sweep, frame = made(), frame_of().assign(lies=True)
+    text = text_of(*cost_tables(sweep, costs(sweep, frame), percent=True))
+    assert cells(text, "Talk")[1:5] == ["-", "-", "-", "270 B"]
+    show_costs(sweep, frame, tmp_path, Console(quiet=True))
+    assert (tmp_path / "costs.png").exists()
+
+
+# --- pictures ---------------------------------------------------------------------------------------
+
+
+def test_accuracy_is_drawn_against_bytes(made, drawn: list[Figure]) -> None:
+    sweep, frame = made(), frame_of()
+    frame.loc[(frame["protocol"] == "Shout") & (frame["round"] < 3), "sent"] = 0
+    draw_costs(sweep, along_bytes(sweep, frame), Path("unused"), percent=True)
+    axes = drawn[0].axes[0]
+    lines = {line.get_label(): line for line in axes.lines}
+    # Talk: 2 rounds of 60 and of 120 on average, then 3; Shout: nothing before the last round
+    assert lines["Talk"].get_xydata() == pytest.approx(np.array([[180, 0.775], [270, 0.875]]))
+    assert lines["Shout"].get_xydata() == pytest.approx(np.array([[700, 0.81]]))
+    assert (lines["Silo"].get_linestyle(), set(lines["Silo"].get_ydata())) == ("--", {0.7})
+    assert (lines["target: 80 %"].get_linestyle(), set(lines["target: 80 %"].get_ydata())) == (":", {0.8})
+    assert axes.get_xscale() == "log"
+    assert axes.xaxis.get_major_formatter()(2e6) == "2 MB"
+    assert isinstance(axes.xaxis.get_minor_formatter(), NullFormatter)
+
+
+@pytest.mark.parametrize("span", [1.2, 3, 15, 100, 1e4, 1e7])
+def test_labels_of_bytes_have_room(made, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, span: float) -> None:
+    figures: list[Figure] = []
+    save = Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", lambda self, *a, **o: (figures.append(self), save(self, *a, **o)))
+    sweep, frame = made(RECIPE + PANELS), pd.concat([frame_of(partition=name) for name in ("even", "skewed")])
+    frame["sent"] = frame["round"].map({1: 0, 2: 40_000, 3: 40_000 * (span - 1)})
+    draw_costs(sweep, along_bytes(sweep, frame), tmp_path / "costs.png", percent=True)
+    axes = figures[0].axes[0]
+    low, high = axes.get_xlim()
+    labels = [tick.label1.get_window_extent() for tick in axes.xaxis.get_major_ticks() if low <= tick.get_loc() <= high]
+    assert len(labels) >= 2
+    assert all(one.x1 + 2 < other.x0 for one, other in pairwise(labels))
+
+
+def test_the_axis_says_what_is_measured_on(made, drawn: list[Figure]) -> None:
+    for overrides in ([], ["data.validation=0.2"], ['sweep."data.validation"=[0.0, 0.2]']):
+        sweep = made(RECIPE, *overrides)
+        frame = frame_of(**({"data.validation": "0.0"} if "sweep" in str(overrides) else {}))
+        draw(sweep, means(sweep, frame), Path("unused"), percent=True)
+    assert [figure.axes[0].get_ylabel() for figure in drawn] == [
+        "accuracy, common test set", "accuracy, validation set", "accuracy, common test or validation set",
+    ]  # fmt: skip
+
+
+# --- recipes ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ('"Silo"', '"Sillo"', r"compare.gain_over must be one of the values of sweep.protocol.*'Sillo'.*mean 'Silo'"),
+        ('"Shout"', '"d_sgd"', r"compare.bytes_against must be one of .*'d_sgd'. Known: Shout, Silo, Talk"),
+        ("0.8", "0.0", "compare.target must be above 0"),
+        ("0.8", "1.5", "compare.target must be at most 1"),
+        ("target", "tarrget", r"\[compare\] may only hold known keys.*mean 'target'"),
+    ],
+)
+def test_a_wrong_comparison_is_told_before_anything_runs(made, before: str, after: str, said: str) -> None:
+    with pytest.raises(RecipeError, match=said):
+        made(RECIPE + COMPARE.replace(before, after))
+
+
+def test_a_comparison_is_a_table(made) -> None:
+    with pytest.raises(RecipeError, match=r"'compare' must be a \[compare\] table"):
+        made("compare = 0.9\n" + RECIPE)
+
+
+def test_the_quick_form_and_a_person_may_change_the_comparison(made) -> None:
+    text = RECIPE + COMPARE + '[quick]\n"compare.target" = 0.3\n'
+    assert made(text).compare == Compare(target=0.8, gain_over="Silo", bytes_against="Shout")
+    assert made(text, quick=True).compare.target == 0.3
+    assert made(text, "compare.target=0.4", quick=True).compare.target == 0.4
+    assert made(RECIPE).compare == Compare()
+
+
+def test_a_single_run_has_nothing_to_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "recipe.toml"
+    path.write_text(RECIPE + COMPARE)
+    assert main(["run", str(path)]) == 2
+    assert "codistill sweep" in capsys.readouterr().err
+    path.write_text(RECIPE[: RECIPE.index("[sweep]")] + COMPARE)
+    assert main(["run", str(path)]) == 2
+    assert "found: 'compare'" in capsys.readouterr().err
+
+
+# --- all of it --------------------------------------------------------------------------------------
+
+
+def test_a_sweep_tells_its_costs(made, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sweep, out = made(RECIPE + COMPARE.replace("0.8", "0.999")), tmp_path / "out"
+    assert main(["sweep", str(tmp_path / "sweep.toml"), "--out", str(out)]) == 0
+    said = capsys.readouterr().out
+    assert cells(said[said.index("all: costs") :], "Talk")[6] == "not reached"
+    found = pd.read_csv(out / "costs.csv").set_index("protocol")
+    frame = pd.read_csv(out / "sweep.csv", dtype={"seed": str})
+    by_seed = frame.groupby(["protocol", "seed"])["sent"].sum().unstack()
+    assert found["bytes"].to_dict() == by_seed.mean(axis=1).to_dict()
+    assert found["bytes"]["Silo"] == 0 < found["bytes"]["Talk"] < found["bytes"]["Shout"]
+    for name in ("costs.png", "measures.png"):
+        assert f"{out / name}\n" in said
+        assert (out / name).read_bytes().startswith(b"\x89PNG")
+    # What was measured: means over agents and seeds of the rounds after the warm-up.
+    expected = frame.dropna(subset=["consensus_error"]).groupby("round")["consensus_error"].mean()
+    table = measured(sweep, frame, out)
+    assert set(table["protocol"]) == {"Talk"}
+    assert table.set_index("round")["mean"].to_dict() == pytest.approx(expected.to_dict())
+    assert list(expected.index) == [2, 3]
+
+
+def test_without_traffic_and_measures_there_is_no_more_than_there_was(made, tmp_path: Path, monkeypatch) -> None:
+    sweep, silent = made(RECIPE), frame_of().assign(sent=0)
+    assert show_costs(sweep, silent, tmp_path, Console(quiet=True)) == {}
+    assert set(show_costs(made(), silent, tmp_path, Console(quiet=True))) == {"costs"}
+    assert not (tmp_path / "costs.png").exists()
+    monkeypatch.setattr("codistill.experiments.sweep_measures.read_summary", lambda place: None)
+    monkeypatch.setattr("codistill.experiments.sweep_measures.measures", lambda summary: [])
+    assert not draw_measures_of(sweep, silent, tmp_path, tmp_path / "measures.png")
+
+
+@pytest.mark.parametrize(("values", "scale"), [((0.01, 1.1), "log"), ((0.02, 1.1), "linear"), ((0, 1.1), "linear")])
+def test_a_wide_span_of_measures_is_drawn_on_a_logarithmic_axis(
+    made, drawn: list[Figure], monkeypatch: pytest.MonkeyPatch, values: tuple[float, float], scale: str
+) -> None:
+    sweep = made(RECIPE + PANELS)
+    table = pd.DataFrame(
+        [
+            {"partition": part, "protocol": "Talk", "measure": name, "round": t, "mean": value}
+            for part in ("even", "skewed")
+            for name, factor in (("error", 1), ("share", 0))
+            for t, value in enumerate(np.array(values) * factor + (1 - factor), 1)
+        ]
+    )
+    monkeypatch.setattr("codistill.experiments.sweep_measures.measured", lambda *_: table)
+    assert draw_measures_of(sweep, frame_of(), Path("unused"), Path("unused"))
+    assert [axes.get_yscale() for axes in drawn[0].axes] == [scale, scale, "linear", "linear"]
+    assert [axes.get_ylabel() for axes in drawn[0].axes] == ["error", "", "share", ""]
