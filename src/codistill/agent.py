@@ -10,7 +10,7 @@ import copy
 import re
 import types
 from collections import Counter
-from collections.abc import Generator, Mapping
+from collections.abc import Collection, Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -116,7 +116,7 @@ class Node:
         self.remarks.append(text)
 
     def measure(self, agent: str, **values: float) -> None:
-        """Put figures that only the protocol knows into the metrics, in this round's row of an agent."""
+        """Put figures that only the protocol knows into the metrics, in this round's row of an agent: their means."""
         self.measures += [(agent, name, float(value)) for name, value in values.items()]
 
     async def _send(self, messages: Mapping[str, Message]) -> None:
@@ -201,12 +201,24 @@ class Agent(Node):
         return await self.receive(HUB, expect=expect)
 
     async def exchange(
-        self, message: Message | None = None, /, *, expect: Expectation | None = None, **items: Any
+        self,
+        message: Message | None = None,
+        /,
+        *,
+        expect: Expectation | None = None,
+        among: Collection[str] | None = None,
+        **items: Any,
     ) -> dict[str, Message]:
-        """Send to all neighbours and return what all sources sent, by name, in the order of the roster."""
+        """Send to all neighbours and return what all sources sent, by name, in the order of the roster.
+
+        `among` names those neighbours and sources with whom alone it is done; they must do the same.
+        """
         message = message or Message.of(**items)
-        await self._send(dict.fromkeys(self.neighbours, message))
-        return await self._receive(self.sources, expect)
+        to, of = self.neighbours, self.sources
+        if among is not None:
+            to, of = (tuple(name for name in names if name in among) for names in (to, of))
+        await self._send(dict.fromkeys(to, message))
+        return await self._receive(of, expect)
 
     def mix(self, own: np.ndarray, heard: Mapping[str, np.ndarray]) -> np.ndarray:
         """Own and sources' values with the topology's weights; who is missing leaves its weight to me."""

@@ -78,6 +78,7 @@ class Result:
             test_samples=0 if federation.test is None else len(federation.test[0]),
             outputs=self.outputs,
             topology=federation.topology,
+            faults=federation.faults.injected,
         )
 
     def report(self, path: str | Path) -> Path:

@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from codistill.outputs import Outputs
+from codistill.runtimes.faults import Fault
 from codistill.runtimes.observers import Row
 from codistill.text import bytes_text, duration_text
 from codistill.topology import Topology
@@ -59,6 +60,7 @@ class Summary:
     facts: dict[str, Any] = field(default_factory=dict)  # recipe, versions, seed: shown as they are
     outputs: Outputs | None = None  # what the agents answer on average, after the last round
     topology: Topology | None = None  # who spoke to whom, if it is known
+    faults: tuple[Fault, ...] = ()  # those that were injected
     test_part: str = "test"  # what the common test samples are: a test set, or a validation set
 
     @property
@@ -168,7 +170,7 @@ class Summary:
 
 def comparison_table(summaries: Sequence[Summary]) -> Table:
     """Several runs side by side, for the terminal."""
-    table = Table(title="each figure: the mean over agents, on the run's common test (or validation) set", title_justify="left")
+    table = Table(title="each figure: the mean over agents, on the run's common test set", title_justify="left")
     for heading in ("run", "protocol"):
         table.add_column(heading)
     for heading in ("agents", "rounds", "alone", "together", "gain", "own mix", "bytes", "time"):

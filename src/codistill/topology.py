@@ -148,9 +148,18 @@ class Topology:
     @cached_property
     def unreached(self) -> tuple[str, str] | None:
         """An agent whose word cannot reach another, and that other; None if everybody reaches everybody."""
-        for first in self.names[:1]:
-            there, back = _reached(first, self._neighbours), _reached(first, self._sources)
-            for other in self.names:
+        return self._unreached(self.names)
+
+    def _unreached(self, among: Sequence[str]) -> tuple[str, str] | None:
+        """As `unreached`, if only these agents and the links between them were there."""
+        inside = set(among)
+        spoken, heard = (
+            {name: [other for other in ways[name] if other in inside] for name in among}
+            for ways in (self._neighbours, self._sources)
+        )
+        for first in among[:1]:
+            there, back = _reached(first, spoken), _reached(first, heard)
+            for other in among:
                 if other not in there:
                     return first, other
                 if other not in back:
@@ -177,13 +186,15 @@ class Topology:
         """1 - the second largest singular value of W: how fast mixing brings all to the mean, from 0 to 1."""
         return spectral_gap(self.matrix()) if self.names and not self.unreached else 0.0
 
-    def check_mixing(self) -> None:
-        """Raise unless values can mix over all agents: everybody must be reached from everybody."""
-        if self.unreached:
-            sender, receiver = self.unreached
+    def check_mixing(self, among: Sequence[str] | None = None) -> None:
+        """Raise unless values can mix over all agents, or over some by themselves: each must be reached from each."""
+        names = self.names if among is None else among
+        if unreached := self._unreached(names):
+            sender, receiver = unreached
             raise RecipeError(
                 "To agree, every agent must be reached from every other over the links"
-                + (" in their directions." if self.directed else "."),
+                + (" in their directions" if self.directed else "")
+                + ("." if len(names) == len(self.names) else f" among {', '.join(names)}."),
                 f"'{receiver}' cannot be reached from '{sender}'",
                 "Add links, or use a topology that is connected, such as ring.",
             )

@@ -2,6 +2,7 @@ import io
 import sys
 import types
 import zipfile
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -15,7 +16,7 @@ from codistill.data.dataset import Dataset
 from codistill.data.datasets import catalogue, load
 from codistill.data.partition import Unequal
 from codistill.data.scale import scaled
-from codistill.data.split import hold_out, split_reference
+from codistill.data.split import hold_out, split_reference, with_validation_part
 from codistill.errors import CodistillError, DataError, RecipeError
 
 
@@ -135,6 +136,26 @@ def test_holding_out_is_disjoint_complete_and_proportional(labels, fraction, see
         held, size = np.sum(strata[test] == label), np.sum(strata == label)
         assert held <= fraction * size + 1
         assert held >= min(fraction * size - 1, size - 1)
+
+
+def test_a_validation_part_is_of_training_samples_of_every_class():
+    """A fifth of each class, none of it left for training; the test samples are not there any more."""
+    whole = load("digits")
+    part = with_validation_part(whole, 0.2, seed=1)
+    rows = {sample.tobytes() for sample in whole.x}
+    held, kept = ({sample.tobytes() for sample in x} for x in (part.x_test, part.x))
+    assert held | kept == rows
+    assert not held & kept
+    np.testing.assert_allclose(np.bincount(part.y_test), 0.2 * np.bincount(whole.y), atol=1)
+    assert len(part.x_test) == len(part.y_test) == round(0.2 * len(whole.x))
+    linear = with_validation_part(load("linear"), 0.2, seed=1)
+    assert linear.y_test.shape == (30, 1)
+
+
+def test_a_validation_part_needs_samples():
+    tiny = replace(load("digits"), x=np.zeros((3, 1, 8, 8), np.float32), y=np.arange(3))
+    with pytest.raises(DataError, match=r"out for validation.*raise validation"):
+        with_validation_part(tiny, 0.1, seed=0)
 
 
 def test_many_small_strata_still_give_a_test_part():

@@ -1,15 +1,18 @@
 import io
 import itertools
+from dataclasses import replace
 
 import matplotlib
 import numpy as np
 import pytest
 from matplotlib.colors import to_hex
+from matplotlib.patches import Rectangle
 from matplotlib.text import Text
 
 from codistill import look
 from codistill.experiments import charts
 from codistill.experiments.charts import arrange, draw_bars, draw_result, draw_rounds, draw_runs, draw_traffic
+from codistill.runtimes.faults import Fault
 from codistill.summary import Summary
 
 
@@ -223,3 +226,20 @@ def test_a_diverged_run_can_be_drawn():
     run = arrange(diverged)
     for figure in (draw_rounds(run), draw_traffic(run), draw_bars(run), draw_result(diverged)):
         svg(figure)
+
+
+def test_rounds_of_a_fault_are_shaded_and_named():
+    passing = Fault(kind="gone", agent="b", first=2, last=3)
+    always = Fault(kind="drop", rate=0.25)
+    scores = {"a": [0.1, 0.2, 0.3, 0.4], "b": [0.1, 0.1, 0.1, 0.4]}
+    axes = draw_rounds(arrange(replace(summary(scores), faults=(passing, always)))).axes[0]
+    (band,) = [patch for patch in axes.patches if isinstance(patch, Rectangle)]
+    assert (band.get_x(), band.get_x() + band.get_width()) == (1.5, 3.5)
+    assert texts(axes) == ["b: absent"]
+    assert always.words == "all: messages lost (25 %)"
+
+
+def test_what_was_measured_on_is_named():
+    assert (
+        arrange(replace(summary(TWO), test_part="validation")).word_of_axis == "accuracy on the common validation set"
+    )

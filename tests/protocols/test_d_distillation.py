@@ -192,6 +192,73 @@ def test_z_stays_a_probability_whatever_a_neighbour_sends() -> None:
         np.testing.assert_allclose(agent.state["z"].sum(axis=1), 1, atol=1e-5)
 
 
+FAULTS = {
+    "silent for a while": cd.Fault(kind="gone", agent="d1", first=2, last=3),
+    "silent for ever": cd.Fault(kind="gone", agent="d2", first=2),
+    "late to join": cd.Fault(kind="gone", agent="d0", last=2),
+    "lossy links": cd.Fault(kind="drop", rate=0.4),
+    "split and healed": cd.Fault(kind="split", agents=("d0",), first=2, last=3),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
+def test_through_faults_consensus_stays_and_z_stays_in_the_simplex(fault: cd.Fault) -> None:
+    """With γ = 0, z ← W z: equal z stay equal, whoever is missing; whatever γ, z is a probability."""
+    alike = [cd.Agent(name, _device(THETA[0]), *PRIVATE[n]) for n, name in enumerate(NAMES)]
+    federation = cd.Federation(
+        alike, cd.DDistillation(local_steps=5, z_step=0.0, weight=0.0, start="uniform"), public=POINTS, classes=2,
+        topology=cd.Topology(NAMES, PATH), faults=[fault],
+    )  # fmt: skip
+    federation.run(4, runtime="simulation", alone=False, progress=False)
+    for agent in alike:
+        np.testing.assert_allclose(agent.state["z"], 0.5, atol=1e-6)
+    for agent in _run(cd.DDistillation(local_steps=5), 4, faults=[fault]):
+        assert (agent.state["z"] >= 0).all()
+        np.testing.assert_allclose(agent.state["z"].sum(axis=1), 1, atol=1e-5)
+
+
+def test_an_absent_device_leaves_the_mean_of_the_others_as_it_was() -> None:
+    """A weight that goes to the diagonal on both ends keeps W doubly stochastic: Σ_n z^n of those present stays."""
+    edges = [("d0", "d1"), ("d1", "d2"), ("d0", "d2")]
+    away = cd.Fault(kind="gone", agent="d2", first=2)
+    protocol = cd.DDistillation(local_steps=2, z_step=0.0, weight=0.0)
+    before, after = (_run(protocol, rounds, edges=edges, faults=[away]) for rounds in (1, 3))
+    means = [sum(agent.state["z"] for agent in agents[:2]) / 2 for agents in (before, after)]
+    np.testing.assert_allclose(means[0], means[1], atol=1e-6)
+    np.testing.assert_array_equal(before[2].state["z"], after[2].state["z"])
+
+
+def test_who_comes_back_is_drawn_to_the_others_again() -> None:
+    """Healed, a split shows in the consensus error, which falls again: both sides went their own way meanwhile."""
+    errors = {}
+    for split in (False, True):
+        faults = [cd.Fault(kind="split", agents=("d0",), first=3, last=6)] if split else []
+        agents = [cd.Agent(name, _device(THETA[n]), *PRIVATE[n]) for n, name in enumerate(NAMES)]
+        federation = cd.Federation(
+            agents, cd.DDistillation(local_steps=10), public=POINTS, classes=2, topology=cd.Topology(NAMES, PATH),
+            faults=faults,
+        )  # fmt: skip
+        rows = federation.run(9, runtime="simulation", alone=False, progress=False).rows
+        errors[split] = [row["consensus_error"] for row in rows if row["agent"] == "d0"]
+    assert errors[True][2:6] == [0.0] * 4  # alone: nobody to differ from
+    assert errors[True][6] > 2 * errors[False][6]
+    assert errors[True][8] < errors[True][6] / 2
+
+
+def test_the_consensus_error_of_a_round_is_the_mean_of_its_communications() -> None:
+    """Pure mixing on a path: |W z - z|² of d0 is |(z_1 - z_0)/3|², for z and for W z."""
+    z = [_softmax(each * POINTS) for each in THETA]
+    mixed = [sum(W[n, m] * z[m] for m in range(3)) for n in range(3)]
+    errors = [float(np.square((now[1] - now[0]) / 3).sum(axis=1).mean()) for now in (z, mixed)]
+    agents = [cd.Agent(name, _device(THETA[n]), *PRIVATE[n]) for n, name in enumerate(NAMES)]
+    federation = cd.Federation(
+        agents, cd.DDistillation(local_steps=2, z_step=0.0, weight=0.0), public=POINTS, classes=2,
+        topology=cd.Topology(NAMES, PATH),
+    )  # fmt: skip
+    row = federation.run(1, runtime="simulation", alone=False, progress=False).rows[0]
+    assert row["consensus_error"] == pytest.approx(sum(errors) / 2, rel=1e-4)
+
+
 @pytest.mark.parametrize(
     ("protocol", "edges", "sentence"),
     [
@@ -221,6 +288,36 @@ def test_d_sgd_mixes_weights_after_every_tau_steps() -> None:
             theta = [sum(W[n, m] * theta[m] for m in range(3)) for n in range(3)]
     for n, agent in enumerate(agents):
         np.testing.assert_allclose(agent.learner.module.weight.detach().numpy()[:, 0], theta[n], atol=1e-6)
+
+
+def _two_kinds() -> list[cd.Agent]:
+    """Three devices of which the middle one has a bias, and so weights of another kind."""
+    agents = [cd.Agent(name, _device(THETA[n]), *PRIVATE[n]) for n, name in enumerate(NAMES)]
+    agents[1] = cd.Agent("d1", cd.TorchLearner(nn.Linear(1, 2), optimiser="sgd", lr=RATE), *PRIVATE[1])
+    return agents
+
+
+def test_d_sgd_among_devices_alike() -> None:
+    """On a complete graph of three all weights are 1/3; that of d1 falls to d0 and d2: θ ← 2/3 θ + 1/3 θ'."""
+    agents = _two_kinds()
+    protocol = cd.DSGD(local_steps=1, synchronise=False, among="alike")
+    cd.Federation(agents, protocol, classes=2, topology=cd.Topology.complete(NAMES)).run(
+        1, runtime="simulation", alone=False, progress=False
+    )
+    theta = []
+    for n in (0, 2):
+        (x,), (y,) = PRIVATE[n]
+        theta.append(THETA[n] - RATE * (_softmax(THETA[n] * x[0]) - np.eye(2)[y]) * x[0])
+    for n, (own, other) in ((0, theta), (2, theta[::-1])):
+        found = agents[n].learner.module.weight.detach().numpy()[:, 0]
+        np.testing.assert_allclose(found, (2 * own + other) / 3, atol=1e-6)
+
+
+def test_d_sgd_among_devices_alike_needs_them_to_be_joined() -> None:
+    with pytest.raises(CodistillError, match=r"among d0, d2\..*'d2' cannot be reached from 'd0'"):
+        cd.Federation(_two_kinds(), cd.DSGD(among="alike"), classes=2, topology=cd.Topology(NAMES, PATH)).run(1)
+    with pytest.raises(CodistillError, match="same architecture"):
+        cd.Federation(_two_kinds(), cd.DSGD(), classes=2, topology=cd.Topology.complete(NAMES)).run(1)
 
 
 @pytest.mark.parametrize(

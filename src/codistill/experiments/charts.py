@@ -14,7 +14,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, PercentFormatter
 
 from codistill.data.picture import draw_partition
+from codistill.experiments.trouble import shade
 from codistill.look import BLUE, COLOURS, DASHES, GREY, INK, MUTED, STYLE, WORSE
+from codistill.runtimes.faults import Fault
 from codistill.summary import AgentLine, Summary, honest_lines
 from codistill.text import bytes_text, percent_text
 
@@ -49,6 +51,8 @@ class Run:
     values: list[np.ndarray]  # of each such round: the scores of the honest agents that were evaluated
     traffic: np.ndarray  # bytes sent and received by all agents up to each such round
     curves: dict[str, tuple[list[int], list[float]]]  # of each agent: rounds and scores
+    faults: tuple[Fault, ...] = ()  # those that were injected
+    test_part: str = "test"
 
     @property
     def names(self) -> list[str]:
@@ -97,7 +101,7 @@ class Run:
         """The metric, what it is measured on and which way is better."""
         return (
             self.word
-            + (" on each agent's own distribution" if self.own else " on the common test set")
+            + (" on each agent's own distribution" if self.own else f" on the common {self.test_part} set")
             + (" (lower is better)" if self.metric == "rmse" else "")
         )
 
@@ -146,6 +150,8 @@ def arrange(summary: Summary) -> Run:
         values=[np.array(by_round[done]) for done in rounds],
         traffic=np.array([up_to[done] for done in rounds], dtype=float),
         curves=curves,
+        faults=summary.faults,
+        test_part=summary.test_part,
     )
 
 
@@ -170,6 +176,7 @@ def draw_rounds(run: Run) -> Figure:
             done, values = (np.array(part)[::-step][::-1] for part in run.curves[name])
             line = _agent_line(axes, done, values, index, len(run.names))
             line.set_gid(f"agent-{index}")
+        shade(axes, run.faults, max(run.rounds, default=0))
         _finish(axes, run, "round")
         rounds_axis(axes, run.rounds)
     return figure

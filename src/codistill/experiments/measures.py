@@ -12,7 +12,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from codistill.experiments.charts import LEGEND, canvas, mean_and_range, plain, rounds_axis
+from codistill.experiments.trouble import shade
 from codistill.look import MUTED, STYLE
+from codistill.runtimes.faults import Fault
 from codistill.summary import Summary
 
 # What every row may hold without a protocol having measured anything.
@@ -23,6 +25,10 @@ _KNOWN = {
     "discriminator_accuracy": (
         "how often the discriminator tells whose outputs it sees",
         "At chance the discriminator cannot tell the agents apart: either it has not learnt yet, or it is fooled.",
+    ),
+    "consensus_error": (
+        "consensus error: squared distance of an agent's soft-decisions from the mix with its neighbours'",
+        "At zero an agent and its neighbours have the same soft-decisions on the public data.",
     ),
     "disagreement": (
         "public samples on which an agent's answer differs from the answer of the mean",
@@ -40,6 +46,7 @@ class Measure:
     agents: int
     rounds: np.ndarray
     values: list[np.ndarray]  # of each such round: those of the honest agents of which it was measured
+    faults: tuple[Fault, ...] = ()  # those that were injected
 
     @property
     def title(self) -> str:
@@ -80,7 +87,8 @@ def _is_number(value: Any) -> bool:
 
 def _measure(name: str, by_round: dict[int, list[float]], summary: Summary) -> Measure:
     rounds = sorted(by_round)
-    return Measure(name, len(summary.agents), np.array(rounds), [np.array(by_round[done]) for done in rounds])
+    values = [np.array(by_round[done]) for done in rounds]
+    return Measure(name, len(summary.agents), np.array(rounds), values, summary.faults)
 
 
 def draw_measure(measure: Measure) -> Figure:
@@ -91,6 +99,7 @@ def draw_measure(measure: Measure) -> Figure:
         if measure.chance is not None:
             label = f"chance: 1 of {measure.agents}"
             axes.axhline(measure.chance, color=MUTED, linestyle="dashed", linewidth=1.3, label=label)
+        shade(axes, measure.faults, int(max(measure.rounds)))
         axes.set_xlabel("round")
         axes.set_title(plain(measure.title, longest=90), pad=26)
         axes.grid(axis="x", visible=False)

@@ -259,6 +259,7 @@ def read_summary(folder: Path) -> Summary:
         facts={"recipe": (folder / RECIPE).read_text("utf-8"), "versions": facts["versions"], "seed": recipe.seed},
         outputs=read_outputs(folder, max((row["round"] for row in rows), default=0)),
         topology=_read_topology(folder, facts),
+        faults=recipe.faults,
     )
 
 

@@ -19,6 +19,9 @@ class DSGD(Stepping):
     After every `every` gradient steps a device sends its weights to its neighbours and takes the mean of its own
     and theirs by the communication matrix: θ^n ← Σ_m w_nm θ^m. A neighbour that is missing leaves its weight to
     the device's own. All devices need one architecture, and start from the same weights unless told otherwise.
+
+    With `among` = "alike" a device first hears of what kind its neighbours' weights are, and mixes with those of its
+    own kind only: this is how devices of different architectures take part, each kind by itself.
     """
 
     name = "d_sgd"
@@ -28,6 +31,9 @@ class DSGD(Stepping):
 
     every: int = setting(1, "τ, gradient steps between communications", at_least=1)
     synchronise: bool = setting(True, "start all devices from the same initial weights")
+    among: str = setting(
+        "all", "with whom: all must have one architecture, or each with those alike", choices=("all", "alike")
+    )
 
     async def begin(self, me: Agent) -> None:
         """Equal initial weights need no message: they derive from the common seed."""
@@ -37,12 +43,13 @@ class DSGD(Stepping):
 
     async def round(self, me: Agent, t: int) -> None:
         """Steps on the private shard, mixed with the neighbours' weights."""
+        others = await self._alike(me) if self.among == "alike" else None
         for i, (x, y) in enumerate(me.shard.batches(t, self.batch_size, steps=self.local_steps)):
             self._pace(me, t, i)
             me.learner.descend(me.learner.loss(me.learner(x), y))
             if (i + 1) % self.every == 0:
                 weights = me.learner.weights()
-                heard = await me.exchange(Message(weights), expect=weights)
+                heard = await me.exchange(Message(weights), expect=weights, among=others)
                 if heard:
                     # θ^n ← Σ_m w_nm θ^m
                     me.learner.load(
@@ -52,7 +59,19 @@ class DSGD(Stepping):
                         }
                     )
 
+    async def _alike(self, me: Agent) -> set[str]:
+        """The neighbours whose weights have the same names and shapes; asked anew in each round, as some come late."""
+        mine = Message(me.learner.weights()).fingerprint
+        heard = await me.exchange(kind=mine, expect={"kind": str})
+        return {name for name, message in heard.items() if message["kind"] == mine}
+
     def check(self, agents: Sequence[Agent]) -> None:
-        """All devices must have the same weights by name and shape, and be joined."""
-        check_equal_weights(agents, self.name)
-        agents[0].topology.check_mixing()
+        """Devices that mix must have the same weights by name and shape, and be joined."""
+        if self.among == "all":
+            check_equal_weights(agents, self.name)
+        kinds: dict[str, list[str]] = {}
+        for agent in agents:
+            kind = Message(agent.learner.weights()).fingerprint if self.among == "alike" else ""
+            kinds.setdefault(kind, []).append(agent.name)
+        for names in kinds.values():
+            agents[0].topology.check_mixing(among=names)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import Any
 
 from codistill.outputs import View, collect
@@ -80,15 +81,15 @@ def _record(stage: Stage, t: int, report: Report, scores: dict[str, Scores], pla
     samples = min(plan.samples(t) or tested, tested)
     liars = stage.faults.liars(plan.rounds)
     rows: list[Row] = []
-    measured: dict[str, Row] = {}
+    measured: dict[str, dict[str, list[float]]] = {}
     for about, name, value in report.measures:
-        measured.setdefault(about, {})[name] = value
+        measured.setdefault(about, {}).setdefault(name, []).append(value)
     for agent in stage.agents():
         row: dict[str, Any] = {"round": t + 1, "agent": agent.name, "present": agent.name in present}
         if agent.name in liars:
             row["lies"] = True
         row["sent"], row["received"] = report.sent.get(agent.name, 0), report.received.get(agent.name, 0)
-        row.update(measured.get(agent.name, {}))
+        row.update({name: fmean(values) for name, values in measured.get(agent.name, {}).items()})
         if scores.get(agent.name):
             row.update(scores[agent.name], test_samples=samples)
         rows.append(row)

@@ -57,6 +57,14 @@ class Fault:
         return self.first <= t + 1 and (self.last is None or t + 1 <= self.last)
 
     @property
+    def words(self) -> str:
+        """What happens, in a few words."""
+        some = ", ".join(self.agents[:3]) + (", …" if len(self.agents) > 3 else "")
+        what = {"gone": "absent", "split": "cut off", "drop": "messages lost", "late": "messages late"}
+        share = "" if self.rate == 1 else f" ({100 * self.rate:.3g} %)"
+        return f"{self.agent or some or 'all'}: {what.get(self.kind, 'lies')}{share}"
+
+    @property
     def is_lie(self) -> bool:
         """Whether it changes what messages say."""
         return self.kind in _LIES and self.rate > 0
@@ -79,11 +87,11 @@ class Faults:
             for named in (*([] if fault.agent is None else [fault.agent]), *fault.agents):
                 if named not in names:
                     raise RecipeError("A fault must name an agent.", f"'{named}'", nearest(named, names))
-        self._faults, self._names, self._seed, self._participation = tuple(faults), tuple(names), seed, participation
+        self.injected, self._names, self._seed, self._participation = tuple(faults), tuple(names), seed, participation
 
     def present(self, t: int) -> tuple[str, ...]:
         """Who takes part in round t: sampled and not gone, in the order of the roster."""
-        gone = {fault.agent for fault in self._faults if fault.kind == "gone" and fault.covers(t)}
+        gone = {fault.agent for fault in self.injected if fault.kind == "gone" and fault.covers(t)}
         count = max(1, round(self._participation * len(self._names)))
         if count == len(self._names):
             sampled = set(self._names)
@@ -93,7 +101,7 @@ class Faults:
 
     def strikes(self, t: int, sender: str, receiver: str, number: int) -> str | None:
         """What happens to the sender's message of this number to the receiver: None, "drop", "late" or "split"."""
-        for place, fault in enumerate(self._faults):
+        for place, fault in enumerate(self.injected):
             if fault.kind == "split" and (sender in fault.agents) == (receiver in fault.agents):
                 continue
             if fault.kind in ("gone", *_LIES) or not fault.covers(t) or fault.agent not in (None, sender, receiver):
@@ -105,25 +113,25 @@ class Faults:
 
     def news(self, t: int) -> list[str]:
         """Splits that begin or are healed in round t (from 0), in words: told once, not for each message."""
-        splits = [fault for fault in self._faults if fault.kind == "split"]
+        splits = [fault for fault in self.injected if fault.kind == "split"]
         begun = [f"{', '.join(fault.agents)} cut off (injected fault)" for fault in splits if fault.first == t + 1]
         return begun + [f"{', '.join(fault.agents)} joined again" for fault in splits if fault.last == t]
 
     def liars(self, rounds: int) -> dict[str, Fault]:
         """Who lies in some of so many rounds, each with the fault that begins it."""
         found: dict[str, Fault] = {}
-        for fault in sorted(self._faults, key=lambda fault: fault.first):
+        for fault in sorted(self.injected, key=lambda fault: fault.first):
             if fault.is_lie and fault.first <= rounds:
                 found.setdefault(str(fault.agent), fault)
         return found
 
     def is_lying(self, t: int, sender: str) -> bool:
         """Whether some of the sender's messages are lies in round t."""
-        return any(fault.is_lie and fault.agent == sender and fault.covers(t) for fault in self._faults)
+        return any(fault.is_lie and fault.agent == sender and fault.covers(t) for fault in self.injected)
 
     def told(self, t: int, sender: str, number: int, message: Message) -> Message:
         """What the sender sends in place of its message of this number: a lie, or the message itself."""
-        for place, fault in enumerate(self._faults):
+        for place, fault in enumerate(self.injected):
             if not fault.is_lie or fault.agent != sender or not fault.covers(t):
                 continue
             rng = generator(self._seed, "lie", place, t, sender, number)
@@ -133,7 +141,7 @@ class Faults:
         return message
 
     def __bool__(self) -> bool:
-        return any(fault.kind != "gone" for fault in self._faults)
+        return any(fault.kind != "gone" for fault in self.injected)
 
 
 def _lie(fault: Fault, honest: np.ndarray, rng: np.random.Generator) -> np.ndarray:
