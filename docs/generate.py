@@ -25,17 +25,18 @@ changes it for one run. The run's folder keeps the recipe as it was resolved.
 
 A recipe with a table `[sweep]` is many runs, one for every combination of the values listed there, as a paper's
 figure needs them: `codistill sweep RECIPE`. Keys are fields of the recipe (`"partition.alpha" = [0.0, 0.1]`);
-values are a list, or a table of named ones; a table as a value (`protocol = [{ name = "akd" }, { name = "ekd"
-}]`) changes what it names and keeps the rest. Runs that are done are not run again; a combination that cannot
-be is told and left out. The sweep's folder gets `sweep.csv`, `sweep.png`, `outputs.png` (for classification: the
-average outputs of every combination) and a folder for every run. `--quick` first applies the changes in the table
-`[quick]`. See `recipes/akd/`.
+values are a list, or a table of named ones; a table as a value (`protocol = [{ name = "akd" }, { name = "ekd" }]`)
+changes what it names and keeps the rest. What changes several tables at once goes into `[sweep.variants]`: `"8 bit,
+rarely" = { protocol = { every = 10 }, compression = { bits = 8 } }`. Runs that are done are not run again; a
+combination that cannot be is told and left out. The sweep's folder gets `sweep.csv`, `sweep.png`, `outputs.png`
+(for classification: the average outputs of every combination) and a folder for every run. `--quick` first applies
+the changes in the table `[quick]`. See `recipes/akd/`.
 
 Where agents send anything, a sweep also tells what its accuracy costs: a table per panel, `costs.csv` (the same
 figures, unrounded) and `costs.png` (accuracy against the bytes sent so far). Bytes are those that all agents, liars
 too, have sent in all rounds; what a hub sends is not among them. What the protocols measure (such as the consensus
-error) is in `measures.png`. A table `[compare]` says what the lines, which are the protocols or else the values of the
-last axis, are held against.
+error) is in `measures.png`. A table `[compare]` says what the lines, which are the protocols, the variants or else the values of
+the last axis, are held against.
 
 What a run brought is in its folder: `metrics.jsonl`, a row per round and agent, with whatever the protocol measures
 beside the scores; and `report.html`. For classification with at most 100 classes it also has `outputs.safetensors`,

@@ -104,6 +104,20 @@ def test_gain_of_rmse_is_a_difference():
     assert "-0.25" in shown.table_text()
 
 
+def test_an_agent_that_fell_behind_is_told():
+    """'a' loses 30 points since round 2; 'b' loses 5, which evaluation on a part may explain; 'c' lies."""
+    courses = {"a": (0.5, 0.9, 0.6), "b": (0.5, 0.95, 0.9), "c": (0.9, 0.9, 0.1)}
+    rows = [
+        row(done, name, accuracy=values[done - 1], test_samples=50, **({"lies": True} if name == "c" else {}))
+        for done in (1, 2, 3)
+        for name, values in courses.items()
+    ]
+    shown = summary(rows, agents=dict.fromkeys(courses, "mlp"))
+    assert shown.fallen() == ["a: 60.0 % after 90.0 % in round 2"]
+    assert "fell behind: a: 60.0 % after 90.0 % in round 2" in words(shown)
+    assert summary(ROWS).fallen() == []
+
+
 def test_many_agents_are_cut():
     names = {f"agent {i}": "mlp" for i in range(40)}
     text = summary([row(1, name, 1, 1) for name in names], agents=names).table_text()

@@ -18,6 +18,8 @@ from codistill.runtimes.observers import Row
 from codistill.text import bytes_text, duration_text
 from codistill.topology import Topology
 
+FALLEN = 0.1  # accuracy lost since the best round that is told: more than evaluation on a part can explain
+
 
 @dataclass(frozen=True)
 class AgentLine:
@@ -108,6 +110,21 @@ class Summary:
             for name, model in self.agents.items()
         ]
 
+    def fallen(self) -> list[str]:
+        """Honest agents that end far below what they once had, in words: one that collapsed is hidden by a mean."""
+        best: dict[str, Row] = {}
+        for row in self.rows:
+            known = best.get(row["agent"], {"accuracy": -1.0})["accuracy"]
+            if row.get("accuracy", -1.0) > known and not row.get("lies"):
+                best[row["agent"]] = row
+        last = _newest(self.rows)
+        now = {name: last[name]["accuracy"] for name in best}
+        return [
+            f"{name}: {self._score(now[name])} after {self._score(row['accuracy'])} in round {row['round']}"
+            for name, row in best.items()
+            if row["accuracy"] - now[name] > FALLEN
+        ]
+
     def scope(self) -> str:
         """What the figures were measured on, in words."""
         if not self.test_samples:
@@ -144,6 +161,9 @@ class Summary:
             f"{duration_text(self.seconds)}; 'own mix': {self.metric} on the agent's own distribution "
             "(its test data, or the common test set weighted by its classes)"
         )
+        if fallen := self.fallen():
+            more = f", and {len(fallen) - 3} more" if len(fallen) > 3 else ""
+            table.caption += f"\nfell behind: {'; '.join(fallen[:3])}{more}"
         table.caption_justify = "left"
         return table
 

@@ -193,3 +193,33 @@ def test_a_combination_that_cannot_be_is_told_and_left_out(tmp_path: Path) -> No
     assert f"{100 * float(np.mean(frame['accuracy'])):.1f}" in shown
     draw(sweep, table, tmp_path / "picture.png", percent=True)
     assert (tmp_path / "picture.png").stat().st_size > 5_000
+
+
+VARIED = (
+    TOY[: TOY.index("[sweep]")]
+    + """
+[sweep]
+seed = [0, 1]
+[sweep.variants]
+"as it is" = {}
+"other" = { protocol = { name = "alone", refit = true }, compression = { bits = 8 }, "agents.0.learner.c" = 1.0 }
+"""
+)
+
+
+def test_a_variant_changes_several_tables_at_once(toy: Path) -> None:
+    toy.write_text(VARIED)
+    sweep = read_sweep(toy)
+    plain, other = [recipe for labels, recipe in sweep.runs() if labels["seed"] == "1"]
+    assert lines_of(sweep).key == "variants"
+    assert (plain.protocol.name, plain.compression, plain.agents[0].options["c"]) == ("akd", None, 0.01)
+    assert (other.protocol.name, other.rounds, other.seed) == ("alone", 3, 1)
+    assert other.compression is not None
+    assert (other.compression.bits, other.agents[0].options["c"]) == (8, 1.0)
+
+
+@pytest.mark.parametrize("values", ["[1, 2]", '{ "a" = 1 }'])
+def test_a_variant_that_is_no_table_of_changes(toy: Path, values: str) -> None:
+    toy.write_text(TOY[: TOY.index("[sweep]")] + f"[sweep]\nvariants = {values}\n")
+    with pytest.raises(RecipeError, match="must be a table of named changes"):
+        read_sweep(toy)

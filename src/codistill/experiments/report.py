@@ -111,7 +111,14 @@ def _headline(summary: Summary, run: Run) -> str:
         f"<div{' class=wide' if '→' in name else ''}><dt>{name}</dt><dd>{value}</dd></div>"
         for value, name in ((pieces.escaped(value), pieces.escaped(name)) for value, name in figures)
     )
-    return f"<dl class='figures'>{items}</dl>{_absent(summary)}{_liars(run)}"
+    return f"<dl class='figures'>{items}</dl>{_absent(summary)}{_fallen(summary)}{_liars(run)}"
+
+
+def _fallen(summary: Summary) -> str:
+    """Who ends far below what it once had; empty if nobody does."""
+    fallen = summary.fallen()
+    who = "; ".join(fallen) if len(fallen) <= 6 else f"{len(fallen):,} of {len(summary.agents):,} agents"
+    return pieces.note(f"Fell behind: {who}.") if fallen else ""
 
 
 def _liars(run: Run, where: str = "") -> str:

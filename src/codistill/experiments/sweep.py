@@ -19,6 +19,7 @@ from codistill.experiments.store import METRICS, read_rows
 from codistill.settings import check_settings, from_table, setting
 
 TABLE, PICTURE, OUTPUTS_PICTURE = "sweep.csv", "sweep.png", "outputs.png"
+VARIANTS = "variants"  # the axis whose values change several fields at once
 COSTS_TABLE, COSTS_PICTURE, MEASURES_PICTURE = "costs.csv", "costs.png", "measures.png"
 
 
@@ -75,9 +76,8 @@ class Sweep:
             tables = copy.deepcopy(self.tables)
             for axis, label in zip(self.axes, labels, strict=True):
                 value = copy.deepcopy(axis.values[label])
-                if isinstance(value, dict) and isinstance(tables.get(axis.key), dict):
-                    value = {**tables[axis.key], **value}  # a protocol keeps the number of rounds
-                put(tables, axis.key, value)
+                for key, item in value.items() if axis.key == VARIANTS else ((axis.key, value),):
+                    _change(tables, key, item)
             chosen = {axis.key: label for axis, label in zip(self.axes, labels, strict=True)}
             yield chosen, make_recipe(tables, self.folder)
 
@@ -89,9 +89,9 @@ class Sweep:
 
 
 def lines_of(sweep: Sweep) -> Axis:
-    """The axis whose values are compared with one another: the protocols, or else the last axis."""
-    axes = [axis for axis in sweep.axes if axis.key != "seed"] or list(sweep.axes)
-    return next((axis for axis in axes if axis.key == "protocol"), axes[-1])
+    """The axis whose values are compared with one another: the protocols, variants, or else the last axis."""
+    axes = {axis.key: axis for axis in sweep.axes if axis.key != "seed"} or {axis.key: axis for axis in sweep.axes}
+    return axes.get("protocol") or axes.get(VARIANTS) or list(axes.values())[-1]
 
 
 def panels_of(sweep: Sweep) -> list[Axis]:
@@ -133,7 +133,20 @@ def read_sweep(path: Path, overrides: Sequence[str] = (), *, quick: bool = False
     return sweep
 
 
+def _change(tables: dict[str, Any], key: str, value: Any) -> None:
+    """Set a field; a table changes what it names and keeps the rest, such as a protocol's number of rounds."""
+    if isinstance(value, dict) and isinstance(tables.get(key), dict):
+        value = {**tables[key], **value}
+    put(tables, key, value)
+
+
 def _axis(key: str, values: Any) -> Axis:
+    if key == VARIANTS and not (isinstance(values, dict) and all(isinstance(each, dict) for each in values.values())):
+        raise RecipeError(
+            f"sweep.{VARIANTS} must be a table of named changes of the recipe.",
+            f"{values!r}"[:100],
+            f'Write [sweep.{VARIANTS}] and below it "8 bit" = {{ compression = {{ bits = 8 }} }}.',
+        )
     if isinstance(values, dict) and values:
         return Axis(key, values, named=True)
     if isinstance(values, list) and values:
