@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -15,36 +15,11 @@ from rich.table import Table
 import codistill as cd
 from bench import bare, bare_fedal
 from bench.measure import Figure, alternate, ratio, seconds, speedup
+from bench.peers import peers
+from bench.running import Rounds, started
 from bench.workloads import lenets, pair, small
-from codistill.runtimes.host import BEGIN
-from codistill.runtimes.processes import Processes
-from codistill.runtimes.runtime import Runtime
 
 ROUNDS, REPEATS, BATCH, TRANSFER = 10, 7, 32, 4
-
-
-@contextlib.contextmanager
-def started(federation: cd.Federation) -> Iterator[tuple[Runtime, tuple[str, ...]]]:
-    """A federation in worker processes, past its first phase."""
-    runtime = Processes(federation._stage())
-    names = tuple(agent.name for agent in federation.agents)
-    try:
-        runtime.run(BEGIN, names)
-        yield runtime, names
-    finally:
-        runtime.close()
-
-
-class Rounds:
-    """A callable that runs the next `count` rounds."""
-
-    def __init__(self, runtime: Runtime, names: tuple[str, ...], count: int) -> None:
-        self._runtime, self._names, self._count, self._next = runtime, names, count, 0
-
-    def __call__(self) -> None:
-        for t in range(self._next, self._next + self._count):
-            self._runtime.run(t, self._names)
-        self._next += self._count
 
 
 def training(protocol: cd.Protocol, transfer: int) -> list[Figure]:
@@ -118,7 +93,7 @@ def scaling() -> list[Figure]:
             sides[count] = Rounds(runtime, names, max(1, 1000 // count))
         spent = alternate(5, *sides.values())
         for (count, side), values in zip(sides.items(), spent, strict=True):
-            per_agent[count] = [value / (count * side._count) for value in values]
+            per_agent[count] = [value / (count * side.count) for value in values]
     least = [min(values) for values in zip(*per_agent.values(), strict=True)]
     most = [max(values) for values in zip(*per_agent.values(), strict=True)]
     figures = [
@@ -181,6 +156,7 @@ BENCHES: dict[str, Callable[[], list[Figure]]] = {
     "evaluation": evaluation,
     "scaling": scaling,
     "exchange": exchange,
+    "peers": peers,
 }
 
 

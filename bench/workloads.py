@@ -6,6 +6,7 @@ import numpy as np
 
 import codistill as cd
 from codistill.errors import DataError
+from codistill.graphs import Graph
 from codistill.learners.zoo import build
 
 
@@ -34,6 +35,18 @@ def lenets(protocol: cd.Protocol, *, agents: int = 10, samples: int = 1200, test
     return cd.Federation(members, protocol, public=public, test=images(test) if test else None, classes=10)
 
 
+def devices(count: int, protocol: cd.Protocol, graph: Graph, *, samples: int) -> cd.Federation:
+    """Devices with LeNet-5 on a graph, so many samples each; a common reference set of 1,024 images."""
+    x, y = images(count * samples)
+    members = [
+        cd.Agent(f"a{i}", cd.TorchLearner(build("lenet5", (1, 28, 28), 10)), x[i::count], y[i::count])
+        for i in range(count)
+    ]
+    topology = graph.over([member.name for member in members])
+    public = np.random.default_rng(1).random((1024, 1, 28, 28), dtype=np.float32)
+    return cd.Federation(members, protocol, public=public, classes=10, topology=topology)
+
+
 def pair(protocol: cd.Protocol, model: str, samples: int, batch: int, epochs: int) -> cd.Federation:
     """Two agents with the same architecture, each fitted anew in every round; squared loss."""
     x, y = images(2 * samples)
@@ -45,7 +58,7 @@ def pair(protocol: cd.Protocol, model: str, samples: int, batch: int, epochs: in
     return cd.Federation(members, protocol, classes=10)
 
 
-def small(agents: int, protocol: cd.Protocol) -> cd.Federation:
+def small(agents: int, protocol: cd.Protocol, graph: Graph | None = None) -> cd.Federation:
     """Logistic regression, 20 samples each."""
     rng = np.random.default_rng(0)
     members = [
@@ -53,4 +66,5 @@ def small(agents: int, protocol: cd.Protocol) -> cd.Federation:
         for i in range(agents)
     ]
     public = rng.random((64, 20), dtype=np.float32)
-    return cd.Federation(members, protocol, public=public, classes=10)
+    topology = graph.over([member.name for member in members]) if graph else None
+    return cd.Federation(members, protocol, public=public, classes=10, topology=topology)

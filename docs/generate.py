@@ -34,8 +34,8 @@ the changes in the table `[quick]`. See `recipes/akd/`.
 
 Where agents send anything, a sweep also tells what its accuracy costs: a table per panel, `costs.csv` (the same
 figures, unrounded) and `costs.png` (accuracy against the bytes sent so far). Bytes are those that all agents, liars
-too, have sent in all rounds; what a hub sends is not among them. What the protocols measure (such as the consensus
-error) is in `measures.png`. A table `[compare]` says what the lines, which are the protocols, the variants or else the values of
+too, and the hub have sent in all rounds. What the protocols measure (such as the consensus error) is in
+`measures.png`. A table `[compare]` says what the lines, which are the protocols, the variants or else the values of
 the last axis, are held against.
 
 What a run brought is in its folder: `metrics.jsonl`, a row per round and agent, with whatever the protocol measures

@@ -155,6 +155,14 @@ def test_runs_are_paired_within_their_panel(made) -> None:
     assert np.isnan(found.loc[("skewed", "Talk"), "fewer_bytes"])
 
 
+def test_what_a_hub_sends_is_counted_where_there_is_one(made) -> None:
+    """Talk goes through a hub, which sends 7 bytes to each of three agents in each of three rounds: 63 more."""
+    plain, frame = costs(made(), frame_of()).set_index("protocol"), frame_of()
+    frame["from_hub"] = np.where(frame["protocol"] == "Talk", 7.0, np.nan)
+    found = costs(made(), frame).set_index("protocol")
+    assert (found["bytes"] - plain["bytes"]).to_dict() == {"Talk": 63, "Shout": 0, "Silo": 0}
+
+
 def test_only_what_is_asked_for_is_told(made) -> None:
     sweep = made(RECIPE)
     assert set(costs(sweep, frame_of()).columns) == {

@@ -18,7 +18,7 @@ from codistill.runtimes.faults import Fault
 from codistill.summary import Summary
 
 # What every row may hold without a protocol having measured anything.
-_ALWAYS = ("round", "agent", "present", "sent", "received", "lies")
+_ALWAYS = ("round", "agent", "present", "sent", "received", "from_hub", "lies")
 _NO_MEASURES = {*_ALWAYS, "test_samples", "accuracy", "own_accuracy", "rmse", "own_rmse"}
 # Title and one sentence of the figures that the bundled protocols measure.
 _KNOWN = {

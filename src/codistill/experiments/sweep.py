@@ -14,7 +14,7 @@ import pandas as pd
 
 from codistill.errors import LearnerError, RecipeError, nearest
 from codistill.experiments.recipe import Recipe, make_recipe, override, put, read_tables
-from codistill.experiments.run import RECIPE, execute, reopen
+from codistill.experiments.run import RECIPE, execute, reopen, topology_of
 from codistill.experiments.store import METRICS, read_rows
 from codistill.settings import check_settings, from_table, setting
 
@@ -204,7 +204,9 @@ def execute_sweep(
         said = f"accuracy {100 * sum(last) / len(last):.1f} %" if last else "done"
         said += f" (of the {len(honest)} honest agents)" if any(row.get("lies") for row in rows) else ""
         tell(f"[{number}/{len(sweep)}] {words}: {said}")
-        frames.append(pd.DataFrame([{**labels, **row} for row in rows]))
+        # With a hub, all that agents receive is from it; between peers every message is in somebody's `sent`.
+        frame = pd.DataFrame([{**labels, **row} for row in rows])
+        frames.append(frame.assign(from_hub=frame["received"]) if topology_of(recipe).hub else frame)
     if not frames:
         raise RecipeError("A sweep must hold at least one run that can be.", "none", "See what was said above.")
     frame = pd.concat(frames, ignore_index=True)

@@ -73,9 +73,11 @@ def _runs(sweep: Sweep, frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _sent_so_far(sweep: Sweep, frame: pd.DataFrame) -> pd.Series[float]:
-    """Bytes that all agents of a run together, liars too, have sent up to each round, evaluated or not."""
+    """Bytes that all agents of a run, liars too, and its hub have sent up to each round, evaluated or not."""
     run = [*shown_keys(sweep), _REPEAT]
-    by_round = _with_repeat(sweep, frame).groupby([*run, "round"])["sent"].sum()  # sorted, so rounds are in order
+    from_hub = frame["from_hub"].fillna(0) if "from_hub" in frame else 0
+    known = _with_repeat(sweep, frame.assign(sent=frame["sent"] + from_hub))
+    by_round = known.groupby([*run, "round"])["sent"].sum()  # sorted, so rounds are in order
     return by_round.groupby(level=run).cumsum().astype(float)
 
 

@@ -28,7 +28,7 @@ from codistill.experiments.sweep_view import (
 from codistill.look import MUTED
 from codistill.text import bytes_text
 
-_CAPTION = "bytes: sent by all agents in all rounds, each message counted once"
+_CAPTION = "bytes: sent by all agents and the hub in all rounds, each message counted once"
 
 Cell = Callable[[Any], str]  # of a row of costs
 
@@ -116,7 +116,7 @@ def draw_costs(sweep: Sweep, table: pd.DataFrame, path: Path, *, percent: bool) 
             label = f"target: {target_words(target, percent=percent)}"
             place.axhline(target, color=MUTED, linestyle="dotted", linewidth=1.2, label=label)
         place.set_title(title)
-        place.set_xlabel("bytes sent so far, all agents")
+        place.set_xlabel("bytes sent so far, all together")
         place.set_xscale("log")
         place.xaxis.set_major_locator(_ticks(decades))
         place.xaxis.set_major_formatter(lambda count, _: bytes_text(count).replace(".0 ", " "))
