@@ -181,6 +181,21 @@ def test_an_agent_that_is_gone_does_not_stop_the_others(case: Case, federation: 
 
 
 @every_protocol
+def test_compression_is_the_same_everywhere_and_shorter(case: Case, federation: Any) -> None:
+    """8 bits, without loss of a message, in both runtimes; models that travel as bytes are left as they are."""
+    small = cd.Compression(bits=8, error_feedback=True)
+    plain, here, there = (
+        federation(case, compression=setting).run(1, runtime=runtime, alone=False, progress=False).rows
+        for setting, runtime in ((None, "simulation"), (small, "simulation"), (small, "processes"))
+    )
+    assert here == there
+    assert all(np.isfinite(row["accuracy"]) for row in here)
+    sent, packed = (sum(row["sent"] for row in rows) for rows in (plain, here))
+    # Of a model that travels, only weights of networks are arrays: a forest stays as it is.
+    assert packed < (1.0 if case.protocol.needs & cd.Ability.PORTABLE else 0.6) * sent or not sent
+
+
+@every_protocol
 def test_lost_messages_do_not_stop_the_round(case: Case, federation: Any) -> None:
     lossy = [cd.Fault(kind="drop", rate=0.4)]
     posted: list[int] = []  # bytes of messages to agents, lost or not
