@@ -66,8 +66,9 @@ class Message(Mapping[str, Any]):
             array = self.arrays.get(name)
             if array is None:
                 raise MessageError(f"The message must hold an array '{name}'.", f"{sorted(self)}", _SAME)
-            if len(array.shape) != len(shape) or any(
-                want not in (None, has) for want, has in zip(shape, array.shape, strict=True)
+            if array.shape != shape and (
+                len(array.shape) != len(shape)
+                or any(want not in (None, has) for want, has in zip(shape, array.shape, strict=True))
             ):
                 raise MessageError(f"'{name}' must have shape {_show(shape)}.", _show(array.shape), _SAME)
             if isinstance(like, np.ndarray) and array.dtype != like.dtype:

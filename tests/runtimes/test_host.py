@@ -259,6 +259,45 @@ def test_randomness_depends_on_seed_agent_and_round_only() -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
+class OneByOne(Draw):
+    """The same with a send to each neighbour and a receive, in as many steps as an exchange."""
+
+    async def round(self, me: cd.Agent, t: int) -> None:
+        async def exchange(**items: Any) -> None:
+            await me._send(dict.fromkeys(me.neighbours, Message.of(**items)))
+            await me._receive(me.sources, None)
+
+        me.exchange = exchange  # type: ignore[method-assign, assignment]
+        await super().round(me, t)
+        del me.exchange
+
+
+def test_an_exchange_is_a_send_and_a_receive_for_randomness_too() -> None:
+    assert _run(OneByOne(), "simulation", seed=7) == _run(Draw(), "simulation", seed=7)
+
+
+def test_mixing_is_the_weighted_sum_in_the_order_of_the_roster_and_keeps_the_dtype() -> None:
+    agent = cd.Agent("a", Silent(), [[0.0], [1.0]], [0, 1])
+    agent.topology = cd.Topology.complete(["a", "b", "c"])
+    rng = np.random.default_rng(0)
+    for kind, shape in (("f4", (3, 2)), ("f8", (2,)), ("f2", ()), ("i8", (2,))):
+        own, b, c = (np.asarray(10 * rng.random(shape)).astype(kind) for _ in range(3))
+        before, third = own.copy(), 1 / 3
+        expected = ((1.0 - (third + third)) * own + third * b) + third * c
+        mixed = agent.mix(own, {"b": b, "c": c})
+        assert mixed.dtype == kind
+        assert np.array_equal(mixed, expected.astype(kind))
+        assert np.array_equal(own, before)
+    # Who sends more digits is taken with all of them.
+    own, b, c = rng.random(50).astype(np.float32), rng.random(50), rng.random(50)
+    expected = ((1.0 - (third + third)) * own + third * b) + third * c
+    assert np.array_equal(agent.mix(own, {"b": b, "c": c}), expected.astype(np.float32))
+    # A new topology has its own weights.
+    agent.topology = cd.Topology.complete(["a", "b"])
+    assert agent.mix(np.zeros(1), {"b": np.ones(1)}) == 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
 class Stranger(Probe):
     """Speaks past the links."""
 

@@ -18,6 +18,7 @@ import safetensors
 from safetensors.numpy import save
 
 from codistill.errors import MessageError
+from codistill.wire import layouts
 from codistill.wire.packing import BODY, unpack
 
 Arrays = dict[str, np.ndarray]
@@ -47,8 +48,9 @@ _TO_DO = "The sender must use the same version of codistill and the same protoco
 def encode(arrays: Mapping[str, np.ndarray], values: Mapping[str, Any]) -> bytes:
     """Bytes of named arrays and plain values; equal content gives equal bytes."""
     contiguous = {name: _sendable(name, array) for name, array in arrays.items()}
-    metadata = {"v": _dump(values)} if values else None
-    return bytes(save(contiguous, metadata))
+    if values:
+        return bytes(save(contiguous, {"v": _dump(values)}))
+    return layouts.join(contiguous) or layouts.learn_to_join(contiguous, bytes(save(contiguous)))
 
 
 def encode_packed(arrays: Mapping[str, np.ndarray], values: Mapping[str, Any], packed: list[Any], body: bytes) -> bytes:
@@ -65,11 +67,18 @@ def decode(data: bytes, *, finite: bool = True, limit: int = SIZE_LIMIT) -> tupl
     if len(data) > limit:
         raise MessageError(f"A message must have at most {limit} bytes.", f"{len(data)} bytes", _TO_DO)
     try:
+        layout = layouts.of(data)
+        if layout is not None:
+            numbers, arrays = layout.read(data)
+            if not finite or np.isfinite(numbers).all():
+                return arrays, {}
         tensors = safetensors.deserialize(data)  # type: ignore[no-untyped-call]
         arrays = {name: _array(tensor) for name, tensor in tensors}
         values, packed = _metadata(data)
         if packed is not None:
             arrays = unpack(arrays, packed, len(data), limit)
+        elif not values:
+            layouts.learn(data, arrays)
     except (safetensors.SafetensorError, ValueError, KeyError, TypeError, RecursionError, OverflowError) as error:
         raise MessageError("A message must be a valid safetensors encoding.", str(error)[:200], _TO_DO) from None
     if finite:
@@ -86,6 +95,8 @@ def is_sendable(dtype: np.dtype[Any]) -> bool:
 
 def _sendable(name: str, array: np.ndarray) -> np.ndarray:
     _check_name(name)
+    if array.dtype in _SENDABLE and array.flags.c_contiguous:
+        return array
     if not is_sendable(array.dtype):
         raise MessageError(
             "An array in a message must hold numbers.",

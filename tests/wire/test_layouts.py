@@ -1,0 +1,106 @@
+"""Layouts met before: what is remembered changes no byte and no answer, and lets nothing unsound through."""
+
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from safetensors.numpy import save
+
+from codistill.errors import MessageError
+from codistill.wire import layouts
+from codistill.wire.codec import decode, encode
+
+shapes = hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3)
+numbers = {dtype: st.integers(0, 1) if dtype != "bool" else st.booleans() for dtype in ("bool", "i8", "f2", "f4", "f8")}
+arrays_of = st.one_of([hnp.arrays(dtype, shapes, elements=element) for dtype, element in numbers.items()])
+some_arrays = st.dictionaries(st.sampled_from(["a", "b", "w.é", 'q"\n']), arrays_of, max_size=4)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_known():
+    _forget()
+
+
+def _forget():
+    layouts._layouts.clear()
+    layouts._headers.clear()
+
+
+def _answer(data):
+    """What becomes of some bytes, in a form that can be compared."""
+    try:
+        arrays, values = decode(data)
+    except MessageError as error:
+        return str(error)
+    shown = {name: (a.dtype, a.shape, a.tobytes(), a.flags.writeable) for name, a in arrays.items()}
+    return shown, values
+
+
+@settings(derandomize=True, database=None, deadline=None, max_examples=100)
+@given(arrays=some_arrays)
+def test_a_known_layout_is_written_and_read_as_an_unknown_one(arrays):
+    contiguous = {name: np.ascontiguousarray(array).reshape(array.shape) for name, array in arrays.items()}
+    _forget()
+    data = encode(arrays, {})
+    assert encode(arrays, {}) == data == save(contiguous)
+    assert _answer(data) == _answer(data)
+    other = {name: np.zeros_like(array) for name, array in contiguous.items()}
+    assert encode(other, {}) == save(other)
+    known = _answer(save(other))
+    _forget()
+    assert known == _answer(save(other))
+
+
+def test_weights_have_a_layout_and_messages_with_values_have_none():
+    weights = {"w": np.ones((3, 4), np.float32), "b": np.ones(3, np.float32)}
+    data = encode(weights, {})
+    assert layouts.of(data) is None
+    decode(data)
+    assert layouts.of(data) is not None
+    for other in (encode(weights, {"n": 1}), encode({**weights, "n": np.arange(3)}, {}), encode({}, {})):
+        decode(other)
+        assert layouts.of(other) is None
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_numbers_of_a_known_layout_are_looked_at_every_time(bad):
+    decode(encode({"a": np.ones(2), "z": np.ones(2)}, {}))
+    data = encode({"a": np.ones(2), "z": np.array([1.0, bad])}, {})
+    assert layouts.of(data) is not None
+    with pytest.raises(MessageError, match=r"must be finite.*'z'"):
+        decode(data)
+    assert decode(data, finite=False)[0]["a"].tolist() == [1, 1]
+
+
+def test_a_known_header_with_a_body_of_another_length_is_refused():
+    data = encode({"z": np.ones((2, 3), np.float32)}, {})
+    decode(data)
+    for wrong in (data[:-4], data + bytes(4), data[:-24]):
+        with pytest.raises(MessageError, match="valid safetensors encoding"):
+            decode(wrong)
+
+
+def test_changed_bytes_get_the_same_answer_whatever_was_read_before():
+    rng = random.Random(0)
+    data = encode({"w": np.ones((2, 3), np.float32), "b": np.zeros(3, np.float32)}, {})
+    for _ in range(2000):
+        changed = bytearray(data)
+        for _ in range(rng.choice((1, 2, 8))):
+            changed[rng.randrange(len(changed))] = rng.choice((rng.randrange(256), *b'0123456789",:[]{}'))
+        changed = bytes(changed[: rng.choice((len(data), rng.randrange(len(data))))])
+        decode(data)
+        before = _answer(changed)
+        _forget()
+        assert before == _answer(changed)
+
+
+def test_no_more_than_some_layouts_are_remembered():
+    for size in range(1, 3 * layouts._MOST):
+        decode(encode({"z": np.ones(size)}, {}))
+    assert len(layouts._layouts) <= layouts._MOST
+    assert len(layouts._headers) <= layouts._MOST
+    decode(encode({"n" * layouts._LONGEST: np.ones(1)}, {}))
+    assert all(len(header) <= layouts._LONGEST for header in layouts._layouts)
