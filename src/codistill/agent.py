@@ -10,7 +10,7 @@ import copy
 import re
 import types
 from collections import Counter
-from collections.abc import Collection, Generator, Mapping
+from collections.abc import Collection, Generator, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -120,25 +120,40 @@ class Node:
         self.measures += [(agent, name, float(value)) for name, value in values.items()]
 
     async def _send(self, messages: Mapping[str, Message]) -> None:
-        for receiver in messages:
-            if not self.topology.may_speak(self.name, receiver):
-                raise RuntimeFault(
-                    "A message may only go along a link of the topology.",
-                    f"'{self.name}' tried to send to '{receiver}'",
-                    "Send to the hub or to a neighbour, or choose another topology.",
-                )
+        self._check_links(messages)
         await self._yield(Send(messages))
 
     async def _receive(self, senders: tuple[str, ...], expect: Expectation | None) -> dict[str, Message]:
         arrived: dict[str, Message] = await self._yield(Receive(senders, expect or {}))
         return arrived
 
+    async def _swap(
+        self, messages: Mapping[str, Message], senders: tuple[str, ...], expect: Expectation | None
+    ) -> dict[str, Message]:
+        """Send, then receive."""
+        self._check_links(messages)
+        arrived: dict[str, Message] = await self._yield(Send(messages), Receive(senders, expect or {}))
+        return arrived
+
+    def _check_links(self, receivers: Iterable[str]) -> None:
+        for receiver in receivers:
+            if not self.topology.may_speak(self.name, receiver):
+                raise RuntimeFault(
+                    "A message may only go along a link of the topology.",
+                    f"'{self.name}' tried to send to '{receiver}'",
+                    "Send to the hub or to a neighbour, or choose another topology.",
+                )
+
     @types.coroutine
-    def _yield(self, effect: Effect) -> Generator[Effect, Any, Any]:
-        answer = yield effect
-        # Other nodes may have run meanwhile and used the libraries' global generators.
+    def _yield(self, *effects: Effect) -> Generator[Effect, Any, Any]:
+        """One effect after the other; returns the answer to the last."""
+        answer = None
+        for effect in effects:
+            answer = yield effect
+        # Other nodes may have run meanwhile and used the libraries' global generators. Every effect is a step, but
+        # between effects that are yielded together nobody draws.
         name, phase, step = self._moment
-        self._moment = (name, phase, int(step) + 1)
+        self._moment = (name, phase, int(step) + len(effects))
         seed_libraries(self.seed, *self._moment)
         return answer
 
@@ -160,6 +175,7 @@ class Agent(Node):
         self.class_mix: np.ndarray | None = None  # how many samples of each class it holds
         self.learned = False  # whether it has been in a run
         self._data, self._test = (x, y), test
+        self._mixing: tuple[Topology, Mapping[str, float]] | None = None
 
     def settle(self, classes: int) -> None:
         """Make the shard, now that the federation knows how many classes there are."""
@@ -197,8 +213,8 @@ class Agent(Node):
         self, message: Message | None = None, /, *, expect: Expectation | None = None, **items: Any
     ) -> Message | None:
         """Send to the hub and wait for its answer; None if there is none."""
-        await self.send(HUB, message, **items)
-        return await self.receive(HUB, expect=expect)
+        arrived = await self._swap({HUB: message or Message.of(**items)}, (HUB,), expect)
+        return arrived.get(HUB)
 
     async def exchange(
         self,
@@ -217,16 +233,25 @@ class Agent(Node):
         to, of = self.neighbours, self.sources
         if among is not None:
             to, of = (tuple(name for name in names if name in among) for names in (to, of))
-        await self._send(dict.fromkeys(to, message))
-        return await self._receive(of, expect)
+        return await self._swap(dict.fromkeys(to, message), of, expect)
 
     def mix(self, own: np.ndarray, heard: Mapping[str, np.ndarray]) -> np.ndarray:
         """Own and sources' values with the topology's weights; who is missing leaves its weight to me."""
-        weights = self.topology.weights(self.name)
-        mixed = (1.0 - sum(weights[name] for name in heard)) * own
+        weights = self._mixing_weights()
+        mixed = (1.0 - sum([weights[name] for name in heard])) * own
         for name, value in heard.items():
-            mixed = mixed + weights[name] * value
-        return mixed.astype(own.dtype)
+            part = weights[name] * value
+            if part.dtype == mixed.dtype and part.shape == mixed.shape:
+                mixed += part  # the same numbers as below, without fresh memory
+            else:
+                mixed = mixed + part
+        return mixed.astype(own.dtype, copy=False)
+
+    def _mixing_weights(self) -> Mapping[str, float]:
+        """Asked for by every array of every message: made once for a topology."""
+        if self._mixing is None or self._mixing[0] is not self.topology:
+            self._mixing = self.topology, self.topology.weights(self.name)
+        return self._mixing[1]
 
     def open_model(self, sender: str, message: Message) -> Any:
         """The model in a message, ready to predict on one's own data; None, and a refusal, if unsound."""
