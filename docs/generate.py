@@ -150,7 +150,7 @@ def page() -> str:
             parts.append(table(f'[topology] kind = "{kind}"', graph, note))
         elif kind not in TOPOLOGIES:
             parts.append(f'### [topology] kind = "{kind}"\n\n{note}\n')
-    common = "Besides: `rounds` (10 by default) and `topology` (star, complete, ring, silent; by default its own)."
+    common = "Besides: `rounds` (10 by default) and `topology` (star, complete, ring, silent; absent: what suits it)."
     for name, protocol in PROTOCOLS.items():
         parts.append(table(f'[protocol] name = "{name}"', protocol, common))
     sampled = "Besides: `participation`, the share of agents sampled per round (1.0 by default)."

@@ -12,8 +12,10 @@ from codistill.graphs import (
     ErdosRenyi,
     Expander,
     Geometric,
+    Islands,
     Matrix,
     Random,
+    Star,
     Torus,
     most_square,
 )
@@ -151,6 +153,28 @@ def test_a_listed_graph_and_a_matrix_are_taken_as_they_are():
         assert made.directed
         assert made.sources("a") == ("b",)
         assert np.array_equal(made.matrix(), turning)
+
+
+def test_a_star_has_the_hub_or_an_agent_in_its_centre():
+    assert Star().over(names(3)).hub
+    star = Star(centre="n1").over(names(3))
+    assert not star.hub
+    assert links(star) == {("n1", "n0"), ("n0", "n1"), ("n1", "n2"), ("n2", "n1")}
+    with pytest.raises(RecipeError, match="must be an agent.*'n9'"):
+        Star(centre="n9").over(names(3))
+
+
+def test_islands_are_names_that_differ_by_their_number_only():
+    topology = Islands().over(["a-1", "b", "a-2", "a-b-1", "a-10"])
+    assert topology.groups == (("a-1", "a-2", "a-10"), ("b",), ("a-b-1",))
+    assert {frozenset(link) for link in links(topology)} == {
+        frozenset(pair) for pair in (("a-1", "a-2"), ("a-1", "a-10"), ("a-2", "a-10"))
+    }
+    topology.check_mixing()  # each by itself
+
+
+def test_a_degree_beyond_all_agents_is_that_of_a_complete_graph_at_most():
+    assert Random(degree=10**12).over(names(4)).degrees[1] <= 3
 
 
 def test_every_kind_knows_its_name():

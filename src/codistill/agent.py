@@ -10,7 +10,7 @@ import copy
 import re
 import types
 from collections import Counter
-from collections.abc import Collection, Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -217,23 +217,11 @@ class Agent(Node):
         return arrived.get(HUB)
 
     async def exchange(
-        self,
-        message: Message | None = None,
-        /,
-        *,
-        expect: Expectation | None = None,
-        among: Collection[str] | None = None,
-        **items: Any,
+        self, message: Message | None = None, /, *, expect: Expectation | None = None, **items: Any
     ) -> dict[str, Message]:
-        """Send to all neighbours and return what all sources sent, by name, in the order of the roster.
-
-        `among` names those neighbours and sources with whom alone it is done; they must do the same.
-        """
+        """Send to all neighbours and return what all sources sent, by name, in the order of the roster."""
         message = message or Message.of(**items)
-        to, of = self.neighbours, self.sources
-        if among is not None:
-            to, of = (tuple(name for name in names if name in among) for names in (to, of))
-        return await self._swap(dict.fromkeys(to, message), of, expect)
+        return await self._swap(dict.fromkeys(self.neighbours, message), self.sources, expect)
 
     def mix(self, own: np.ndarray, heard: Mapping[str, np.ndarray]) -> np.ndarray:
         """Own and sources' values with the topology's weights; who is missing leaves its weight to me."""

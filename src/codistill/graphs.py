@@ -5,7 +5,9 @@ All are connected. A random one depends on the seed and on the order of the name
 
 from __future__ import annotations
 
+import itertools
 import math
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +15,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from codistill.errors import RecipeError
+from codistill.errors import RecipeError, nearest
 from codistill.randomness import derive, generator
 from codistill.settings import check_settings, setting
 from codistill.topology import Topology
@@ -41,13 +43,18 @@ class Graph(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class Star(Graph):
-    """Everyone speaks to the hub, and to nobody else."""
+    """Everyone speaks to the hub, or to an agent in the centre, and to nobody else."""
 
     kind = "star"
+    centre: str | None = setting(None, "the agent in the centre, among peers; absent: the hub")
 
     def over(self, names: Sequence[str], seed: int = 0) -> Topology:
         """This graph over these agents."""
-        return Topology.star(names)
+        if self.centre is None:
+            return Topology.star(names)
+        if self.centre not in names:
+            raise RecipeError("topology.centre must be an agent.", f"'{self.centre}'", nearest(self.centre, names))
+        return Topology(names, [(self.centre, name) for name in names], kind=self.kind)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,8 +91,29 @@ class Silent(Graph):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Islands(Graph):
+    """Agents whose names differ by the number at their end only (those of one [[agents]] table) speak to each other.
+
+    Groups are separate on purpose: this is how d_sgd runs on devices of several architectures.
+    """
+
+    kind = "islands"
+
+    def over(self, names: Sequence[str], seed: int = 0) -> Topology:
+        """This graph over these agents."""
+        groups: dict[str, list[str]] = {}
+        for name in names:
+            groups.setdefault(re.sub(r"-\d+$", "", name), []).append(name)
+        pairs = [pair for group in groups.values() for pair in itertools.combinations(group, 2)]
+        return Topology(names, pairs, kind=self.kind, groups=list(groups.values()))
+
+
+@dataclass(frozen=True, kw_only=True)
 class Torus(Graph):
-    """A grid, as square as the number of agents allows, whose opposite sides are joined: four links each."""
+    """A grid, as square as the number of agents allows, whose opposite sides are joined.
+
+    Four links each; in a grid of two rows, or of two columns, three or two.
+    """
 
     kind = "torus"
 
@@ -116,7 +144,7 @@ class Random(Graph):
         """This graph over these agents."""
         rng = generator(seed if self.seed is None else self.seed, "topology", self.kind)
         order = [int(place) for place in rng.permutation(len(names))]
-        free = [self.degree] * len(names)
+        free = [min(self.degree, len(names) - 1)] * len(names)
         pairs, joined = [], order[:1]  # those in the tree who may have one more link
         for new in order[1:]:
             chosen = int(rng.integers(len(joined)))
@@ -244,7 +272,10 @@ class Edges(Graph):
 
 @dataclass(frozen=True, kw_only=True)
 class Matrix(Graph):
-    """The graph of a mixing matrix W: agent m speaks to n where row n has a weight for m."""
+    """The graph of a mixing matrix W: agent m speaks to n where row n has a weight for m.
+
+    Rows are those who hear. Bistritz et al. write w_nm for what n says to m: transpose a directed W of theirs.
+    """
 
     kind = "matrix"
     matrix: tuple[list[float], ...] = setting(
@@ -264,5 +295,5 @@ def most_square(number: int) -> tuple[int, int]:
 
 KINDS: dict[str, type[Graph]] = {
     cls.kind: cls
-    for cls in (Star, Complete, Ring, Silent, Torus, Random, Geometric, ErdosRenyi, Expander, Edges, Matrix)
+    for cls in (Star, Complete, Ring, Silent, Islands, Torus, Random, Geometric, ErdosRenyi, Expander, Edges, Matrix)
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Any
@@ -83,11 +82,6 @@ class Message(Mapping[str, Any]):
     def signature(self) -> tuple[tuple[str, tuple[int, ...], str], ...]:
         """Names, shapes and dtypes: what two messages of the same kind share."""
         return tuple((name, self.arrays[name].shape, self.arrays[name].dtype.str) for name in sorted(self.arrays))
-
-    @property
-    def fingerprint(self) -> str:
-        """The signature in 16 characters, to tell others of it."""
-        return hashlib.sha256(repr(self.signature).encode()).hexdigest()[:16]
 
     def __getitem__(self, name: str) -> Any:
         if name in self.arrays:

@@ -161,6 +161,8 @@ class Summary:
             f"{duration_text(self.seconds)}; 'own mix': {self.metric} on the agent's own distribution "
             "(its test data, or the common test set weighted by its classes)"
         )
+        if len(lines) > 1 and not any(line.sent for line in lines):
+            table.caption += "; no agent sent anything"
         if fallen := self.fallen():
             more = f", and {len(fallen) - 3} more" if len(fallen) > 3 else ""
             table.caption += f"\nfell behind: {'; '.join(fallen[:3])}{more}"

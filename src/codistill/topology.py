@@ -19,7 +19,8 @@ class Topology:
 
     An edge (a, b) lets a speak to b and, unless the graph is directed, b to a. `weights` is the matrix W with a row
     and a column per agent: w_nm is how much of the word of m is taken by n. Without it, weights are those of
-    Metropolis and Hastings. More graphs are in `codistill.graphs`.
+    Metropolis and Hastings. `groups` are separate on purpose: each is to be joined in itself, not with the others.
+    More graphs are in `codistill.graphs`.
     """
 
     def __init__(
@@ -31,7 +32,9 @@ class Topology:
         directed: bool = False,
         weights: Any = None,
         kind: str = "edges",
+        groups: Sequence[Sequence[str]] | None = None,
     ) -> None:
+        self.groups = (tuple(names),) if groups is None else tuple(map(tuple, groups))  # each is to agree by itself
         self.names, self.hub, self.directed, self.kind = tuple(names), hub, directed, kind
         self._places = {name: place for place, name in enumerate(self.names)}
         if len(self._places) < len(self.names):
@@ -186,18 +189,17 @@ class Topology:
         """1 - the second largest singular value of W: how fast mixing brings all to the mean, from 0 to 1."""
         return spectral_gap(self.matrix()) if self.names and not self.unreached else 0.0
 
-    def check_mixing(self, among: Sequence[str] | None = None) -> None:
-        """Raise unless values can mix over all agents, or over some by themselves: each must be reached from each."""
-        names = self.names if among is None else among
-        if unreached := self._unreached(names):
-            sender, receiver = unreached
-            raise RecipeError(
-                "To agree, every agent must be reached from every other over the links"
-                + (" in their directions" if self.directed else "")
-                + ("." if len(names) == len(self.names) else f" among {', '.join(names)}."),
-                f"'{receiver}' cannot be reached from '{sender}'",
-                "Add links, or use a topology that is connected, such as ring.",
-            )
+    def check_mixing(self) -> None:
+        """Raise unless values can mix over all agents of a group: each must be reached from each."""
+        for group in self.groups:
+            if unreached := self._unreached(group):
+                sender, receiver = unreached
+                raise RecipeError(
+                    "To agree, every agent must be reached from every other over the links"
+                    + (" in their directions." if self.directed else "."),
+                    f"'{receiver}' cannot be reached from '{sender}'",
+                    "Add links, or use a topology that is connected, such as ring.",
+                )
 
     def _ordered(self, linked: Mapping[str, set[str]]) -> dict[str, tuple[str, ...]]:
         return {name: tuple(sorted(others, key=self._places.__getitem__)) for name, others in linked.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 
 import codistill as cd
+from codistill import graphs
 from codistill.errors import CodistillError
 
 NAMES = ["d0", "d1", "d2"]
@@ -152,7 +154,24 @@ def test_it_communicates_every_tau_iterations_and_not_while_warming_up() -> None
         _run(cd.DDistillation(local_steps=7, every=every, warm_up=warm_up), 2, watchers=watch)
         sent[every, warm_up] = len(counted)
     links = 4  # two links, both ways
-    assert sent == {(1, 0): 2 * 7 * links, (3, 0): 2 * 3 * links, (1, 2): 0}
+    assert sent == {(1, 0): 2 * 7 * links, (3, 0): 5 * links, (1, 2): 0}  # of 14 iterations: 0, 3, ..., 12
+
+
+@pytest.mark.parametrize("protocol", [cd.DDistillation, cd.DSGD])
+@pytest.mark.parametrize(("steps", "every"), [(5, 3), (2, 5), (7, 7)])
+def test_tau_counts_over_all_rounds(protocol: Any, steps: int, every: int) -> None:
+    """In 6 rounds d_distillation communicates before steps 0, τ, 2τ, ...; d_sgd after steps τ, 2τ, ..."""
+    counted: list[int] = []
+    watch = [lambda _, __, data: counted.append(len(data))]
+    _run(protocol(local_steps=steps, every=every), 6, watchers=watch)
+    times = -(-6 * steps // every) if protocol is cd.DDistillation else 6 * steps // every
+    assert len(counted) == 4 * times  # two links, both ways
+
+
+@pytest.mark.parametrize("protocol", [cd.DDistillation, cd.DSGD])
+def test_the_yardstick_takes_the_same_steps(protocol: Any) -> None:
+    options = {"local_steps": 7, "batch_size": 3, "rate": 0.5, "schedule": "decayed", "decay": 0.7}
+    assert protocol(**options, every=2).alone() == cd.SiloSGD(**options)
 
 
 class Teller:
@@ -182,6 +201,63 @@ def test_a_device_without_gradients_is_fitted_on_its_labels_and_z() -> None:
     np.testing.assert_allclose(x, [[0.0], [1.0], [-0.5]])
     np.testing.assert_allclose(targets[1:], np.tile(mixed - 0.5 * (mixed - [0.9, 0.1]), (2, 1)), atol=1e-6)
     np.testing.assert_allclose(targets[0], [1.0, 0.0])
+
+
+@pytest.mark.parametrize(("weight", "points"), [(0.0, 0), (0.5, 1), (2.0, 4)])
+@pytest.mark.parametrize("start", ["own", "uniform"])
+def test_points_beside_labels_weigh_as_in_5(weight: float, points: int, start: str) -> None:
+    """Two labels and λ: 2 λ reference points of those that were met, whatever z was at first; none without λ."""
+    boxes = [Teller([0.9, 0.1]), Teller([0.2, 0.8])]
+    agents = [cd.Agent(f"d{n}", box, [[0.0], [1.0]], [0, 1]) for n, box in enumerate(boxes)]
+    public = np.linspace(-1, 1, 10)[:, None]
+    protocol = cd.DDistillation(local_steps=3, every=2, network_batch=3, weight=weight, start=start)
+    federation = cd.Federation(agents, protocol, public=public, classes=2, topology=cd.Topology.complete(["d0", "d1"]))
+    federation.run(1, runtime="simulation", alone=False, progress=False)
+    assert len(boxes[0].taught[-1][0]) == 2 + points
+    assert agents[0].state["met"].sum() in range(3, 7)  # two batches of three
+    quiet = cd.DDistillation(local_steps=3, warm_up=1, start=start)
+    boxes = [Teller([0.9, 0.1]), Teller([0.2, 0.8])]
+    agents = [cd.Agent(f"d{n}", box, [[0.0], [1.0]], [0, 1]) for n, box in enumerate(boxes)]
+    cd.Federation(agents, quiet, public=public, classes=2, topology=cd.Topology.complete(["d0", "d1"])).run(
+        1, runtime="simulation", alone=False, progress=False
+    )
+    assert len(boxes[0].taught) == 1  # nothing was heard: nothing to be fitted anew on
+
+
+def test_a_regressor_tells_probabilities() -> None:
+    """What a black box answers is put on the simplex: (1.2, -0.2) becomes (1, 0), and nothing above 0 uniform."""
+    agents = [cd.Agent("d0", Teller([1.2, -0.2]), [[0.0]], [0]), cd.Agent("d1", Teller([-1.0, -1.0]), [[1.0]], [1])]
+    protocol = cd.DDistillation(local_steps=1, z_step=0.0)
+    cd.Federation(agents, protocol, public=POINTS, classes=2, topology=cd.Topology.complete(["d0", "d1"])).run(
+        1, runtime="simulation", alone=False, progress=False
+    )
+    np.testing.assert_allclose(agents[0].state["z"], np.tile([0.75, 0.25], (2, 1)), atol=1e-6)
+
+
+def test_a_lost_model_is_told_and_spoils_nobody(tmp_path: Path) -> None:
+    """A device with infinite weights passes on what others say; its neighbours' z stay probabilities."""
+    agents = [cd.Agent(name, _device(THETA[n]), *PRIVATE[n]) for n, name in enumerate(NAMES)]
+    agents[1].learner.module.weight.data.fill_(float("nan"))
+    protocol, graph = cd.DDistillation(local_steps=3), cd.Topology(NAMES, PATH)
+    federation = cd.Federation(agents, protocol, public=POINTS, classes=2, topology=graph)
+    federation.run(1, runtime="simulation", folder=tmp_path / "run", alone=False, progress=False)
+    told = [line for line in (tmp_path / "run" / "log.txt").read_text().splitlines() if "round 1: " in line]
+    assert told == [
+        "round 1: 'd1': the model's outputs are no longer finite; it goes on passing soft-decisions of others"
+    ]  # once, and no message was refused
+    for agent in agents:
+        np.testing.assert_allclose(agent.state["z"].sum(axis=1), 1, atol=1e-5)
+
+
+def test_in_print_a_device_that_hears_nobody_still_steps_towards_its_z() -> None:
+    """w_nn = 1 then: (5) keeps its second term, the form "mean" has nothing to learn from."""
+    lost = [cd.Fault(kind="drop")]
+    strong, weak = (
+        _run(cd.DDistillation(local_steps=3, form="printed", beta=beta, rate=0.1, start="uniform"), faults=lost)
+        for beta in (1.0, 1e-6)
+    )
+    slope = [agents[0].learner.module.weight.detach().numpy() for agents in (strong, weak)]
+    assert np.abs(slope[0] - slope[1]).max() > 1e-3
 
 
 def test_z_stays_a_probability_whatever_a_neighbour_sends() -> None:
@@ -239,8 +315,8 @@ def test_who_comes_back_is_drawn_to_the_others_again() -> None:
             faults=faults,
         )  # fmt: skip
         rows = federation.run(9, runtime="simulation", alone=False, progress=False).rows
-        errors[split] = [row["consensus_error"] for row in rows if row["agent"] == "d0"]
-    assert errors[True][2:6] == [0.0] * 4  # alone: nobody to differ from
+        errors[split] = [row.get("consensus_error") for row in rows if row["agent"] == "d0"]
+    assert errors[True][2:6] == [None] * 4  # cut off: nobody was heard, so nothing is known
     assert errors[True][6] > 2 * errors[False][6]
     assert errors[True][8] < errors[True][6] / 2
 
@@ -273,6 +349,20 @@ def test_what_cannot_work_is_said_before_anything_runs(protocol: Any, edges: Any
         _run(protocol, edges=edges)
 
 
+def test_printed_needs_plain_gradient_steps() -> None:
+    agents = [cd.Agent(name, cd.TorchLearner(nn.Linear(1, 2)), *PRIVATE[n]) for n, name in enumerate(NAMES)]
+    protocol = cd.DDistillation(form="printed", rate=0.01)
+    with pytest.raises(CodistillError, match="agent 'd0' steps by Adam"):
+        cd.Federation(agents, protocol, public=POINTS, classes=2, topology=cd.Topology(NAMES, PATH)).run(1)
+
+
+def test_real_values_are_refused() -> None:
+    real = np.array([[0.3, 4.0], [1.0, -2.0]])
+    agents = [cd.Agent(n, cd.TorchLearner(nn.Linear(1, 2), loss="squared"), [[0.0], [1.0]], real) for n in NAMES]
+    with pytest.raises(CodistillError, match="agent 'd0' has real values"):
+        cd.Federation(agents, cd.DDistillation(), public=POINTS, classes=2, topology=cd.Topology(NAMES, PATH)).run(1)
+
+
 # --- the baselines ------------------------------------------------------------------------------------------
 
 
@@ -292,32 +382,33 @@ def test_d_sgd_mixes_weights_after_every_tau_steps() -> None:
 
 def _two_kinds() -> list[cd.Agent]:
     """Three devices of which the middle one has a bias, and so weights of another kind."""
-    agents = [cd.Agent(name, _device(THETA[n]), *PRIVATE[n]) for n, name in enumerate(NAMES)]
-    agents[1] = cd.Agent("d1", cd.TorchLearner(nn.Linear(1, 2), optimiser="sgd", lr=RATE), *PRIVATE[1])
-    return agents
+    models = [_device(THETA[0]), cd.TorchLearner(nn.Linear(1, 2), optimiser="sgd", lr=RATE), _device(THETA[2])]
+    names = ("plain-1", "biased", "plain-2")
+    return [cd.Agent(name, model, *PRIVATE[n]) for n, (name, model) in enumerate(zip(names, models, strict=True))]
 
 
-def test_d_sgd_among_devices_alike() -> None:
-    """On a complete graph of three all weights are 1/3; that of d1 falls to d0 and d2: θ ← 2/3 θ + 1/3 θ'."""
+def test_d_sgd_on_islands_mixes_each_kind_by_itself() -> None:
+    """Names but for their number make an island: θ ← (θ + θ')/2 for two alike; a lone kind learns by itself."""
     agents = _two_kinds()
-    protocol = cd.DSGD(local_steps=1, synchronise=False, among="alike")
-    cd.Federation(agents, protocol, classes=2, topology=cd.Topology.complete(NAMES)).run(
-        1, runtime="simulation", alone=False, progress=False
-    )
+    graph = graphs.Islands().over([agent.name for agent in agents])
+    protocol = cd.DSGD(local_steps=1, synchronise=False)
+    cd.Federation(agents, protocol, classes=2, topology=graph).run(1, runtime="simulation", alone=False, progress=False)
     theta = []
     for n in (0, 2):
         (x,), (y,) = PRIVATE[n]
         theta.append(THETA[n] - RATE * (_softmax(THETA[n] * x[0]) - np.eye(2)[y]) * x[0])
-    for n, (own, other) in ((0, theta), (2, theta[::-1])):
+    for n in (0, 2):
         found = agents[n].learner.module.weight.detach().numpy()[:, 0]
-        np.testing.assert_allclose(found, (2 * own + other) / 3, atol=1e-6)
+        np.testing.assert_allclose(found, (theta[0] + theta[1]) / 2, atol=1e-6)
 
 
-def test_d_sgd_among_devices_alike_needs_them_to_be_joined() -> None:
-    with pytest.raises(CodistillError, match=r"among d0, d2\..*'d2' cannot be reached from 'd0'"):
-        cd.Federation(_two_kinds(), cd.DSGD(among="alike"), classes=2, topology=cd.Topology(NAMES, PATH)).run(1)
+def test_d_sgd_needs_one_architecture_in_each_group() -> None:
+    names = [agent.name for agent in _two_kinds()]
     with pytest.raises(CodistillError, match="same architecture"):
-        cd.Federation(_two_kinds(), cd.DSGD(), classes=2, topology=cd.Topology.complete(NAMES)).run(1)
+        cd.Federation(_two_kinds(), cd.DSGD(), classes=2, topology=cd.Topology.complete(names)).run(1)
+    apart = cd.Topology(names, [], groups=[[names[0], names[2]], [names[1]]])
+    with pytest.raises(CodistillError, match="'plain-2' cannot be reached from 'plain-1'"):
+        cd.Federation(_two_kinds(), cd.DSGD(), classes=2, topology=apart).run(1)
 
 
 @pytest.mark.parametrize(

@@ -136,7 +136,7 @@ def test_who_loses_all_messages_stops_nobody(runtime, tmp_path):
         assert row["sent"] > 0
         assert (row["received"] > 0) == (row["agent"] != "b")
     log = (tmp_path / "run" / "log.txt").read_text()
-    assert "round 1: 'hub' goes on without a message of 'b': The message was lost on the way (injected fault)." in log
+    assert "round 1: 'hub' goes on without 2 messages of 'b': The message was lost on the way (injected fault)." in log
     assert "without a message of 'a'" not in log
     assert [row["sent"] for row in result.rows] == [row["sent"] for row in clean.rows]
 
@@ -220,6 +220,8 @@ def test_a_split_lets_nothing_through_and_heals(runtime: str, tmp_path: Path) ->
     [
         ({"kind": "split"}, "must name the agents of one side"),
         ({"kind": "drop", "agents": ("a",)}, "must name the agents of one side"),
+        ({"kind": "split", "agents": ("a",), "agent": "b"}, "has 'agents', not 'agent'"),
+        ({"kind": "gone", "agent": "a", "rate": 0.5}, "for whole rounds, so it has no rate"),
     ],
 )
 def test_a_split_has_sides(fault: dict[str, Any], words: str) -> None:
@@ -231,3 +233,5 @@ def test_a_side_of_a_split_has_agents_of_the_federation() -> None:
     agents = [cd.Agent(name, GaussianNB(), [[0.0], [1.0]], [0, 1]) for name in "ab"]
     with pytest.raises(RecipeError, match="A fault must name an agent.*'z'"):
         cd.Federation(agents, Listen(), faults=[cd.Fault(kind="split", agents=("z",))])
+    with pytest.raises(RecipeError, match="must leave somebody on the other side"):
+        cd.Federation(agents, Listen(), faults=[cd.Fault(kind="split", agents=("a", "b"))])

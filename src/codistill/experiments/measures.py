@@ -28,7 +28,8 @@ _KNOWN = {
     ),
     "consensus_error": (
         "consensus error: squared distance of an agent's soft-decisions from the mix with its neighbours'",
-        "At zero an agent and its neighbours have the same soft-decisions on the public data.",
+        "How far an agent is from those neighbours that it hears: at zero they have the same soft-decisions on the "
+        "public data. Who is cut off is not compared with: a split shows when it is healed.",
     ),
     "disagreement": (
         "public samples on which an agent's answer differs from the answer of the mean",

@@ -228,7 +228,11 @@ def _protocol(table: Mapping[str, Any]) -> tuple[Protocol, int, str | Graph | No
         raise RecipeError("protocol.rounds must be an integer of at least 1.", repr(rounds), "Choose another number.")
     topology = rest.pop("topology", None)
     if topology is not None and topology not in list(TOPOLOGIES):
-        raise RecipeError("protocol.topology must be known.", repr(topology), nearest(str(topology), TOPOLOGIES))
+        raise RecipeError(
+            "protocol.topology must be a simple one; others go into a table [topology].",
+            repr(topology),
+            nearest(str(topology), TOPOLOGIES),
+        )
     known = {*(f.name for f in dataclasses.fields(cls)), "name", "rounds", "topology"}
     for key in rest:
         if key not in known:

@@ -128,8 +128,8 @@ def read_sweep(path: Path, overrides: Sequence[str] = (), *, quick: bool = False
         )
     sweep = Sweep(tuple(_axis(key, values) for key, values in axes.items()), tables, path.resolve().parent)
     sweep = replace(sweep, compare=_compare(compare, lines_of(sweep)))
-    for _ in sweep.runs():
-        pass  # every recipe is checked before any runs
+    for _, recipe in sweep.runs():
+        topology_of(recipe)  # every recipe is checked before any runs, and so is its graph
     return sweep
 
 
@@ -197,7 +197,7 @@ def execute_sweep(
                 return None
             rows = read_rows(place / METRICS)
         except LearnerError as error:  # such as averaging the weights of different architectures
-            tell(f"[{number}/{len(sweep)}] {words}: left out. {error.must}")
+            tell(f"[{number}/{len(sweep)}] {words}: left out. {error.must} Found: {error.found}")
             continue
         honest = [row for row in rows if row["round"] == recipe.rounds and not row.get("lies")]
         last = [row["accuracy"] for row in honest if "accuracy" in row]
@@ -240,7 +240,7 @@ def _known_rows(place: Path) -> list[dict[str, Any]]:
 
 def slug(labels: Mapping[str, str]) -> str:
     """The name of a combination's folder."""
-    return "_".join(re.sub(r"[^\w.+-]+", "", label) for label in labels.values())
+    return "_".join(re.sub(r"[^\w.+-]+", "", label) for label in labels.values()).lstrip(".") or "run"
 
 
 def means(sweep: Sweep, frame: pd.DataFrame) -> pd.DataFrame:

@@ -9,13 +9,16 @@ import numpy as np
 import torch
 
 from codistill.learners.ability import Ability
-from codistill.protocol import Agent, LearnerError, setting
-from codistill.protocols.simplex import on_simplex, probabilities
-from codistill.protocols.stepping import Stepping
+from codistill.protocol import Agent, setting
+from codistill.protocols.printed import check_printed
+from codistill.protocols.simplex import check_classes, on_simplex, probabilities
+from codistill.protocols.talking import Talking
+
+_LOST = "the model's outputs are no longer finite; it goes on passing soft-decisions of others"
 
 
 @dataclass(frozen=True, kw_only=True)
-class DDistillation(Stepping):
+class DDistillation(Talking):
     """Bistritz, Mann, Bambos. Distributed Distillation for On-Device Learning. NeurIPS 2020. Algorithm 1.
 
     No server. z^n(x): network soft-decision of device n on a reference point x; s(θ^n, x) = ψ(f_n(x)): its own;
@@ -31,7 +34,7 @@ class DDistillation(Stepping):
     first met, or uniform. A device without gradients keeps s from the start of the round, and is fitted anew at
     its end on its labels and on z for the points it has met.
 
-    Deviations of "mean": above; and in `warm_up` rounds nobody communicates.
+    Deviations of "mean": above. In `warm_up` rounds nobody communicates.
     """
 
     name = "d_distillation"
@@ -40,7 +43,6 @@ class DDistillation(Stepping):
     needs = Ability.PREDICT
     needs_public = True
 
-    every: int = setting(1, "τ, iterations between communications", at_least=1)
     network_batch: int = setting(32, "b, reference points per communication", at_least=1)
     form: str = setting("mean", "scaling of (5) and (6): see above", choices=("mean", "printed"))
     weight: float = setting(2.0, "λ of the form 'mean', the pull of a model towards z", at_least=0)
@@ -50,9 +52,9 @@ class DDistillation(Stepping):
     warm_up: int = setting(0, "rounds of local training before the first communication", at_least=0)
 
     async def begin(self, me: Agent) -> None:
-        """A device without gradients has to be fitted before it can say anything."""
+        """Nothing is known of any point yet; a device without gradients is fitted."""
         me.state["z"] = np.full((len(me.public), me.shard.classes), 1 / me.shard.classes, dtype=np.float32)
-        me.state["met"] = np.full(len(me.public), self.start == "uniform")
+        me.state["met"] = np.zeros(len(me.public), dtype=bool)
         if Ability.GRADIENTS not in me.learner.abilities:
             me.learner.fit(me.shard.x, me.shard.targets)
 
@@ -64,16 +66,13 @@ class DDistillation(Stepping):
             await self._round_by_fitting(me, t)
 
     async def _round_by_gradients(self, me: Agent, t: int) -> None:
-        talks = me.public.batches(t, self.network_batch, -(-self.local_steps // self.every))
-        # (5): M_n ℓ + (β Q / N) mean |s - z|², or ℓ + λ mean |s - z|²
-        own, pull = 1.0, self.weight
-        if self.form == "printed":
-            own, pull = float(len(me.shard)), self.beta * len(me.public) / len(me.roster)
+        due = self._due(t) if t >= self.warm_up else range(0)
+        talks = me.public.batches(t, self.network_batch, len(due))
+        own, pull = self._weights(me)
         for i, (x, y) in enumerate(me.shard.batches(t, self.batch_size, steps=self.local_steps)):
             factor = self._pace(me, t, i)
-            loss = me.learner.loss(me.learner(x), y)
-            loss = own * loss if self.form == "printed" else loss
-            if t >= self.warm_up and i % self.every == 0:
+            loss = own * me.learner.loss(me.learner(x), y)
+            if i in due:
                 ids, u = next(talks)
                 s = torch.softmax(me.learner(u), dim=1)
                 z = await self._agree(me, ids, s.detach().numpy(), factor)
@@ -82,44 +81,50 @@ class DDistillation(Stepping):
             me.learner.descend(loss)
 
     async def _round_by_fitting(self, me: Agent, t: int) -> None:
-        s = me.learner.predict(me.public.x)
-        if t >= self.warm_up:
-            talks = me.public.batches(t, self.network_batch, -(-self.local_steps // self.every))
-            for i, (ids, _) in enumerate(talks):
-                await self._agree(me, ids, s[ids], self._factor(t, i * self.every))
-        met = me.state["met"]
-        if met.any() and me.topology.sources(me.name):
+        s = on_simplex(me.learner.predict(me.public.x))
+        due = self._due(t) if t >= self.warm_up else range(0)
+        for i, (ids, _) in zip(due, me.public.batches(t, self.network_batch, len(due)), strict=True):
+            await self._agree(me, ids, s[ids], self._factor(t, i))
+        own, pull = self._weights(me)
+        met = np.flatnonzero(me.state["met"])
+        # As many points beside the labels as their terms weigh in (5): pull / own to one.
+        met = np.sort(me.rng("refit").permutation(met)[: round(pull / own * len(me.shard))])
+        if len(met) and me.topology.sources(me.name):
             x = np.concatenate([me.shard.x, me.public.x[met]])
             me.learner.fit(x, np.concatenate([me.shard.targets, me.state["z"][met]]))
 
+    def _weights(self, me: Agent) -> tuple[float, float]:
+        """(5): M_n ℓ + (β Q / N) mean |s - z|², or ℓ + λ mean |s - z|²."""
+        if self.form == "printed":
+            return float(len(me.shard)), self.beta * len(me.public) / len(me.roster)
+        return 1.0, self.weight
+
     async def _agree(self, me: Agent, ids: np.ndarray, s: np.ndarray, factor: float) -> np.ndarray | None:
         """Steps 1 and 3 on some points; returns the z of step 2, or None where nobody was heard."""
-        z, new = me.state["z"], ~me.state["met"][ids]
-        z[ids[new]], me.state["met"][ids] = s[new], True
+        z, met = me.state["z"], me.state["met"]
+        if not np.isfinite(s).all():  # a model that is lost: its device passes on what others say
+            s = z[ids]
+            if _LOST not in me.remarks:
+                me.remark(_LOST)
+        if self.start == "own":
+            z[ids[~met[ids]]] = s[~met[ids]]
+        met[ids] = True
         mine = z[ids]
-        heard = await me.exchange(z=mine, expect={"z": mine})
-        mixed = me.mix(mine, probabilities(me, heard, "z"))
+        heard = probabilities(me, await me.exchange(z=mine, expect={"z": mine}), "z")
+        mixed = me.mix(mine, heard)
         if self.form == "printed":
             # (6): z ← Σ_m w_nm z^m - 2 β η_t (z^n - s)
             used, step = mine, 2 * self.beta * (self.rate or 0.0) * factor
         else:
             used, step = mixed, self.z_step
         z[ids] = on_simplex(mixed - step * (used - s))
-        me.measure(me.name, consensus_error=float(np.square(mixed - mine).sum(axis=1).mean()))
-        return used if heard else None
+        if heard:
+            me.measure(me.name, consensus_error=float(np.square(mixed - mine).sum(axis=1).mean()))
+        return used if heard or self.form == "printed" else None
 
     def check(self, agents: Sequence[Agent]) -> None:
-        """The devices must be joined; in print, (6) keeps z a probability only while 2 β η <= w_nn."""
+        """The devices must be joined and tell classes apart; in print, (5) and (6) have conditions of their own."""
         agents[0].topology.check_mixing()
-        if self.form != "printed":
-            return
-        if self.rate is None:
-            raise LearnerError("The form 'printed' needs a rate.", "none", "Set rate, the step size η of all devices.")
-        for agent in agents:
-            diagonal = 1 - sum(agent.topology.weights(agent.name).values())
-            if 2 * self.beta * self.rate > diagonal + 1e-9:
-                raise LearnerError(
-                    "(6) keeps soft-decisions probabilities only while 2 beta rate is at most w_nn.",
-                    f"2 x {self.beta:g} x {self.rate:g} at agent '{agent.name}', whose w_nn is {diagonal:.3g}",
-                    "Lower beta or rate, or use a graph with fewer links.",
-                )
+        check_classes(agents, self.name)
+        if self.form == "printed":
+            check_printed(agents, self.beta, self.rate)

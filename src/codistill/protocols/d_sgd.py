@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from codistill.learners.ability import Ability
 from codistill.protocol import Agent, Message, setting
 from codistill.protocols.fedavg import check_equal_weights
-from codistill.protocols.stepping import Stepping
+from codistill.protocols.talking import Talking
 
 
 @dataclass(frozen=True, kw_only=True)
-class DSGD(Stepping):
+class DSGD(Talking):
     """Distributed SGD, as in Bistritz, Mann, Bambos. Distributed Distillation for On-Device Learning. NeurIPS 2020.
     Section 3.1; Jiang et al. Collaborative Deep Learning in Fixed Topology Networks. NeurIPS 2017.
 
@@ -20,8 +20,7 @@ class DSGD(Stepping):
     and theirs by the communication matrix: θ^n ← Σ_m w_nm θ^m. A neighbour that is missing leaves its weight to
     the device's own. All devices need one architecture, and start from the same weights unless told otherwise.
 
-    With `among` = "alike" a device first hears of what kind its neighbours' weights are, and mixes with those of its
-    own kind only: this is how devices of different architectures take part, each kind by itself.
+    On islands (a topology of separate groups) each group needs one architecture, and learns by itself.
     """
 
     name = "d_sgd"
@@ -29,11 +28,7 @@ class DSGD(Stepping):
     exchanges = "weights, to and from neighbours"
     needs = Ability.WEIGHTS | Ability.GRADIENTS
 
-    every: int = setting(1, "τ, gradient steps between communications", at_least=1)
     synchronise: bool = setting(True, "start all devices from the same initial weights")
-    among: str = setting(
-        "all", "with whom: all must have one architecture, or each with those alike", choices=("all", "alike")
-    )
 
     async def begin(self, me: Agent) -> None:
         """Equal initial weights need no message: they derive from the common seed."""
@@ -43,13 +38,13 @@ class DSGD(Stepping):
 
     async def round(self, me: Agent, t: int) -> None:
         """Steps on the private shard, mixed with the neighbours' weights."""
-        others = await self._alike(me) if self.among == "alike" else None
+        ends = self._due(t, 1)
         for i, (x, y) in enumerate(me.shard.batches(t, self.batch_size, steps=self.local_steps)):
             self._pace(me, t, i)
             me.learner.descend(me.learner.loss(me.learner(x), y))
-            if (i + 1) % self.every == 0:
+            if i + 1 in ends:
                 weights = me.learner.weights()
-                heard = await me.exchange(Message(weights), expect=weights, among=others)
+                heard = await me.exchange(Message(weights), expect=weights)
                 if heard:
                     # θ^n ← Σ_m w_nm θ^m
                     me.learner.load(
@@ -59,19 +54,9 @@ class DSGD(Stepping):
                         }
                     )
 
-    async def _alike(self, me: Agent) -> set[str]:
-        """The neighbours whose weights have the same names and shapes; asked anew in each round, as some come late."""
-        mine = Message(me.learner.weights()).fingerprint
-        heard = await me.exchange(kind=mine, expect={"kind": str})
-        return {name for name, message in heard.items() if message["kind"] == mine}
-
     def check(self, agents: Sequence[Agent]) -> None:
         """Devices that mix must have the same weights by name and shape, and be joined."""
-        if self.among == "all":
-            check_equal_weights(agents, self.name)
-        kinds: dict[str, list[str]] = {}
-        for agent in agents:
-            kind = Message(agent.learner.weights()).fingerprint if self.among == "alike" else ""
-            kinds.setdefault(kind, []).append(agent.name)
-        for names in kinds.values():
-            agents[0].topology.check_mixing(among=names)
+        by_name = {agent.name: agent for agent in agents}
+        for names in agents[0].topology.groups:
+            check_equal_weights([by_name[name] for name in names], self.name)
+        agents[0].topology.check_mixing()

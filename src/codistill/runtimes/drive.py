@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
@@ -106,9 +107,8 @@ def _events(stage: Stage, t: int, report: Report, present: set[str]) -> list[str
             events.append(f"round {t + 1}: '{name}' begins to lie (injected fault: {lie.kind})")
     # In an order that does not depend on who was faster.
     refused = sorted(report.refused, key=lambda item: (names.index(item[0]), names.index(item[1]), item[2]))
-    events += [
-        f"round {t + 1}: '{receiver}' goes on without a message of '{sender}': {reason}"
-        for receiver, sender, reason in refused
-    ]
+    for (receiver, sender, reason), times in Counter(refused).items():  # in the order in which they stand
+        messages = "a message" if times == 1 else f"{times} messages"
+        events.append(f"round {t + 1}: '{receiver}' goes on without {messages} of '{sender}': {reason}")
     remarks = sorted(report.remarks, key=lambda item: names.index(item[0]))
     return events + [f"round {t + 1}: '{node}': {text}" for node, text in remarks]

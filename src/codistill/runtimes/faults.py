@@ -45,6 +45,14 @@ class Fault:
                 f"kind = '{self.kind}', agents = {list(self.agents)}",
                 'Write kind = "split" and agents = ["name", ...].',
             )
+        if self.kind == "gone" and self.rate < 1:
+            raise RecipeError(
+                "A fault 'gone' is for whole rounds, so it has no rate.",
+                f"rate = {self.rate:g}",
+                "Remove it, or use 'drop' with a rate, or the federation's participation.",
+            )
+        if self.kind == "split" and self.agent is not None:
+            raise RecipeError("A fault 'split' has 'agents', not 'agent'.", f"agent = '{self.agent}'", "Remove it.")
         if self.last is not None and self.last < self.first:
             raise RecipeError(
                 "A fault's last round must not be before its first.",
@@ -87,6 +95,10 @@ class Faults:
             for named in (*([] if fault.agent is None else [fault.agent]), *fault.agents):
                 if named not in names:
                     raise RecipeError("A fault must name an agent.", f"'{named}'", nearest(named, names))
+            if fault.kind == "split" and set(fault.agents) >= set(names):
+                raise RecipeError(
+                    "A split must leave somebody on the other side.", "all agents on one side", "Name fewer agents."
+                )
         self.injected, self._names, self._seed, self._participation = tuple(faults), tuple(names), seed, participation
 
     def present(self, t: int) -> tuple[str, ...]:

@@ -23,6 +23,7 @@ EXPANSION = 1024  # arrays may not be more than so many times as long as the mes
 INFLATION = 64  # and its body not more than so many times when inflated
 _DTYPES = {kind: np.dtype(kind) for kind in "efd"}  # float16, float32, float64
 _SIDES = 32
+_LONGEST = 1 << 40  # far beyond any side of an array: larger numbers are slow to multiply
 _WIDEST = 1 << 16  # columns that two bytes can count
 
 
@@ -45,7 +46,8 @@ class Form:
         """The form that a description says, if it is one."""
         kind, shape, bits, k, probable = item
         whole = [bits, k, probable, *shape]
-        if not isinstance(shape, list) or len(shape) > _SIDES or not all(type(n) is int and n >= 0 for n in whole):
+        counts = all(type(n) is int and 0 <= n < _LONGEST for n in whole)
+        if not isinstance(shape, list) or len(shape) > _SIDES or not counts:
             raise ValueError("a packed array without a shape")
         form = cls(_DTYPES[kind], tuple(shape), bits, k, bool(probable))
         if bits not in (0, 8, 16) or probable > 1 or (k and not form.can_keep(k)) or form.size < 2:
