@@ -27,9 +27,9 @@ def peers() -> list[Figure]:
     """A round of 16 LeNet-5 against bare processes; the time of one device and iteration, by their number."""
     figures = against_bare(cd.DDistillation(local_steps=STEPS), Distilling)
     figures += against_bare(cd.DSGD(local_steps=STEPS), Mixing)
-    # Iterations per round: so many that the fixed cost of a round is less than one percent of it everywhere.
-    figures += scaling("logistic regression", {16: 120, 100: 20, 1000: 10}, small, REPEATS)
-    figures += scaling("LeNet-5", {16: 25, 100: 4}, partial(devices, samples=3 * BATCH), REPEATS)
+    # Iterations per round: so many that the fixed cost of a round, some 3 ms, is less than one percent everywhere.
+    figures += scaling("logistic regression", {16: 60, 100: 20, 1000: 4}, small)
+    figures += scaling("LeNet-5", {16: 25, 100: 4}, partial(devices, samples=3 * BATCH))
     return figures
 
 
@@ -82,7 +82,7 @@ def _weights(state: dict[str, Any]) -> dict[str, np.ndarray]:
 
 
 def scaling(
-    model: str, steps: Mapping[int, int], make: Callable[[int, cd.Protocol, graphs.Graph], cd.Federation], repeats: int
+    model: str, steps: Mapping[int, int], make: Callable[[int, cd.Protocol, graphs.Graph], cd.Federation]
 ) -> list[Figure]:
     """Time per device and iteration of d_distillation on a torus; `steps` per round by the number of devices."""
     with contextlib.ExitStack() as stack:
@@ -90,7 +90,7 @@ def scaling(
         for count, iterations in steps.items():
             federation = make(count, cd.DDistillation(local_steps=iterations), graphs.Torus())
             sides.append(Rounds(*stack.enter_context(started(federation)), 1))
-        spent = alternate(repeats, *sides)
+        spent = alternate(5, *sides)
     each = {n: [v / (n * k) for v in values] for (n, k), values in zip(steps.items(), spent, strict=True)}
     figures, fewest = [], min(each)
     for count, values in each.items():
