@@ -102,7 +102,10 @@ def draw_panels(
     columns = len(axes[-1].values) if axes else 1
     rows = -(-len(drawn) // columns)
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(3.4 * columns + 1.6, 2.9 * rows + 0.5), layout="constrained")
+        # The legend stands at the right: panels keep their width however long its words are.
+        legend = 0.7 + 0.085 * max(map(len, lines_of(sweep).values))
+        width = 4.6 if columns == 1 else 3.4
+        figure = Figure(figsize=(width * columns + legend, 2.9 * rows + 0.5), layout="constrained")
         grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=sharey)
         handles: dict[Any, Any] = {}
         for place, draw_panel in zip(grid.flat, drawn, strict=True):
