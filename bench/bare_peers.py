@@ -48,6 +48,12 @@ class Peers:
     def data(self, n: int) -> tuple[torch.Tensor, torch.Tensor]:
         return channels_last(torch.from_numpy(self.x[n])), torch.eye(CLASSES)[torch.from_numpy(self.y[n])]
 
+    def prepared(self, mine: range) -> tuple[dict[int, Any], dict[int, Any], dict[int, Any]]:
+        """Models, optimisers and data of some devices."""
+        models = {n: self.model(n) for n in mine}
+        adams = {n: torch.optim.Adam(models[n].parameters(), lr=1e-3, fused=True) for n in mine}
+        return models, adams, {n: self.data(n) for n in mine}
+
     def rows(self, length: int, owner: str, t: int) -> Iterator[torch.Tensor]:
         """Samples of one iteration after the other; the length is a multiple of the batch."""
         for number in range(self.steps * BATCH // length + 1):
@@ -71,9 +77,7 @@ class Distilling:
 
     def prepare(self) -> Callable[[int], None]:
         peers, mine = self.peers, self.mine
-        models = {n: peers.model(n) for n in mine}
-        adams = {n: torch.optim.Adam(models[n].parameters(), lr=1e-3, fused=True) for n in mine}
-        data = {n: peers.data(n) for n in mine}
+        models, adams, data = peers.prepared(mine)
         public = channels_last(torch.from_numpy(peers.public))
         z = seen(peers.result, (len(peers.names), len(public), CLASSES))
         places = seen(peers.exchanged, (2, len(peers.names), BATCH, CLASSES))
@@ -121,9 +125,7 @@ class Mixing:
 
     def prepare(self) -> Callable[[int], None]:
         peers, mine = self.peers, self.mine
-        models = {n: peers.model(n) for n in mine}
-        adams = {n: torch.optim.Adam(models[n].parameters(), lr=1e-3, fused=True) for n in mine}
-        data = {n: peers.data(n) for n in mine}
+        models, adams, data = peers.prepared(mine)
         parts = {n: [tensor.detach().numpy() for tensor in models[n].state_dict().values()] for n in mine}
         ends = np.cumsum([part.size for part in parts[mine[0]]])
         result = seen(peers.result, (len(peers.names), ends[-1]))

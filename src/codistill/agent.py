@@ -175,7 +175,6 @@ class Agent(Node):
         self.class_mix: np.ndarray | None = None  # how many samples of each class it holds
         self.learned = False  # whether it has been in a run
         self._data, self._test = (x, y), test
-        self._mixing: tuple[Topology, Mapping[str, float]] | None = None
 
     def settle(self, classes: int) -> None:
         """Make the shard, now that the federation knows how many classes there are."""
@@ -225,7 +224,7 @@ class Agent(Node):
 
     def mix(self, own: np.ndarray, heard: Mapping[str, np.ndarray]) -> np.ndarray:
         """Own and sources' values with the topology's weights; who is missing leaves its weight to me."""
-        weights = self._mixing_weights()
+        weights = self.topology.weights(self.name)
         mixed = (1.0 - sum([weights[name] for name in heard])) * own
         for name, value in heard.items():
             part = weights[name] * value
@@ -234,12 +233,6 @@ class Agent(Node):
             else:
                 mixed = mixed + part
         return mixed.astype(own.dtype, copy=False)
-
-    def _mixing_weights(self) -> Mapping[str, float]:
-        """Asked for by every array of every message: made once for a topology."""
-        if self._mixing is None or self._mixing[0] is not self.topology:
-            self._mixing = self.topology, self.topology.weights(self.name)
-        return self._mixing[1]
 
     def open_model(self, sender: str, message: Message) -> Any:
         """The model in a message, ready to predict on one's own data; None, and a refusal, if unsound."""

@@ -52,6 +52,7 @@ class Topology:
         # In the order of the roster, so that sums over neighbours are equal everywhere to the bit.
         self._neighbours = self._ordered(self._told)
         self._sources = self._ordered(heard) if directed else self._neighbours
+        self._made: dict[str, dict[str, float]] = {}
         self._weights = None if weights is None else self._take(as_mixing_matrix(weights, self.names))
         if self._weights is not None:
             self.check_mixing()
@@ -119,8 +120,10 @@ class Topology:
         """
         if self._weights is not None:
             return self._weights[name]
-        degree = len(self._neighbours[name])
-        return {other: 1.0 / (1 + max(degree, len(self._neighbours[other]))) for other in self._neighbours[name]}
+        if name not in self._made:  # once: they are asked for by every array of every message
+            degree, others = len(self._neighbours[name]), self._neighbours[name]
+            self._made[name] = {other: 1.0 / (1 + max(degree, len(self._neighbours[other]))) for other in others}
+        return self._made[name]
 
     def matrix(self) -> np.ndarray:
         """W, with the diagonal."""

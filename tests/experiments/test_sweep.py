@@ -12,8 +12,8 @@ from rich.console import Console
 
 from codistill.cli import main
 from codistill.errors import RecipeError
-from codistill.experiments.sweep import execute_sweep, means, read_sweep
-from codistill.experiments.sweep_view import draw, lines_of, panels, tables
+from codistill.experiments.sweep import execute_sweep, lines_of, means, panels, read_sweep
+from codistill.experiments.sweep_view import draw, tables
 
 TOY = """
 seed = 0

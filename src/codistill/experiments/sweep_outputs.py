@@ -9,8 +9,7 @@ from pathlib import Path
 from codistill.experiments.heatmaps import Map, draw_grid
 from codistill.experiments.run import read_summary
 from codistill.experiments.store import OUTPUTS, write_atomically
-from codistill.experiments.sweep import Sweep, slug
-from codistill.experiments.sweep_view import lines_of, panels_of
+from codistill.experiments.sweep import Sweep, lines_of, panels_of, slug
 from codistill.outputs import Outputs, pool
 
 Labels = frozenset[tuple[str, str]]  # (field, label) of a combination

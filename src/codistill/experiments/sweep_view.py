@@ -16,9 +16,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from rich.markup import escape
 from rich.table import Table
 
-from codistill.experiments.sweep import Axis, Sweep, panels
-from codistill.experiments.sweep import lines_of as lines_of  # shown from here, too
-from codistill.experiments.sweep import panels_of as panels_of
+from codistill.experiments.sweep import Axis, Sweep, lines_of, panels, panels_of
 from codistill.look import BLUE, COLOURS, INK, STYLE
 
 _MOST_ROUNDS = 7  # columns of a table

@@ -32,7 +32,7 @@ class DDistillation(Talking):
     consensus step, and z ← z - γ (z - s); there λ = β Q / (N M_n) and γ = 2 β η_t are fields of their own, since
     printed scaling hardly moves z (γ of 2e-4). `start`: z begins as the device's own soft-decision when a point is
     first met, or uniform. A device without gradients keeps s from the start of the round, and is fitted anew at
-    its end on its labels and on z for the points it has met.
+    its end on its labels and on z for λ M_n at most of the points it has met.
 
     Deviations of "mean": above. In `warm_up` rounds nobody communicates.
     """
@@ -44,7 +44,7 @@ class DDistillation(Talking):
     needs_public = True
 
     network_batch: int = setting(32, "b, reference points per communication", at_least=1)
-    form: str = setting("mean", "scaling of (5) and (6): see above", choices=("mean", "printed"))
+    form: str = setting("mean", "scaling of (5) and (6); see the page of the protocol", choices=("mean", "printed"))
     weight: float = setting(2.0, "λ of the form 'mean', the pull of a model towards z", at_least=0)
     z_step: float = setting(0.25, "γ of the form 'mean', the pull of z towards the model", at_least=0, at_most=1)
     beta: float = setting(1.0, "β of the form 'printed'; it needs a rate", above=0)
