@@ -28,6 +28,7 @@ from codistill.errors import (
     CodistillError,
     DataError,
     LearnerError,
+    NetworkError,
     RecipeError,
     RuntimeFault,
     StorageError,
@@ -630,7 +631,7 @@ def test_a_report_in_the_place_of_a_folder(tmp_path):
 
 
 def test_every_error_has_an_exit_code_of_its_own():
-    kinds = [RecipeError, DataError, LearnerError, CheckpointError, StorageError, RuntimeFault]
+    kinds = [RecipeError, DataError, LearnerError, CheckpointError, StorageError, RuntimeFault, NetworkError]
     codes = [kind.exit_code for kind in kinds]
     assert codes == sorted(set(codes))
     assert not {0, 1, 130} & set(codes)

@@ -22,7 +22,7 @@ _EPILOG = """\
 A first look:        codistill demo
 Your own run:        codistill run RECIPE.toml --set protocol.rounds=5
 Exit codes:          0 done, 2 recipe or arguments, 3 data, 4 model, 5 message, 6 checkpoint,
-                     7 cannot write, 8 runtime, 130 interrupted
+                     7 cannot write, 8 runtime, 9 network, 130 interrupted
 """
 _PICTURES = ("png", "svg", "pdf")
 

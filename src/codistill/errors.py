@@ -10,7 +10,8 @@ The command line prints them and exits with the class's `exit_code`; no tracebac
     ├── MessageError      5   a message that may not be used (a runtime rejects it and goes on)
     ├── CheckpointError   6   a run folder or checkpoint that cannot be read
     ├── StorageError      7   a folder that cannot be written
-    └── RuntimeFault      8   a round that cannot go on: a dead worker, a protocol that deadlocks
+    ├── RuntimeFault      8   a round that cannot go on: a dead worker, a protocol that deadlocks
+    └── NetworkError      9   an address, a certificate, or a federation that cannot be joined
 """
 
 from __future__ import annotations
@@ -72,6 +73,12 @@ class RuntimeFault(CodistillError):
     """A round cannot go on."""
 
     exit_code = 8
+
+
+class NetworkError(CodistillError):
+    """An address, a certificate, or a federation that cannot be joined."""
+
+    exit_code = 9
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
