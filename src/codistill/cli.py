@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from codistill import __version__
 from codistill.errors import CodistillError, RecipeError
+from codistill.runtimes.network import certs_cli
 
 if TYPE_CHECKING:
     from codistill.experiments.recipe import Recipe
@@ -101,6 +102,7 @@ def _parser() -> argparse.ArgumentParser:
     theory.add_argument("--seed", type=int, default=0, help="of its data (default: 0)")
     theory.add_argument("--out", type=Path, default=Path("theory"), help="folder of the pictures (default: ./theory)")
     theory.set_defaults(command=_theory)
+    certs_cli.add_parser(commands)
     return parser
 
 
