@@ -14,6 +14,7 @@ from codistill.runtimes.host import BEGIN, Report
 from codistill.runtimes.observers import Observer, Record, Row
 from codistill.runtimes.runtime import Runtime, Scores, Stage
 from codistill.settings import check_settings, setting
+from codistill.topology import HUB
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,13 +72,14 @@ def drive(
 def _round(stage: Stage, runtime: Runtime, t: int) -> Report:
     report = Report()
     if t == 0:
-        report = runtime.run(BEGIN, tuple(agent.name for agent in stage.agents()))
+        report = runtime.run(BEGIN, stage.names)
+        report.present = None
     present = stage.faults.present(t)
     return report.add(runtime.run(t, present)) if present else report
 
 
 def _record(stage: Stage, t: int, report: Report, scores: dict[str, Scores], plan: Plan, seconds: float) -> Record:
-    present = set(stage.faults.present(t))
+    present = set(stage.faults.present(t) if report.present is None else report.present)
     tested = 0 if stage.test is None else len(stage.test[0])
     samples = min(plan.samples(t) or tested, tested)
     liars = stage.faults.liars(plan.rounds)
@@ -85,30 +87,31 @@ def _record(stage: Stage, t: int, report: Report, scores: dict[str, Scores], pla
     measured: dict[str, dict[str, list[float]]] = {}
     for about, name, value in report.measures:
         measured.setdefault(about, {}).setdefault(name, []).append(value)
-    for agent in stage.agents():
-        row: dict[str, Any] = {"round": t + 1, "agent": agent.name, "present": agent.name in present}
-        if agent.name in liars:
+    for agent in stage.names:
+        row: dict[str, Any] = {"round": t + 1, "agent": agent, "present": agent in present}
+        if agent in liars:
             row["lies"] = True
-        row["sent"], row["received"] = report.sent.get(agent.name, 0), report.received.get(agent.name, 0)
-        row.update({name: fmean(values) for name, values in measured.get(agent.name, {}).items()})
-        if scores.get(agent.name):
-            row.update(scores[agent.name], test_samples=samples)
+        row["sent"], row["received"] = report.sent.get(agent, 0), report.received.get(agent, 0)
+        row.update({name: fmean(values) for name, values in measured.get(agent, {}).items()})
+        if scores.get(agent):
+            row.update(scores[agent], test_samples=samples)
         rows.append(row)
     return Record(t + 1, rows, _events(stage, t, report, present), seconds)
 
 
 def _events(stage: Stage, t: int, report: Report, present: set[str]) -> list[str]:
-    names = [node.name for node in stage.nodes]
-    absent = [agent.name for agent in stage.agents() if agent.name not in present]
+    absent = [name for name in stage.names if name not in present]
     events = [f"round {t + 1}: absent: {', '.join(absent)}"] if absent else []
+    events += [f"round {t + 1}: {event}" for event in report.events]
     events += [f"round {t + 1}: {news}" for news in stage.faults.news(t)]
     for name, lie in stage.faults.liars(t + 1).items():
         if lie.first == t + 1:  # once, not for each message
             events.append(f"round {t + 1}: '{name}' begins to lie (injected fault: {lie.kind})")
     # In an order that does not depend on who was faster.
-    refused = sorted(report.refused, key=lambda item: (names.index(item[0]), names.index(item[1]), item[2]))
+    place = {name: number for number, name in enumerate((*stage.nodes[0].roster, HUB))}
+    refused = sorted(report.refused, key=lambda item: (place[item[0]], place[item[1]], item[2]))
     for (receiver, sender, reason), times in Counter(refused).items():  # in the order in which they stand
         messages = "a message" if times == 1 else f"{times} messages"
         events.append(f"round {t + 1}: '{receiver}' goes on without {messages} of '{sender}': {reason}")
-    remarks = sorted(report.remarks, key=lambda item: names.index(item[0]))
+    remarks = sorted(report.remarks, key=lambda item: place[item[0]])
     return events + [f"round {t + 1}: '{node}': {text}" for node, text in remarks]

@@ -99,12 +99,12 @@ class Faults:
                 raise RecipeError(
                     "A split must leave somebody on the other side.", "all agents on one side", "Name fewer agents."
                 )
-        self.injected, self._names, self._seed, self._participation = tuple(faults), tuple(names), seed, participation
+        self.injected, self._names, self._seed, self.participation = tuple(faults), tuple(names), seed, participation
 
     def present(self, t: int) -> tuple[str, ...]:
         """Who takes part in round t: sampled and not gone, in the order of the roster."""
         gone = {fault.agent for fault in self.injected if fault.kind == "gone" and fault.covers(t)}
-        count = max(1, round(self._participation * len(self._names)))
+        count = max(1, round(self.participation * len(self._names)))
         if count == len(self._names):
             sampled = set(self._names)
         else:

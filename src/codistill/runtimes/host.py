@@ -21,7 +21,7 @@ from codistill.topology import HUB
 if TYPE_CHECKING:
     from codistill.protocol import Protocol
     from codistill.runtimes.faults import Faults
-    from codistill.runtimes.links import Frame, Links
+    from codistill.runtimes.links import Carrier, Frame
     from codistill.wire.compression import Compression
 
 Watcher = Callable[[str, str, bytes], None]  # sender, receiver, encoded message
@@ -57,6 +57,8 @@ class Report:
     refused: list[tuple[str, str, str]] = field(default_factory=list)  # (receiver, sender, reason)
     remarks: list[tuple[str, str]] = field(default_factory=list)  # (node, text)
     measures: list[tuple[str, str, float]] = field(default_factory=list)  # (agent, name, value)
+    present: tuple[str, ...] | None = None  # who took part to the end; None: everyone who was to
+    events: list[str] = field(default_factory=list)  # what else happened, in plain words
 
     def add(self, other: Report) -> Report:
         """This and another report together."""
@@ -66,6 +68,8 @@ class Report:
             self.refused + other.refused,
             self.remarks + other.remarks,
             self.measures + other.measures,
+            other.present if self.present is None else self.present,
+            self.events + other.events,
         )
 
 
@@ -92,7 +96,7 @@ class Host:
         nodes: Sequence[Node],
         protocol: Protocol,
         faults: Faults,
-        links: Links | None = None,
+        links: Carrier | None = None,
         watchers: Sequence[Watcher] = (),
         compression: Compression | None = None,
     ) -> None:

@@ -13,8 +13,9 @@ from typing import Any
 class GentleInterrupt:
     """While active, the first SIGINT or SIGTERM only asks; a second one raises KeyboardInterrupt."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, quiet: bool = False) -> None:
         self.asked = False
+        self._quiet = quiet
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> GentleInterrupt:
@@ -31,6 +32,8 @@ class GentleInterrupt:
         if self.asked:
             raise KeyboardInterrupt
         self.asked = True
+        if self._quiet:
+            return
         # The signal may come in the middle of a write to the same stream, which then cannot be written to.
         with suppress(RuntimeError, OSError, ValueError):
             print("\nStopping at the end of this round (again: at once) ...", file=sys.stderr, flush=True)

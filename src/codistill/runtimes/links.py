@@ -41,6 +41,26 @@ class Waiting(Protocol):
         ...
 
 
+class Carrier(Protocol):
+    """What a host needs of whatever carries frames to and from nodes elsewhere."""
+
+    def post(self, phase: int, sender: str, receivers: Sequence[str], data: bytes | None) -> None:
+        """Send a message to nodes elsewhere; None stands for one that is lost on the way."""
+        ...
+
+    def post_end(self, phase: int, sender: str, listeners: Iterable[str]) -> None:
+        """Tell those who may wait for a node that it will send no more in this phase."""
+        ...
+
+    def wait(self, host: Waiting) -> list[Frame]:
+        """Frames that have arrived; waits for the next if there is none."""
+        ...
+
+    def arrived(self) -> list[Frame]:
+        """Frames that have arrived, without waiting."""
+        ...
+
+
 class _Peer:
     """One end of a link: bytes still to go out, and bytes that came in but make no whole frame yet."""
 
@@ -268,7 +288,7 @@ class Links:
         if "blocked" in content:
             self._blocked[host] = content
         elif "error" in content:
-            raise _rebuild_error(content["error"])
+            raise rebuild_error(content["error"])
         else:
             self._control.append((host, content))
 
@@ -298,7 +318,8 @@ def describe_error(error: BaseException, trace: str) -> dict[str, Any]:
     }
 
 
-def _rebuild_error(content: dict[str, Any]) -> Exception:
+def rebuild_error(content: dict[str, Any]) -> Exception:
+    """The error that was described."""
     import codistill.errors as errors
 
     kind = getattr(errors, content["kind"], None)

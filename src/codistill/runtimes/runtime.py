@@ -17,7 +17,7 @@ from codistill.protocol import Protocol
 from codistill.randomness import generator, seed_libraries
 from codistill.runtimes.faults import Faults
 from codistill.runtimes.host import Host, Report, Watcher
-from codistill.runtimes.links import Links
+from codistill.runtimes.links import Carrier
 from codistill.wire.compression import Compression
 from codistill.wire.state import pack, unpack
 
@@ -35,12 +35,18 @@ class Stage:
     seed: int
     watchers: tuple[Watcher, ...] = ()  # told of every message that is sent: (sender, receiver, bytes)
     compression: Compression | None = None
+    roster: tuple[str, ...] = ()  # all agents that are told of, where not all of them are nodes here
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The agents that this run tells of."""
+        return self.roster or tuple(agent.name for agent in self.agents())
 
     def agents(self) -> list[Agent]:
         """The agents, without the hub."""
         return [node for node in self.nodes if isinstance(node, Agent)]
 
-    def host(self, nodes: list[Node], links: Links | None = None) -> Host:
+    def host(self, nodes: list[Node], links: Carrier | None = None) -> Host:
         """A host for some of the nodes."""
         return Host(nodes, self.protocol, self.faults, links, self.watchers, self.compression)
 
@@ -136,7 +142,7 @@ def score(stage: Stage, agent: Agent, samples: int | None, views: dict[str, View
         answers = stage.protocol.predict(agent, x)
         scores.update(_measure(answers, y, agent))
         if views is not None:
-            among = len(stage.agents())
+            among = len(agent.roster)
             seen = view(answers, y, probabilistic=agent.learner.probabilistic, agents=among)
             views.update({} if seen is None else {agent.name: seen})
     if agent.test is not None:

@@ -1,0 +1,44 @@
+"""HOST:PORT, as people write it, checked."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+
+from codistill.errors import NetworkError
+
+
+def split(address: str) -> tuple[str, int]:
+    """Host and port of HOST:PORT or [IPv6]:PORT."""
+    found = re.fullmatch(r"(?:\[([0-9a-fA-F:.]+)\]|([^\s:/\[\]]+)):(\d{1,5})", address)
+    if not found or not 0 < int(found[3]) < 65536:
+        raise NetworkError(
+            "An address must have the form HOST:PORT.", f"'{address}'", "Write for example hub.example.org:7447."
+        )
+    return found[1] or found[2], int(found[3])
+
+
+def endpoint(address: str, *, secure: bool) -> str:
+    """The same as Zenoh writes it."""
+    host, port = split(address)
+    return f"{'tls' if secure else 'tcp'}/{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def is_loopback(address: str) -> bool:
+    """Whether only this machine can reach it."""
+    host = split(address)[0]
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def check_privacy(addresses: list[str], *, certs: bool, insecure: bool) -> None:
+    """Without certificates only this machine, unless somebody says aloud that it is meant."""
+    open_ones = [address for address in addresses if not is_loopback(address)]
+    if open_ones and not certs and not insecure:
+        raise NetworkError(
+            "Between machines a federation must use certificates.",
+            f"none for {open_ones[0]}",
+            "Make them by 'codistill certs', and pass --certs DIR. If anyone may read, join and forge: --insecure.",
+        )

@@ -1,0 +1,113 @@
+"""A run as its hub conducts it: rounds, figures, checkpoints, and what the agents would have reached alone."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from codistill.agent import Hub
+from codistill.errors import CheckpointError
+from codistill.experiments.store import METRICS, Keeper, write_atomically, writing
+from codistill.runtimes.drive import Plan, drive
+from codistill.runtimes.network.charter import Charter
+from codistill.runtimes.network.hub import HubRuntime, Stopped, never
+from codistill.runtimes.network.journal import Journal
+from codistill.runtimes.network.lines import Lines
+from codistill.runtimes.network.settings import Network
+from codistill.runtimes.network.wire import Wire
+from codistill.runtimes.observers import Observer
+from codistill.runtimes.observers.history import History
+from codistill.runtimes.observers.progress import Progress
+from codistill.runtimes.runtime import Scores
+
+RUN = "network.json"
+
+
+def conduct(
+    charter: Charter,
+    plan: Plan,
+    wire: Wire,
+    network: Network,
+    folder: Path,
+    journal: Journal,
+    *,
+    checkpoint_every: int = 1,
+    alone: bool = True,
+    stopping: Callable[[], bool] = never,
+    progress: bool = True,
+) -> bool:
+    """Run the rounds that are left; True if all are done."""
+    keeper = Keeper(folder, plan.rounds, checkpoint_every)
+    history = History()
+    observers: list[Observer] = [history, journal, keeper]
+    stage = charter.stage(Hub())
+    hub: HubRuntime | None = None
+    try:
+        keeper.begin(resume=True)
+        start, saved, rows = keeper.latest()
+        history.rows.extend(rows)
+        for note in keeper.notes:
+            journal.tell(note)
+        lines = Lines(wire, network, journal.tell, deadline=network.deadline)
+        hub = HubRuntime(
+            stage, lines, charter.terms(), run=_run_id(folder), done=start, stopping=stopping,
+            stores=lambda done: bool(checkpoint_every) and (done % checkpoint_every == 0 or done == plan.rounds),
+        )  # fmt: skip
+        if saved is not None:
+            hub.load(saved)
+        journal.began(charter.topology.names, start, plan.rounds, hub)
+        done = start
+        with suppress(Stopped):
+            if alone and start == 0 and not (folder / "alone" / METRICS).exists():
+                scores = hub.measure_alone(plan.rounds)
+                if not stopping():
+                    write_alone(folder, charter.topology.names, plan.rounds, scores, charter.test)
+            if progress:
+                observers.append(Progress(charter.protocol.name, plan.rounds, len(charter.topology.names), start))
+            done = drive(stage, hub, plan, observers, start=start, should_stop=stopping)
+        hub.dismiss("done" if done == plan.rounds else "paused")
+        return done == plan.rounds
+    finally:
+        for observer in observers:
+            observer.closed()
+        if hub is not None:
+            hub.close()
+        else:
+            wire.close()
+
+
+def _run_id(folder: Path) -> str:
+    """The name of this run, by which agents know their states of it; made once."""
+    path = folder / RUN
+    if not path.exists():
+        write_atomically(path, json.dumps({"run": secrets.token_hex(16)}).encode())
+    try:
+        return str(json.loads(path.read_text("utf-8"))["run"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{path} must be as it was written.", f"{error}", "Start in another folder.") from None
+
+
+def write_alone(
+    folder: Path,
+    names: Sequence[str],
+    rounds: int,
+    scores: Mapping[str, Scores],
+    test: tuple[np.ndarray, np.ndarray] | None,
+) -> None:
+    """As if the agents had been watched alone: they say nothing, and are measured at the end."""
+    lines = []
+    for t in range(1, rounds + 1):
+        for name in names:
+            row: dict[str, Any] = {"round": t, "agent": name, "present": True, "sent": 0, "received": 0}
+            if t == rounds and scores[name]:
+                row.update(scores[name], test_samples=0 if test is None else len(test[0]))
+            lines.append(json.dumps(row) + "\n")
+    with writing(folder):
+        (folder / "alone").mkdir(exist_ok=True)
+    write_atomically(folder / "alone" / METRICS, "".join(lines).encode())

@@ -1,0 +1,290 @@
+"""The hub's side of a federation between machines: it musters the agents, runs the rounds, and keeps the book.
+
+An agent that is gone or late is out of the round in hand. Below the quorum a round is tried again, from the
+state before it. What an agent has learnt stays with it: the hub only says which rounds count.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+from codistill import __version__
+from codistill.errors import MessageError
+from codistill.outputs import View
+from codistill.runtimes.host import BEGIN, Report
+from codistill.runtimes.network.answers import checked_report, checked_scores, checked_view
+from codistill.runtimes.network.heads import Kind, Turn
+from codistill.runtimes.network.lines import Control, Lines
+from codistill.runtimes.network.settings import WIRE_VERSION
+from codistill.runtimes.network.terms import objection
+from codistill.runtimes.runtime import Runtime, Scores, Stage, load_nodes, one_thread, save_nodes
+
+_LOOK = 0.2  # seconds between looks while the hub waits for agents
+_REMIND = 30.0  # seconds between two lines that say who is waited for
+
+
+def always(done: int) -> bool:
+    """Every round is stored."""
+    return True
+
+
+def never() -> bool:
+    """Nobody asks to stop."""
+    return False
+
+
+class Stopped(Exception):
+    """Somebody asked the hub to stop while it was waiting."""
+
+
+@dataclass
+class Seat:
+    """An agent of the roster, as the hub knows it."""
+
+    ready: bool = False  # it has taken its place: told of the run, and back to a state that counts
+    owes: int | None = None  # the command that it has not answered yet
+    samples: int = 0
+    model: str = ""
+
+
+class HubRuntime(Runtime):
+    """Drives the agents of a roster by commands, and the hub's own node here."""
+
+    def __init__(
+        self,
+        stage: Stage,
+        lines: Lines,
+        terms: dict[str, Any],
+        *,
+        run: str,
+        done: int = 0,
+        stores: Callable[[int], bool] = always,
+        stopping: Callable[[], bool] = never,
+    ) -> None:
+        self._stage, self._lines, self._terms, self._run = stage, lines, terms, run
+        self._host = stage.host(stage.nodes, lines)
+        self.done = done  # rounds that count
+        self.seats = {name: Seat() for name in stage.names}
+        self._stores, self._stopping = stores, stopping
+        self._number = 0
+        self._answers: dict[str, Control] = {}
+        self._keeping: dict[str, int] = {}  # who still has to say that it has kept the last round
+        self._events: list[str] = []
+        self._mustered = False
+        self._single = ExitStack()
+        self._single.enter_context(one_thread())
+        lines.on_hello, lines.on_presence = self._greet, self._notice
+
+    # --- the runtime ------------------------------------------------------------------------------
+
+    def run(self, phase: int, present: tuple[str, ...]) -> Report:
+        """Drive one phase to its end, with whoever is there; as often as it takes to reach the quorum."""
+        if phase == BEGIN:  # each agent begins by itself, when it is first told to run
+            return Report()
+        attempt = 0
+        before = save_nodes(self._stage.nodes)
+        while True:
+            members = self._muster(present)
+            report = self._attempt(Turn(phase, attempt), members)
+            done = report.present or ()
+            if len(done) >= self._quorum(present):
+                break
+            missing = [name for name in present if name not in done]
+            self.tell(f"round {phase + 1} is tried again: it ended without {', '.join(missing)}")
+            load_nodes(self._stage.nodes, before)
+            attempt += 1
+        self.done = phase + 1
+        number = self._ask(done, do="keep", round=self.done, store=self._stores(self.done))
+        self._keeping = dict.fromkeys(done, number)
+        report.events, self._events = self._events, []
+        return report
+
+    def _attempt(self, turn: Turn, members: tuple[str, ...]) -> Report:
+        number = self._ask(
+            members, do="run", turn=[turn.phase, turn.attempt], present=list(members), samples=self._samples()
+        )
+        self._lines.begin(turn, members)
+        report = self._host.run(turn.phase, members)
+        for name, why in self._lines.fell.items():
+            self.tell(f"round {turn.phase + 1} goes on without '{name}': {why}")
+        done = []
+        for _, sender, reason in report.refused:
+            if sender in self.seats:
+                self._lines.gate.strike(sender, reason)
+        for name, answer in self._collect(number, members).items():
+            told = self._checked(name, checked_report, name, answer.content.get("report"), self._stage.names)
+            if told is not None and name not in self._lines.fell and name not in self._lines.gate.out:
+                report = report.add(told)
+                done.append(name)
+        report.present = tuple(name for name in members if name in done)
+        return report
+
+    def evaluate(self, samples: int | None, views: dict[str, View] | None = None) -> dict[str, Scores]:
+        """Let every agent that is there measure itself; only figures come back."""
+        free = [name for name in self._stage.names if self._is_free(name, keeping=True)]
+        number = self._ask(free, do="evaluate", samples=samples, views=views is not None)
+        scores: dict[str, Scores] = {}
+        for name, answer in self._collect(number, free).items():
+            scores[name] = self._scores(name, answer)
+            if views is not None and self._stage.test is not None:
+                labels, classes = self._stage.test[1], int(self._terms["classes"])
+                view = self._checked(name, checked_view, answer.arrays, labels, classes)
+                views.update({} if view is None else {name: view})
+        if views:
+            ordered = {name: views[name] for name in self._stage.names if name in views}
+            views.clear()
+            views.update(ordered)
+        return scores
+
+    def measure_alone(self, rounds: int) -> dict[str, Scores]:
+        """Let every agent train a twin of its model by itself, and say how far that gets."""
+        members = self._muster(self._stage.names)
+        number = self._ask(members, do="alone", rounds=rounds, samples=self._samples())
+        answers = self._collect(number, members, patient=True)
+        return {name: self._scores(name, answers.get(name)) for name in self._stage.names}
+
+    def save(self) -> dict[str, bytes]:
+        """The hub's own state, once every agent has kept its own."""
+        for name, number in self._keeping.items():
+            self._collect(number, [name])
+        self._keeping = {}
+        return save_nodes(self._stage.nodes)
+
+    def load(self, saved: dict[str, bytes]) -> None:
+        """Return the hub to what was saved; agents return when they join."""
+        load_nodes(self._stage.nodes, saved)
+
+    def dismiss(self, why: str) -> None:
+        """Tell everybody that the run is over, or that the hub stops for now."""
+        self._lines.command(*self._stage.names, do="stop", why=why, number=0)
+
+    def close(self) -> None:
+        """Hang up."""
+        self._lines.wire.close()
+        self._single.close()
+
+    def tell(self, text: str) -> None:
+        """Say something to the operator, and into the log of this round."""
+        self._events.append(text)
+        self._lines.tell(text)
+
+    # --- the book ---------------------------------------------------------------------------------
+
+    def _samples(self) -> int:
+        return sum(seat.samples for seat in self.seats.values())
+
+    def _quorum(self, wanted: Sequence[str]) -> int:
+        return max(1, math.ceil(self._lines.network.quorum * len(wanted) - 1e-9))
+
+    def _is_free(self, name: str, *, keeping: bool = False) -> bool:
+        seat = self.seats[name]
+        idle = seat.owes is None or (keeping and seat.owes == self._keeping.get(name))
+        return seat.ready and idle and self._lines.is_here(name) and name not in self._lines.gate.out
+
+    def _muster(self, wanted: Sequence[str]) -> tuple[str, ...]:
+        """Who of these is there and free: at first everybody, later a quorum is enough to go on."""
+        began = said = time.monotonic()
+        patience = self._lines.network.patience
+        while True:
+            here = tuple(name for name in wanted if self._is_free(name, keeping=True))
+            possible = [name for name in wanted if name not in self._lines.gate.out]
+            waited = time.monotonic() - began
+            everybody = not self._mustered and (patience is None or waited < patience)
+            if len(here) >= max(1, len(possible) if everybody else self._quorum(wanted)):
+                self._mustered = True
+                return here
+            if self._stopping():
+                raise Stopped
+            if waited > 1 and (said == began or time.monotonic() - said > _REMIND):
+                said = time.monotonic()
+                missing = [name for name in wanted if name not in here]
+                self._lines.tell(f"waiting for {', '.join(missing)} ({len(here)} of {len(wanted)} are here)")
+            self._pump(_LOOK)
+
+    def _ask(self, names: Sequence[str], **content: Any) -> int:
+        self._number += 1
+        for name in names:
+            self.seats[name].owes = self._number
+        self._lines.command(*names, number=self._number, **content)
+        return self._number
+
+    def _collect(self, number: int, names: Sequence[str], *, patient: bool = False) -> dict[str, Control]:
+        """The answers to a command, of those who answer it before they are gone or late."""
+        since, deadline = time.monotonic(), None if patient else self._lines.network.deadline
+        while True:
+            open_ones = [name for name in names if self.seats[name].owes == number and self._lines.is_here(name)]
+            late = deadline is not None and time.monotonic() - since > deadline
+            if not open_ones or late or (patient and self._stopping()):
+                for name in open_ones:
+                    self.tell(f"'{name}' is late: it goes on when it has answered")
+                found = {name: self._answers.get(name) for name in names}
+                return {name: a for name, a in found.items() if a is not None and a.content.get("number") == number}
+            if self._pump(_LOOK):
+                since = time.monotonic()
+
+    def _pump(self, timeout: float) -> bool:
+        control = self._lines.next_control(timeout)
+        if control is None:
+            return False
+        name, seat = control.sender, self.seats[control.sender]
+        match control.do:
+            case "ready":
+                seat.ready, seat.owes = True, None
+                self._lines.tell(f"'{name}' is here")
+            case "answer":
+                if control.content.get("number") == seat.owes:  # not to a command that nobody waits for any more
+                    seat.owes = None
+                    self._answers[name] = control
+                if control.content.get("trouble"):
+                    self.tell(f"'{name}': {str(control.content['trouble'])[:300]}")
+            case "leaving":
+                seat.ready = False
+                self.tell(f"'{name}' leaves: {str(control.content.get('why'))[:300]}")
+            case _:
+                self._lines.gate.strike(name, f"an unknown command '{control.do[:40]}'")
+        return True
+
+    def _scores(self, name: str, answer: Control | None) -> Scores:
+        return {} if answer is None else self._checked(name, checked_scores, answer.content.get("scores")) or {}
+
+    def _checked(self, name: str, check: Callable[..., Any], *given: Any) -> Any:
+        try:
+            return check(*given)
+        except MessageError as error:
+            self._lines.gate.strike(name, str(error))
+            return None
+
+    # --- coming and going -------------------------------------------------------------------------
+
+    def _greet(self, hello: Control) -> None:
+        """Let a life of an agent in, or say why not."""
+        name, life = hello.sender, hello.head.life
+        if self._lines.is_here(name) and self._lines.gate.life(name) != life and life not in self._lines.lives[name]:
+            return  # of a life that is over
+        why = objection(self._terms, hello.content)
+        if why is not None:
+            self._lines.tell(f"'{name}' may not join: {why}")
+            self._lines.command(name, do="refused", why=why, number=0)
+            return
+        known = self._lines.gate.life(name)
+        self._lines.gate.open(name, life, hello.head.number)
+        seat = self.seats[name]
+        seat.samples, seat.model = int(hello.content["samples"]), str(hello.content["model"])[:200]
+        if known != life:
+            seat.ready, seat.owes = False, None
+        if not seat.ready:
+            self._lines.command(
+                name, kind=Kind.HELLO, do="welcome", run=self._run, done=self.done, terms=self._terms,
+                version=__version__, wire=WIRE_VERSION, life=life,
+            )  # fmt: skip
+
+    def _notice(self, name: str) -> None:
+        seat = self.seats[name]
+        if seat.ready and not self._lines.is_here(name):
+            seat.ready, seat.owes = False, None
+            self.tell(f"'{name}' is gone")

@@ -1,0 +1,130 @@
+"""A peer's run from its start to its end, in a folder of its own; and many such folders as one run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+
+from codistill.agent import Agent
+from codistill.errors import MessageError
+from codistill.experiments.store import METRICS, TIMES, Keeper, read_rows, whole_lines, write_atomically
+from codistill.outputs import View, collect
+from codistill.runtimes.drive import Plan, drive
+from codistill.runtimes.network.charter import Charter
+from codistill.runtimes.network.conduct import write_alone
+from codistill.runtimes.network.hub import Stopped, never
+from codistill.runtimes.network.journal import Journal
+from codistill.runtimes.network.lines import Lines
+from codistill.runtimes.network.peer import PeerRuntime
+from codistill.runtimes.network.settings import Network
+from codistill.runtimes.network.solitude import train_alone
+from codistill.runtimes.network.wire import Wire
+from codistill.runtimes.observers import Observer, Record, Row
+from codistill.runtimes.observers.history import History
+from codistill.runtimes.observers.progress import Progress
+from codistill.wire.codec import decode, encode
+
+VIEW = "view.safetensors"
+
+
+def walk(
+    charter: Charter,
+    agent: Agent,
+    plan: Plan,
+    wire: Wire,
+    network: Network,
+    folder: Path,
+    journal: Journal,
+    *,
+    checkpoint_every: int = 1,
+    alone: bool = True,
+    stopping: Callable[[], bool] = never,
+    progress: bool = True,
+) -> bool:
+    """Take part as a peer, for the rounds that are left; True if all are done."""
+    keeper = Keeper(folder, plan.rounds, checkpoint_every)
+    observers: list[Observer] = [History(), journal, keeper]
+    stage = charter.stage(agent)
+    peer: PeerRuntime | None = None
+    try:
+        keeper.begin(resume=True)
+        start, saved, _ = keeper.latest()
+        for note in keeper.notes:
+            journal.tell(note)
+        if alone and start == 0 and not (folder / "alone" / METRICS).exists():
+            scores = train_alone(stage, agent, plan.rounds, stopping)
+            write_alone(folder, (agent.name,), plan.rounds, {agent.name: scores}, charter.test)
+        lines = Lines(wire, network, journal.tell, deadline=network.deadline)
+        peer = PeerRuntime(
+            stage, lines, charter.terms(), done=start, stopping=stopping,
+            keep_view=lambda view: write_atomically(folder / VIEW, encode(view, {})),
+        )  # fmt: skip
+        if saved is not None:
+            peer.load(saved)
+        journal.state(status="waiting", round=start, rounds=plan.rounds)
+        if progress:
+            observers.append(Progress(f"{agent.name}: {charter.protocol.name}", plan.rounds, 1, start))
+        done = start
+        with suppress(Stopped):
+            done = drive(stage, peer, plan, observers, start=start, should_stop=stopping)
+        if done == plan.rounds:
+            peer.part()
+        return done == plan.rounds
+    finally:
+        for observer in observers:
+            observer.closed()
+        if peer is not None:
+            peer.close()
+        else:
+            wire.close()
+
+
+class Gathering:
+    """The rounds that all peers of a machine have ended, read from their folders."""
+
+    def __init__(self, folders: Mapping[str, Path], plan: Plan, test: tuple[np.ndarray, np.ndarray] | None) -> None:
+        self._folders, self._plan, self._test = folders, plan, test
+        self.done = 0
+
+    def rounds(self) -> list[Record]:
+        """Records of rounds that nobody is missing from any more."""
+        rows = {name: _by_round(folder) for name, folder in self._folders.items()}
+        seconds = {name: _seconds(folder) for name, folder in self._folders.items()}
+        records = []
+        while all(self.done + 1 in mine for mine in rows.values()):
+            self.done += 1
+            slowest = max(times.get(self.done, 0.0) for times in seconds.values())
+            records.append(Record(self.done, [rows[name][self.done] for name in self._folders], [], slowest))
+        return records
+
+    def views(self) -> dict[str, View]:
+        """What the peers answered at the end."""
+        found: dict[str, View] = {}
+        for name, folder in self._folders.items():
+            with suppress(OSError, MessageError):
+                found[name] = decode((folder / VIEW).read_bytes(), finite=False)[0]
+        return found
+
+    def with_outputs(self, record: Record) -> Record:
+        """The last record, with what the peers answered."""
+        views = self.views()
+        if not views or self._test is None or record.round != self._plan.rounds:
+            return record
+        return Record(
+            record.round, record.rows, record.events, record.seconds, collect(record.round, views, self._test[1])
+        )
+
+
+def _by_round(folder: Path) -> dict[int, Row]:
+    return {row["round"]: row for row in read_rows(folder / METRICS)} if (folder / METRICS).exists() else {}
+
+
+def _seconds(folder: Path) -> dict[int, float]:
+    with suppress(OSError, ValueError, KeyError):
+        lines = [json.loads(line) for line in whole_lines(folder / TIMES)]
+        return {line["round"]: float(line["seconds"]) for line in lines}
+    return {}

@@ -1,0 +1,147 @@
+"""The terms of a federation: all that must be equal on every node, told when somebody joins.
+
+They are plain values. A protocol is named and its settings are numbers and words: nothing in the terms is
+ever executed, and one's own protocol is taken from one's own file, if it is the same file as the hub's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from codistill import __version__
+from codistill.errors import CodistillError, NetworkError
+from codistill.runtimes.network.settings import WIRE_VERSION
+
+if TYPE_CHECKING:
+    from codistill.agent import Agent
+    from codistill.data.shard import Reference
+    from codistill.protocol import Protocol
+
+Terms = dict[str, Any]
+
+
+def describe_protocol(protocol: Protocol) -> dict[str, Any]:
+    """A protocol by name and settings; one's own also by the digest of its file."""
+    from codistill.protocols import PROTOCOLS
+
+    kind = type(protocol)
+    described = {"name": protocol.name or kind.__name__, "settings": dataclasses.asdict(protocol)}
+    if PROTOCOLS.get(protocol.name) is not kind:
+        described |= {"class": kind.__name__, "code": code_digest(kind)}
+    return described
+
+
+def code_digest(kind: type[Any]) -> str:
+    """Of the file that a class stands in; of its name where there is none."""
+    path = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    content = Path(path).read_bytes() if path else kind.__qualname__.encode()
+    return hashlib.sha256(content).hexdigest()
+
+
+def describe_reference(public: Reference | None) -> dict[str, Any] | None:
+    """Reference data by size and digest."""
+    return None if public is None else {"samples": len(public), "digest": public.digest}
+
+
+def hello_of(agent: Agent, public: Reference | None, shape: tuple[int, ...], samples: int) -> dict[str, Any]:
+    """What an agent says of itself when it joins: not a sample, not a label."""
+    return {
+        "version": __version__,
+        "wire": WIRE_VERSION,
+        "reference": describe_reference(public),
+        "shape": list(shape),
+        "samples": samples,
+        "model": agent.learner.describe(),
+    }
+
+
+def objection(terms: Mapping[str, Any], hello: Mapping[str, Any]) -> str | None:
+    """Why an agent that says this may not join; None if it may."""
+    if hello.get("wire") != terms["wire"] or hello.get("version") != terms["version"]:
+        return (
+            f"the hub runs codistill {terms['version']}, the agent {str(hello.get('version'))[:40]}: install the same"
+        )
+    samples = hello.get("samples")
+    if type(samples) is not int or not 0 < samples < 1 << 48 or not isinstance(hello.get("model"), str):
+        return "its greeting is not whole"
+    wanted, has = terms["reference"], hello.get("reference")
+    if wanted is not None and has != wanted:
+        return (
+            f"its reference data differ: {_shown(has)} instead of {_shown(wanted)}; every node needs the same samples "
+            "in the same order"
+        )
+    if terms["shape"] is not None and hello.get("shape") != terms["shape"]:
+        return f"its samples have the shape {str(hello.get('shape'))[:60]} instead of {terms['shape']}"
+    return None
+
+
+def difference(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> str | None:
+    """In what the terms of two peers differ, in words; None if they do not."""
+    for key in ("wire", "version", *mine):
+        if mine[key] != theirs.get(key):
+            if key == "protocol" and isinstance(theirs.get(key), dict):
+                return _protocol_difference(mine[key], theirs[key])
+            return f"{key}: {_shown(mine[key])} here, {_shown(theirs.get(key))} there"
+    return None
+
+
+def _protocol_difference(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
+    settings = theirs.get("settings")
+    for key, value in mine["settings"].items():
+        if isinstance(settings, dict) and mine["name"] == theirs.get("name") and settings.get(key) != value:
+            return f"protocol.{key}: {_shown(value)} here, {_shown(settings.get(key))} there"
+    return f"protocol: {mine['name']} here, {_shown(theirs.get('name'))} there"
+
+
+def check_terms(terms: Any) -> None:
+    """Terms that came from elsewhere must be whole, and of this version."""
+    if not isinstance(terms, dict) or terms.get("version") != __version__ or terms.get("wire") != WIRE_VERSION:
+        theirs = terms.get("version") if isinstance(terms, dict) else None
+        raise NetworkError(
+            "A hub and its agents must run the same version of codistill.",
+            f"{__version__} here, {_shown(theirs)} at the hub",
+            "Install the same version on both.",
+        )
+    wanted = {"protocol": dict, "rounds": int, "seed": int, "classes": int, "roster": list, "faults": list}
+    for key, kind in wanted.items():
+        if not isinstance(terms.get(key), kind) or isinstance(terms.get(key), bool):
+            raise NetworkError("The terms of a federation must be whole.", f"no '{key}'", "Ask whoever runs the hub.")
+
+
+def protocol_from(described: Mapping[str, Any], own: type[Protocol] | None) -> Protocol:
+    """The protocol that the terms name: one of codistill's, or this site's own if it is the same file."""
+    from codistill.protocols import PROTOCOLS
+    from codistill.settings import from_table
+
+    name, settings = described.get("name"), described.get("settings")
+    if not isinstance(settings, dict) or not isinstance(name, str):
+        raise NetworkError("The terms must name a protocol.", _shown(described), "Ask whoever runs the hub.")
+    kind = PROTOCOLS.get(name)
+    if "code" in described:
+        kind = own if own is not None and code_digest(own) == described["code"] else None
+        if kind is None:
+            raise NetworkError(
+                f"The hub runs a protocol of its own, '{name[:60]}', so this site must have the same file.",
+                "no such protocol here" if own is None else f"{own.__name__} in another version",
+                "Get the file by a way you trust, read it, and name it: protocol = Class in my_agent.py.",
+            )
+    if kind is None:
+        raise NetworkError("The protocol must be known here.", f"'{name[:60]}'", "Install the hub's version.")
+    try:
+        made: Protocol = from_table(kind, settings, "protocol")
+    except (CodistillError, TypeError) as error:
+        raise NetworkError(
+            "The settings must suit the protocol.", str(error)[:200], "Ask whoever runs the hub."
+        ) from None
+    return made
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, dict) and {"samples", "digest"} == value.keys():
+        return f"{value['samples']} samples with digest {str(value['digest'])[:12]}"
+    return "none" if value is None else f"{value}"[:80]

@@ -1,0 +1,250 @@
+"""One node's end of the network: a Zenoh session with one link to each of some others, known by name.
+
+Every pair of nodes has two keys, one for each direction, and who may use them is decided by the common
+name in the certificate of the link (Zenoh's access control): nobody can speak for another, or listen in.
+Zenoh's threads only store what arrives and notify; whoever owns the wire takes it from the inbox.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import secrets
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from codistill.errors import NetworkError
+from codistill.runtimes.network.addresses import endpoint
+from codistill.runtimes.network.heads import Head, Kind, Turn
+
+if TYPE_CHECKING:
+    from codistill.runtimes.network.credentials import Credentials
+    from codistill.runtimes.network.settings import Network
+
+_ROOM = 4  # messages of the largest size that one sender may have waiting in the inbox
+_PENDING = 512  # links that may be half open at a time: a few hundred idle callers do not keep others out
+_OPENING = 5000  # milliseconds that a caller has to become a link
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """A frame as it came in: nothing of it has been looked at."""
+
+    sender: str
+    head: bytes
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Presence:
+    """A life of a node has appeared, or is gone."""
+
+    name: str
+    life: int
+    here: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Overflow:
+    """A sender has sent more than can be held; what came beyond that was thrown away."""
+
+    sender: str
+
+
+Event = Heard | Presence | Overflow
+
+
+class Wire:
+    """Sends frames to nodes by name, and collects what they say in an inbox."""
+
+    def __init__(
+        self,
+        me: str,
+        others: Sequence[str],
+        network: Network,
+        credentials: Credentials | None,
+        *,
+        listen: str | None = None,
+        dial: Sequence[str] = (),
+    ) -> None:
+        zenoh = _zenoh()
+        self.me, self.others = me, tuple(others)
+        self.life = secrets.randbits(64)
+        self.inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._room = _ROOM * network.message_limit
+        self._held = dict.fromkeys(others, 0)  # bytes in the inbox, by sender
+        self._full: set[str] = set()
+        config = zenoh.Config.from_json5(json.dumps(_config(me, others, network, credentials, listen, dial)))
+        try:
+            self._session = zenoh.open(config)
+        except zenoh.ZError as error:
+            raise NetworkError(
+                f"It must be possible to listen at {listen}.", str(error)[:300], "Choose another address or port."
+            ) from None
+        self._make_bytes = zenoh.ZBytes
+        self._declared: list[Any] = []
+        self._senders = {name: _Sender(self._session, zenoh, _key(me, name), self.life) for name in others}
+        for name in others:
+            self._listen_to(name)
+        # Last, when everything else is in place: who sees it may speak at once.
+        self._declared.append(self._session.liveliness().declare_token(f"{_here(me)}/{self.life:x}"))
+
+    def _listen_to(self, name: str) -> None:
+        def heard(sample: Any) -> None:
+            payload, head = sample.payload.to_bytes(), sample.attachment
+            if self._held[name] > self._room:
+                if name not in self._full:  # said once, until there is room again
+                    self._full.add(name)
+                    self.inbox.put(Overflow(name))
+                return
+            self._held[name] += len(payload)
+            self.inbox.put(Heard(name, b"" if head is None else head.to_bytes(), payload))
+
+        def seen(sample: Any) -> None:
+            with suppress(ValueError):
+                life = int(str(sample.key_expr).rpartition("/")[2], 16)
+                self.inbox.put(Presence(name, life, "PUT" in str(sample.kind)))
+
+        lives = self._session.liveliness()
+        self._declared.append(self._session.declare_subscriber(_key(name, self.me), heard))
+        self._declared.append(lives.declare_subscriber(f"{_here(name)}/*", seen, history=True))
+
+    def take(self, timeout: float) -> Event | None:
+        """The next event; None if nothing comes in time."""
+        try:
+            event = self.inbox.get(timeout=timeout) if timeout > 0 else self.inbox.get_nowait()
+        except queue.Empty:
+            return None
+        if isinstance(event, Heard):
+            self._held[event.sender] -= len(event.payload)
+        elif isinstance(event, Overflow):
+            self._full.discard(event.sender)
+        return event
+
+    def send(self, receivers: Sequence[str], kind: Kind, turn: Turn, payload: bytes = b"") -> None:
+        """Queue a frame for each receiver; a receiver that is slow or gone holds up nobody else."""
+        shared = self._make_bytes(payload)
+        for name in receivers:
+            self._senders[name].queue.put((kind, turn, shared))
+
+    def close(self, seconds: float = 2.0) -> None:
+        """Send what is queued, as far as that goes quickly, and hang up."""
+        for sender in self._senders.values():
+            sender.queue.put(None)
+        for sender in self._senders.values():
+            sender.join(timeout=seconds)
+        self._session.close()
+
+
+class _Sender(threading.Thread):
+    """The only one who sends to a receiver, in the order asked for. A put waits while the link is full."""
+
+    def __init__(self, session: Any, zenoh: Any, key: str, life: int) -> None:
+        super().__init__(name=f"to {key}", daemon=True)
+        self.queue: queue.SimpleQueue[tuple[Kind, Turn, Any] | None] = queue.SimpleQueue()
+        self._life = life
+        self._ended = zenoh.ZError
+        self._publisher = session.declare_publisher(key, congestion_control=zenoh.CongestionControl.BLOCK, express=True)
+        self.start()
+
+    def run(self) -> None:
+        """Number the frames and hand them to Zenoh."""
+        number = 0
+        while (item := self.queue.get()) is not None:
+            kind, turn, payload = item
+            number += 1
+            try:
+                self._publisher.put(payload, attachment=Head(kind, self._life, number, turn).encode())
+            except self._ended:
+                return  # the session is closed
+
+
+def _zenoh() -> Any:
+    try:
+        import zenoh
+    except ImportError:
+        raise NetworkError(
+            "A federation between machines needs the extra 'network'.",
+            "no eclipse-zenoh",
+            "pip install 'codistill[network]'",
+        ) from None
+    return zenoh
+
+
+def _key(sender: str, receiver: str) -> str:
+    return f"codistill/say/{sender}/{receiver}"
+
+
+def _here(name: str) -> str:
+    return f"codistill/here/{name}"
+
+
+def _config(
+    me: str,
+    others: Sequence[str],
+    network: Network,
+    credentials: Credentials | None,
+    listen: str | None,
+    dial: Sequence[str],
+) -> dict[str, Any]:
+    secure = credentials is not None
+    lease = int(1000 * network.lease)
+    link: dict[str, Any] = {
+        "protocols": ["tls" if secure else "tcp"],
+        "tx": {"lease": lease, "queue": {"congestion_control": {"block": {"wait_before_close": 1000 * lease}}}},
+        "rx": {"max_message_size": network.message_limit + (1 << 16)},
+    }
+    if credentials is not None:
+        own = {"certificate": str(credentials.certificate), "private_key": str(credentials.key)}
+        link["tls"] = {
+            "root_ca_certificate": str(credentials.authority),
+            **{f"{side}_{part}": path for side in ("listen", "connect") for part, path in own.items()},
+            "enable_mtls": True,
+            # Who is at the other end is told by the common name (below), wherever the machine stands.
+            "verify_name_on_connect": False,
+            "close_link_on_expiration": True,
+        }
+    return {
+        "mode": "peer",
+        "listen": {"endpoints": [endpoint(listen, secure=secure)] if listen else []},
+        "connect": {
+            "endpoints": [endpoint(address, secure=secure) for address in dial],
+            "timeout_ms": -1,
+            "exit_on_failure": False,
+            "retry": {"period_init_ms": 200, "period_max_ms": 1000, "period_increase_factor": 1.5},
+        },
+        # Nobody is looked for: a link is what was asked for, and nothing else.
+        "scouting": {"multicast": {"enabled": False}, "gossip": {"enabled": False}},
+        "transport": {
+            "link": link,
+            "shared_memory": {"enabled": False},
+            "unicast": {"accept_timeout": _OPENING, "accept_pending": _PENDING, "max_sessions": 10_000},
+        },
+        **({} if credentials is None else {"access_control": _access(me, {n: credentials.speaker(n) for n in others})}),
+    }
+
+
+def _access(me: str, speakers: Mapping[str, str]) -> dict[str, Any]:
+    """Between me and a node with this common name: the two keys of the pair and the signs of life, nothing else."""
+    say, listen = (
+        ["put", "liveliness_token"],
+        ["declare_subscriber", "liveliness_query", "declare_liveliness_subscriber"],
+    )
+    rules, subjects, policies = [], [], []
+    for number, (name, common_name) in enumerate(speakers.items()):
+        theirs, mine = [_key(name, me), f"{_here(name)}/*"], [_key(me, name), f"{_here(me)}/*"]
+        # A subscription is declared by whoever listens: it comes in for what goes out, and the other way round.
+        said = [("ingress", theirs, say), ("egress", mine, say)]
+        listened = [("ingress", mine, listen), ("egress", theirs, listen)]
+        ids = []
+        for place, (flow, keys, kinds) in enumerate(said + listened):
+            ids.append(f"rule-{number}-{place}")
+            rules.append({"id": ids[-1], "permission": "allow", "flows": [flow], "messages": kinds, "key_exprs": keys})
+        subjects.append({"id": f"node-{number}", "cert_common_names": [common_name]})
+        policies.append({"id": f"policy-{number}", "rules": ids, "subjects": [f"node-{number}"]})
+    return {
+        "enabled": True, "default_permission": "deny", "rules": rules, "subjects": subjects, "policies": policies,
+    }  # fmt: skip
