@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from codistill import __version__
 from codistill.errors import CodistillError, RecipeError
+from codistill.experiments import network_cli
 from codistill.runtimes.network import certs_cli
 
 if TYPE_CHECKING:
@@ -102,6 +103,7 @@ def _parser() -> argparse.ArgumentParser:
     theory.add_argument("--seed", type=int, default=0, help="of its data (default: 0)")
     theory.add_argument("--out", type=Path, default=Path("theory"), help="folder of the pictures (default: ./theory)")
     theory.set_defaults(command=_theory)
+    network_cli.add_parsers(commands, _recipe_options, _show)
     certs_cli.add_parser(commands)
     return parser
 
@@ -170,9 +172,9 @@ def _demo(options: argparse.Namespace) -> int:
 
 
 def _execute(recipe: Recipe, options: argparse.Namespace, stem: str) -> int:
-    from codistill.experiments.run import execute
+    from codistill.experiments.run import execute, new_folder
 
-    folder = options.out or _new_folder(Path("runs"), stem)
+    folder = options.out or new_folder(Path("runs"), stem)
     if recipe.protocol.pools_data:
         print(
             f"{recipe.protocol.name} pools the private data of all agents: a yardstick, run in simulation only.",
@@ -242,13 +244,6 @@ def _show(summary: Summary, complete: bool, folder: Path) -> int:
         print(f"stopped after {summary.rounds} rounds; to go on: codistill resume {shlex.quote(str(folder))}")
         return 130
     return 0
-
-
-def _new_folder(parent: Path, stem: str) -> Path:
-    number = 1
-    while (parent / f"{stem}-{number}").exists():
-        number += 1
-    return parent / f"{stem}-{number}"
 
 
 def _compare(options: argparse.Namespace) -> int:

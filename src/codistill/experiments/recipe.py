@@ -20,6 +20,7 @@ from codistill.graphs import Graph
 from codistill.protocol import Protocol
 from codistill.protocols import PROTOCOLS
 from codistill.runtimes.faults import Fault
+from codistill.runtimes.network.settings import Network
 from codistill.settings import check_settings, from_table, setting
 from codistill.topology import KINDS as TOPOLOGIES
 from codistill.wire.compression import Compression
@@ -47,12 +48,27 @@ class Data:
         None, "how samples are scaled; absent: as suits the data", choices=("unit", "standard", "none")
     )
     public: int | float = setting(0, "reference samples without labels: a count, or a share below 1", at_least=0)
+    sites: bool = setting(False, "every agent brings its own data; see docs/deploy.md")
+    classes: int | None = setting(None, "with sites: how many classes there are", at_least=2)
+    reference: str | None = setting(None, "with sites: a .npy file of reference samples, equal on every node")
 
     def __post_init__(self) -> None:
         check_settings(self, "data")
         given = [key for key in ("name", "file", "files") if getattr(self, key) is not None]
+        given += ["sites"] if self.sites else []
         if len(given) != 1:
-            raise RecipeError("[data] must say exactly one of name, file, files.", f"{given or 'none'}", "Keep one.")
+            raise RecipeError(
+                "[data] must say exactly one of name, file, files, sites.", f"{given or 'none'}", "Keep one."
+            )
+        if not self.sites and (self.classes is not None or self.reference is not None):
+            raise RecipeError(
+                "[data] classes and reference go with sites.",
+                f"beside '{given[0]}'",
+                "Remove them, or say sites = true.",
+            )
+        if self.sites:
+            self._check_sites()
+            return
         if self.name is None and self.label is None:
             raise RecipeError("[data] must say the label column of a table.", "no label", 'Add label = "column".')
         of_others = ("label", "drop", "ids") if self.name is not None else ("samples", "test_samples", "dir")
@@ -64,12 +80,23 @@ class Data:
                 f"Remove '{useless[0]}'.",
             )
 
+    def _check_sites(self) -> None:
+        """The hub has no data to split or to scale."""
+        if self.classes is None:
+            raise RecipeError("[data] with sites must say how many classes there are.", "none", "Add classes = 2.")
+        kept = {"sites", "classes", "reference"}
+        idle = [f.name for f in dataclasses.fields(self) if f.name not in kept and getattr(self, f.name) != f.default]
+        if idle:
+            raise RecipeError("[data] with sites holds no data.", f"'{idle[0]}' beside 'sites'", f"Remove '{idle[0]}'.")
+
 
 @dataclass(frozen=True, kw_only=True)
 class AgentEntry:
     """[[agents]]: one agent, or several of a kind."""
 
-    learner: str | dict[str, Any] = setting(help="a learner's name, or a table with kind and options")
+    learner: str | dict[str, Any] | None = setting(
+        None, "a learner's name, or a table with kind and options; with data at sites: none"
+    )
     name: str | None = setting(None, "the agent's name; absent: made from the learner's")
     count: int = setting(1, "how many such agents", at_least=1)
 
@@ -83,13 +110,15 @@ class AgentEntry:
     @property
     def kind(self) -> str:
         """The learner's name."""
+        if self.learner is None:
+            return "site"
         kind: str = self.learner if isinstance(self.learner, str) else self.learner["kind"]
         return kind
 
     @property
     def options(self) -> dict[str, Any]:
         """The learner's options."""
-        return {} if isinstance(self.learner, str) else {k: v for k, v in self.learner.items() if k != "kind"}
+        return {} if not isinstance(self.learner, dict) else {k: v for k, v in self.learner.items() if k != "kind"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,6 +151,7 @@ class Recipe:
     participation: float = 1.0
     compression: Compression | None = None
     topology: str | Graph | None = None  # None: that of the protocol
+    network: Network = field(default_factory=Network)
     source: dict[str, Any] = field(default_factory=dict, compare=False)  # the tables it was made from
 
 
@@ -159,6 +189,7 @@ def make_recipe(tables: Mapping[str, Any], folder: Path) -> Recipe:
         "evaluation",
         "faults",
         "compression",
+        "network",
     )
     if "sweep" in source:
         raise RecipeError(
@@ -171,7 +202,7 @@ def make_recipe(tables: Mapping[str, Any], folder: Path) -> Recipe:
         if key not in source:
             raise RecipeError(f"A recipe must have [{key}].", "no such table", "See recipes/ for examples.")
     _expect(source, list, "agents", "faults")
-    _expect(source, dict, "data", "partition", "protocol", "runtime", "evaluation", "compression")
+    _expect(source, dict, "data", "partition", "protocol", "runtime", "evaluation", "compression", "network")
     if not source["agents"]:
         raise RecipeError("A recipe must have at least one agent.", "an empty list", "Add an [[agents]] table.")
     protocol, rounds, topology = _protocol(source["protocol"])
@@ -194,9 +225,11 @@ def make_recipe(tables: Mapping[str, Any], folder: Path) -> Recipe:
         raise RecipeError(
             "With one file per agent the files are the partition.", "[partition] beside files", "Remove [partition]."
         )
+    agents = tuple(from_table(AgentEntry, entry, "agents") for entry in source["agents"])
+    _check_learners(data, agents)
     return Recipe(
         data=data,
-        agents=tuple(from_table(AgentEntry, entry, "agents") for entry in source["agents"]),
+        agents=agents,
         protocol=protocol,
         rounds=rounds,
         seed=_seed(source.get("seed", 0)),
@@ -207,8 +240,22 @@ def make_recipe(tables: Mapping[str, Any], folder: Path) -> Recipe:
         participation=float(participation),
         compression=from_table(Compression, source["compression"], "compression") if "compression" in source else None,
         topology=topology,
+        network=from_table(Network, source.get("network", {}), "network"),
         source=source,
     )
+
+
+def _check_learners(data: Data, agents: Sequence[AgentEntry]) -> None:
+    """A learner is named where the data are."""
+    for entry in agents:
+        if data.sites and (entry.learner is not None or entry.name is None or entry.count != 1):
+            raise RecipeError(
+                "With data at sites an [[agents]] table holds a name: the learner is the site's own.",
+                f"name = {entry.name!r}, learner = {entry.learner!r}, count = {entry.count}",
+                'Write name = "hospital-a", and nothing else.',
+            )
+        if not data.sites and entry.learner is None:
+            raise RecipeError("[agents] must say 'learner'.", "no such key", "Add it: see 'codistill learners'.")
 
 
 def _seed(seed: Any) -> int:
@@ -309,6 +356,8 @@ def _with_absolute_paths(tables: Mapping[str, Any], folder: Path) -> dict[str, A
     if isinstance(data, dict):
         if isinstance(data.get("file"), str):
             data["file"] = str(folder / data["file"])
+        if isinstance(data.get("reference"), str):
+            data["reference"] = str(folder / data["reference"])
         if isinstance(data.get("dir"), str):
             data["dir"] = str(folder / data["dir"])
         if isinstance(data.get("files"), dict):

@@ -45,6 +45,12 @@ _PACKAGES = ("codistill", "numpy", "scikit-learn", "scipy", "torch", "safetensor
 
 def load_data(data: Data, seed: int, data_dir: str | None = None) -> datasets.Dataset:
     """The data set that a recipe names, with the part of it that agents are measured on."""
+    if data.sites:
+        raise RecipeError(
+            "A recipe whose data are at the sites runs between machines.",
+            "[data] sites",
+            "Start it by 'codistill hub', and each agent by 'codistill join': see docs/deploy.md.",
+        )
     whole = _load_whole(data, seed, data_dir)
     return with_validation_part(whole, data.validation, seed) if data.validation else whole
 
@@ -131,18 +137,30 @@ def build(recipe: Recipe, data_dir: str | None = None) -> tuple[Federation, data
     return federation, data
 
 
+def move_in(
+    recipe: Recipe, folder: Path, *, data_dir: str | None = None, resume: bool = False
+) -> tuple[Federation, datasets.Dataset]:
+    """Build a recipe's federation, and write into the folder of its run what it is; to resume, compare."""
+    if not resume:
+        check_vacant(folder)
+    federation, data = build(recipe, data_dir)
+    settle_in(folder, source_of(recipe, data_dir), _facts(recipe, federation, data), resume=resume)
+    return federation, data
+
+
+def settle_in(folder: Path, source: dict[str, Any], facts: dict[str, Any], *, resume: bool) -> None:
+    """Write a run's recipe and facts into its folder; to resume, compare."""
+    if resume:
+        _check_facts(folder, facts)
+    else:
+        _move_in(folder, source, facts)
+
+
 def execute(
     recipe: Recipe, folder: Path, *, data_dir: str | None = None, resume: bool = False, progress: bool = True
 ) -> tuple[Summary, bool]:
     """Run a recipe in a folder; returns what came out, and whether all rounds were done."""
-    if not resume:
-        check_vacant(folder)
-    federation, data = build(recipe, data_dir)
-    facts = _facts(recipe, federation, data)
-    if resume:
-        _check_facts(folder, facts)
-    else:
-        _move_in(folder, _source(recipe, data_dir), facts)
+    federation, _ = move_in(recipe, folder, data_dir=data_dir, resume=resume)
     evaluation = recipe.evaluation
     result = federation.run(
         recipe.rounds,
@@ -156,14 +174,27 @@ def execute(
         checkpoint_every=recipe.runtime.checkpoint_every,
         progress=progress,
     )
+    return report_on(folder), not result.interrupted
+
+
+def new_folder(parent: Path, stem: str) -> Path:
+    """A folder that is not there yet."""
+    number = 1
+    while (parent / f"{stem}-{number}").exists():
+        number += 1
+    return parent / f"{stem}-{number}"
+
+
+def report_on(folder: Path) -> Summary:
+    """Write the report of a run; returns what it is made from."""
     from codistill.experiments.report import write_report
 
     summary = read_summary(folder)
     write_report(summary, folder / REPORT)
-    return summary, not result.interrupted
+    return summary
 
 
-def _source(recipe: Recipe, data_dir: str | None) -> dict[str, Any]:
+def source_of(recipe: Recipe, data_dir: str | None) -> dict[str, Any]:
     """The recipe's tables, with the data folder that was used: whoever resumes need not name it again."""
     if data_dir is None or recipe.data.name is None or recipe.data.dir is not None:
         return recipe.source
@@ -280,5 +311,10 @@ def _facts(recipe: Recipe, federation: Federation, data: datasets.Dataset) -> di
         "topology": None if federation.topology.hub else as_plain(federation.topology),
         "compression": None if recipe.compression is None else dataclasses.asdict(recipe.compression),
         "seed": recipe.seed,
-        "versions": {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}},
+        "versions": versions(),
     }
+
+
+def versions() -> dict[str, str]:
+    """Of what the figures rest on."""
+    return {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}}

@@ -1,0 +1,129 @@
+"""A site's own file: its model and its private data, which never leave it.
+
+`my_agent.py` is the site's own code, run by the site itself. It defines
+
+    agent(name)       required: a codistill.Agent with the site's model and data (and its own test data, if it has any)
+    reference()       where the protocol needs reference data: the samples, equal on every node
+    test()            a common test set, if the federation has one: (samples, labels)
+    protocol          a class, where the federation runs a protocol that is not codistill's
+    finished(agent)   called at the end, with the trained model in agent.learner
+
+A recipe (`.toml`) can stand in its place: then the agent is the one of that name in the recipe.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from codistill.agent import Agent
+from codistill.data.checks import validate_samples
+from codistill.data.shard import Reference
+from codistill.errors import CodistillError, DataError, NetworkError, RecipeError
+from codistill.experiments.recipe import Recipe, read_recipe
+from codistill.experiments.run import build
+from codistill.federation import Federation
+from codistill.protocol import Protocol
+
+
+@dataclass(frozen=True)
+class Site:
+    """What a site brings into a federation."""
+
+    agent: Agent
+    public: Reference | None = None
+    test: tuple[Any, Any] | None = None  # not yet held to the number of classes
+    protocol: type[Protocol] | None = None
+    finished: Callable[[Agent], Any] | None = None
+    recipe: Recipe | None = None
+    federation: Federation | None = None  # where the recipe makes all agents
+
+    def hello(self) -> tuple[tuple[int, ...], int]:
+        """The shape of a sample and how many there are."""
+        x = np.asarray(self.agent._data[0])
+        return tuple(x.shape[1:]), len(x)
+
+    def common_test(self, classes: int) -> tuple[np.ndarray, np.ndarray] | None:
+        """The common test set, held to the number of classes."""
+        return None if self.test is None else validate_samples(*self.test, classes, "the test set")
+
+
+def read_site(path: Path, name: str, *, data_dir: str | None = None, overrides: list[str] | None = None) -> Site:
+    """The site in a file, for the agent of this name."""
+    if path.suffix == ".toml":
+        return _from_recipe(path, name, data_dir, overrides or [])
+    if path.suffix != ".py":
+        raise RecipeError("A site is a Python file or a recipe.", f"'{path}'", "Name my_agent.py or recipe.toml.")
+    module = _run(path)
+    if not callable(getattr(module, "agent", None)):
+        raise RecipeError(
+            f"{path} must define agent(name).",
+            "no such function",
+            "Write: def agent(name): return codistill.Agent(...).",
+        )
+    agent = _call(path, module, "agent", name)
+    if not isinstance(agent, Agent):
+        raise RecipeError(
+            f"agent(name) of {path} must return an Agent.", f"{agent!r}"[:80], "Return codistill.Agent(...)."
+        )
+    if agent.name != name:
+        raise NetworkError(
+            "An agent's name is its certificate's name.",
+            f"'{agent.name}' in {path}, '{name}' in the certificate",
+            "Pass the name that agent(name) is given on to codistill.Agent.",
+        )
+    public = _call(path, module, "reference") if hasattr(module, "reference") else None
+    test = _call(path, module, "test") if hasattr(module, "test") else None
+    own = getattr(module, "protocol", None)
+    if own is not None and not (isinstance(own, type) and issubclass(own, Protocol)):
+        raise RecipeError(
+            f"protocol in {path} must be a class derived from Protocol.", f"{own!r}"[:80], "Name a class."
+        )
+    reference = None if public is None else Reference(public, 0)
+    return Site(agent, reference, test, own, getattr(module, "finished", None))
+
+
+def _from_recipe(path: Path, name: str, data_dir: str | None, overrides: list[str]) -> Site:
+    recipe = read_recipe(path, overrides)
+    federation, _ = build(recipe, data_dir)
+    mine = [agent for agent in federation.agents if agent.name == name]
+    if not mine:
+        raise NetworkError(
+            "The recipe must have an agent of the certificate's name.",
+            f"'{name}'; in the recipe: {', '.join(agent.name for agent in federation.agents)}",
+            "Make a certificate for one of these: codistill certs agent NAME.",
+        )
+    return Site(mine[0], federation.public, federation.test, type(recipe.protocol), None, recipe, federation)
+
+
+def _run(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"site_{path.stem}", path)
+    try:
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module
+        spec.loader.exec_module(module)
+    except Exception as error:  # whatever the file does when it is run
+        raise RecipeError(
+            f"{path} must run.", f"{type(error).__name__}: {error}", "Check the path, and run it by itself."
+        ) from error
+    return module
+
+
+def _call(path: Path, module: ModuleType, function: str, *given: Any) -> Any:
+    try:
+        return getattr(module, function)(*given)
+    except CodistillError:
+        raise
+    except Exception as error:  # the site's own code
+        raise DataError(
+            f"{function}() of {path} must work.", f"{type(error).__name__}: {error}"[:300], "Run the file by itself."
+        ) from error
