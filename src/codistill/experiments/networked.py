@@ -133,7 +133,7 @@ def join_hub(
         return charter.stage(site.agent)
 
     def watch(what: str, done: int, scores: Mapping[str, float]) -> None:
-        journal.state(status=what, round=done, scores=dict(scores))
+        journal.progress(what, done, scores)
 
     try:
         member = Member(Lines(wire, network, journal.tell), hello, settle, folder, stopping, watch)

@@ -53,10 +53,15 @@ class Gate:
         self._numbers[sender] = head.number
         return head
 
+    def bar(self, sender: str, reason: str) -> None:
+        """Put a node out for the run."""
+        if sender not in self.out:
+            self.out[sender] = reason
+            self._tell(f"'{sender}' is out for the rest of the run: {reason}")
+
     def strike(self, sender: str, reason: str) -> None:
         """Count a bad message."""
         count = self._strikes[sender] = self._strikes.get(sender, 0) + 1
         self._tell(f"'{sender}': strike {count} of {self._most}: {reason}")
-        if count >= self._most and sender not in self.out:
-            self.out[sender] = reason
-            self._tell(f"'{sender}' is out for the rest of the run, after {count} bad messages")
+        if count >= self._most:
+            self.bar(sender, f"{count} bad messages")

@@ -86,6 +86,8 @@ class HubRuntime(Runtime):
         """Drive one phase to its end, with whoever is there; as often as it takes to reach the quorum."""
         if phase == BEGIN:  # each agent begins by itself, when it is first told to run
             return Report()
+        for name in self._lines.wire.revoked():
+            self._lines.gate.bar(name, "its certificate has been revoked; a new one is taken when the hub starts again")
         attempt = 0
         before = save_nodes(self._stage.nodes)
         while True:

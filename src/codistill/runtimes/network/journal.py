@@ -6,7 +6,8 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 HEALTH = "health.json"
 _EVERY = 10.0  # seconds between two signs of health
+_LINE = 5.0  # seconds between two lines of an agent's progress
 
 
 class Journal(Observer):
@@ -30,6 +32,7 @@ class Journal(Observer):
         self._node, self._form, self._health, self._quiet = node, form, health, quiet
         self._state: dict[str, Any] = {"node": node, "status": "starting", "pid": os.getpid(), "round": 0}
         self._hub: HubRuntime | None = None
+        self._said = 0.0
         self._closed = threading.Event()
         self._writing = threading.Lock()
         if health is not None:
@@ -51,6 +54,14 @@ class Journal(Observer):
         """Change what the health file says."""
         self._state |= news
         self._write()
+
+    def progress(self, what: str, done: int, scores: Mapping[str, float]) -> None:
+        """How far an agent is; a line now and then."""
+        self.state(status=what, round=done, **({"scores": dict(scores)} if scores else {}))
+        if scores and (self._form == "json" or time.monotonic() - self._said > _LINE):
+            self._said = time.monotonic()
+            figures = ", ".join(f"{name.replace('_', ' ')} {value:.3f}" for name, value in scores.items())
+            self.tell(f"round {done} is done: {figures}", round=done, scores=dict(scores))
 
     def began(self, names: tuple[str, ...], start: int, rounds: int, hub: HubRuntime) -> None:
         """A hub has taken its place."""

@@ -57,6 +57,7 @@ class Member:
         self._welcome: Control | None = None
         self._run = ""
         self._begun = self._dirty = False
+        self._done = 0
         lines.on_hello = self._welcomed
 
     # --- joining ----------------------------------------------------------------------------------
@@ -64,12 +65,16 @@ class Member:
     def live(self) -> bool:
         """Take part until the run is over (True), or until asked to stop (False)."""
         with one_thread():
-            while True:
-                if not self._join():
-                    return False
-                ended = self._serve()
-                if ended is not None:
-                    return ended
+            try:
+                while True:
+                    if not self._join():
+                        return False
+                    ended = self._serve()
+                    if ended is not None:
+                        return ended
+            except Exception as error:
+                self._lines.command(HUB, do="leaving", why=f"it failed: {type(error).__name__}: {error}"[:300])
+                raise
 
     def _welcomed(self, welcome: Control) -> None:
         self._lines.gate.open(HUB, welcome.head.life, welcome.head.number)
@@ -123,7 +128,7 @@ class Member:
             for note in self._shelf.notes:
                 self._lines.tell(note)
         self._shelf.forget_after(done)
-        at = self._return_to(done)
+        at = self._done = self._return_to(done)
         self._lines.tell(
             f"joined run {run[:8]} after {done} rounds, with {f'the state of round {at}' if at else 'a new model'}"
         )
@@ -150,7 +155,7 @@ class Member:
     def _serve(self) -> bool | None:
         """Do as told. True: the run is over. False: asked to stop. None: the hub is gone, or back anew."""
         while self._lines.is_here(HUB):
-            if self._stopping():
+            if self._stopping() and not self._dirty:  # a round in hand is finished first
                 self._lines.command(HUB, do="leaving", why="its operator has stopped it")
                 return False
             control = self._lines.next_control(0.2)
@@ -167,38 +172,52 @@ class Member:
         return None
 
     def _obey(self, control: Control) -> None:
-        content: dict[str, Any] = control.content
-        arrays: dict[str, Any] = {}
-        answer: dict[str, Any] = {}
+        """Do what the hub says, if it is a command of the right form; then answer."""
+        try:
+            act, number = self._understood(control)
+        except (KeyError, TypeError, ValueError) as error:
+            self._lines.gate.strike(HUB, f"a command '{control.do[:40]}' that makes no sense: {error!r}"[:300])
+            return
+        arrays, answer = act()
+        self._lines.command(HUB, do="answer", number=number, arrays=arrays, **answer)
+
+    def _understood(self, control: Control) -> tuple[Callable[[], tuple[View, dict[str, Any]]], int]:
+        """What a command asks for; it is held to its form before anything is done."""
+        content, rounds = control.content, int(self._terms["rounds"])
+        number = _whole(content["number"], 1 << 62)
         match control.do:
             case "run":
-                answer["report"] = as_plain(self._round(content))
+                phase, attempt = content["turn"]
+                turn = Turn(_whole(phase, rounds - 1), _whole(attempt, (1 << 16) - 1))
+                there = frozenset(map(str, list(content["present"])))
+                present = tuple(name for name in self._agent.roster if name in there)
+                samples = _whole(content["samples"], 1 << 62)
+                return lambda: ({}, {"report": as_plain(self._round(turn, present, samples))}), number
             case "keep":
-                answer["trouble"] = self._keep(int(content["round"]), store=bool(content["store"]))
+                done, store = _whole(content["round"], rounds), content["store"] is True
+                return lambda: ({}, {"trouble": self._keep(done, store=store)}), number
             case "evaluate":
-                answer["scores"], arrays = self._evaluate(content)
+                part = None if content["samples"] is None else _whole(content["samples"], 1 << 62)
+                return lambda: self._evaluate(part, views=content["views"] is True), number
             case "alone":
-                self._introduce(content)
-                answer["scores"] = train_alone(self._the_stage, self._agent, int(content["rounds"]), self._stopping)
-            case _:
-                self._lines.gate.strike(HUB, f"an unknown command '{control.do[:40]}'")
-                return
-        self._lines.command(HUB, do="answer", number=content["number"], arrays=arrays, **answer)
+                samples = _whole(content["samples"], 1 << 62)
+                return lambda: ({}, {"scores": self._alone(samples)}), number
+        raise ValueError("unknown")
 
     @property
     def _the_stage(self) -> Stage:
         assert self._stage is not None
         return self._stage
 
-    def _introduce(self, content: dict[str, Any]) -> None:
-        self._agent.learner.join(int(content["samples"]))
+    def _alone(self, samples: int) -> Scores:
+        self._agent.learner.join(samples)
+        self._watch("training alone, as a yardstick", 0, {})
+        return train_alone(self._the_stage, self._agent, int(self._terms["rounds"]), self._stopping)
 
-    def _round(self, content: dict[str, Any]) -> Report:
-        phase, attempt = map(int, content["turn"])
-        present = tuple(name for name in self._agent.roster if name in content["present"])
+    def _round(self, turn: Turn, present: tuple[str, ...], samples: int) -> Report:
         if self._dirty:
-            self._return_to(phase)  # the last round that it took part in has not counted
-        self._introduce(content)
+            self._return_to(turn.phase)  # the last round that it took part in has not counted
+        self._agent.learner.join(samples)
         report = Report()
         if not self._begun:
             self._lines.begin(Turn(BEGIN), ())
@@ -206,11 +225,13 @@ class Member:
             self._begun = True
             self._shelf.put(0, pack(self._agent.dump()), store=False)
         self._dirty = True
-        self._lines.begin(Turn(phase, attempt), (HUB,))
-        return report.add(self._host.run(phase, present))
+        self._lines.begin(turn, (HUB,))
+        return report.add(self._host.run(turn.phase, present))
 
     def _keep(self, done: int, *, store: bool) -> str | None:
         self._dirty = False
+        self._done = done
+        self._watch("running", done, {})
         try:
             self._shelf.put(done, pack(self._agent.dump()), store=store)
         except StorageError as error:
@@ -218,11 +239,17 @@ class Member:
             return f"it could not store round {done}: {error.found}; it goes on from memory"
         return None
 
-    def _evaluate(self, content: dict[str, Any]) -> tuple[Scores, View]:
-        views: dict[str, View] | None = {} if content.get("views") else None
-        samples = content.get("samples")
-        scores = score(self._the_stage, self._agent, samples, views)
-        return scores, (views or {}).get(self._agent.name, {})
+    def _evaluate(self, samples: int | None, *, views: bool) -> tuple[View, dict[str, Any]]:
+        seen: dict[str, View] | None = {} if views else None
+        scores = score(self._the_stage, self._agent, samples, seen)
+        self._watch("running", self._done, scores)
+        return (seen or {}).get(self._agent.name, {}), {"scores": scores}
+
+
+def _whole(value: Any, most: int) -> int:
+    if type(value) is not int or not 0 <= value <= most:
+        raise ValueError(f"{value!r} where a number from 0 to {most} is meant")
+    return value
 
 
 def _worry(seconds: float, *, seen: bool) -> str:

@@ -64,6 +64,10 @@ class PeerRuntime(Runtime):
 
     def run(self, phase: int, present: tuple[str, ...]) -> Report:
         """Drive one phase with the neighbours that are there; skip it if they are already further."""
+        for name in self._lines.wire.revoked():
+            self._lines.gate.bar(
+                name, "its certificate has been revoked; a new one is taken when this peer starts again"
+            )
         self._wait_for_neighbours()
         self._skipped = phase != BEGIN and phase < self._resume_at
         if self._skipped:

@@ -72,6 +72,8 @@ class Wire:
     ) -> None:
         zenoh = _zenoh()
         self.me, self.others = me, tuple(others)
+        self._credentials = credentials
+        self._speakers = {} if credentials is None else {name: credentials.speaker(name) for name in others}
         self.life = secrets.randbits(64)
         self.inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._room = _ROOM * network.message_limit
@@ -111,6 +113,12 @@ class Wire:
         lives = self._session.liveliness()
         self._declared.append(self._session.declare_subscriber(_key(name, self.me), heard))
         self._declared.append(lives.declare_subscriber(f"{_here(name)}/*", seen, history=True))
+
+    def revoked(self) -> list[str]:
+        """Whose certificate has been revoked since this wire was laid, by the list that is at hand now."""
+        if self._credentials is None:
+            return []
+        return [name for name, before in self._speakers.items() if self._credentials.speaker(name) != before]
 
     def take(self, timeout: float) -> Event | None:
         """The next event; None if nothing comes in time."""
