@@ -42,7 +42,7 @@ from codistill.runtimes.network.settings import Network
 from codistill.runtimes.network.terms import Terms, hello_of
 from codistill.runtimes.network.up import Trial
 from codistill.runtimes.network.wire import Wire
-from codistill.runtimes.runtime import Stage
+from codistill.runtimes.runtime import Stage, warm_up
 from codistill.summary import Summary
 from codistill.topology import HUB
 
@@ -119,6 +119,7 @@ def join_hub(
     """Take part under a hub, until the run is over (True) or the operator stops it."""
     name = site.agent.name
     journal = Journal(name, form=form, health=folder / HEALTH)
+    warm_up()
     trouble = look(hub, HUB, own)
     if trouble:
         journal.tell(f"{trouble}; trying again until somebody does")
@@ -174,6 +175,7 @@ def join_peers(
                 f"'{other}'",
                 f"Its neighbours are: {', '.join(n for n in topology.names if n in linked) or 'none'}.",
             )
+    warm_up()
     journal = Journal(name, form=form, health=folder / HEALTH)
     for other, address in dial.items():
         trouble = look(address, other, own)

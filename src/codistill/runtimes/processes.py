@@ -28,6 +28,7 @@ from codistill.runtimes.runtime import (
     one_thread,
     save_nodes,
     score,
+    warm_up,
 )
 
 _BUFFER = 4 << 20  # bytes a link holds: the weights of several small models
@@ -56,8 +57,7 @@ class Processes(Runtime):
         shares = [here] + [agents[worker::count] for worker in range(count)]
         places = {node.name: host for host, share in enumerate(shares) for node in share}
         places = {node.name: places[node.name] for node in stage.nodes}
-        # torch's first optimiser imports for about two seconds: once here, instead of in every worker.
-        torch.optim.SGD([torch.zeros(1)], lr=1.0)
+        warm_up()  # once here, instead of in every worker
         ends = _socket_pairs(count + 1)
         self._processes = [_start(worker, shares[worker], stage, ends, places) for worker in range(1, count + 1)]
         _close_others(ends, 0)

@@ -116,6 +116,11 @@ def load_nodes(nodes: list[Node], saved: dict[str, bytes]) -> None:
         node.resume(unpack(saved[node.name]))
 
 
+def warm_up() -> None:
+    """torch's first optimiser imports for about two seconds: now, and not in the first round."""
+    torch.optim.SGD([torch.zeros(1)], lr=1.0)
+
+
 @contextmanager
 def one_thread() -> Iterator[None]:
     """Agents compute with one thread each: faster side by side, and equal to the bit everywhere."""

@@ -25,6 +25,7 @@ from codistill.runtimes.network.terms import objection
 from codistill.runtimes.runtime import Runtime, Scores, Stage, load_nodes, one_thread, save_nodes
 
 _LOOK = 0.2  # seconds between looks while the hub waits for agents
+RETURN = 10.0  # seconds that a hub which was started again waits for agents that may be gone for good
 _REMIND = 30.0  # seconds between two lines that say who is waited for
 
 
@@ -76,6 +77,7 @@ class HubRuntime(Runtime):
         self._keeping: dict[str, int] = {}  # who still has to say that it has kept the last round
         self._events: list[str] = []
         self._mustered = False
+        self._dismissed: set[str] = set()  # who has been told that it is out
         self._single = ExitStack()
         self._single.enter_context(one_thread())
         lines.on_hello, lines.on_presence = self._greet, self._notice
@@ -97,14 +99,22 @@ class HubRuntime(Runtime):
             if len(done) >= self._quorum(present):
                 break
             missing = [name for name in present if name not in done]
-            self.tell(f"round {phase + 1} is tried again: it ended without {', '.join(missing)}")
+            self.tell(f"tried again: it ended without {', '.join(missing)}")
             load_nodes(self._stage.nodes, before)
             attempt += 1
         self.done = phase + 1
         number = self._ask(done, do="keep", round=self.done, store=self._stores(self.done))
         self._keeping = dict.fromkeys(done, number)
+        self._dismiss_the_barred()
         report.events, self._events = self._events, []
         return report
+
+    def _dismiss_the_barred(self) -> None:
+        """Who is out is told so, once: nobody listens to it any more."""
+        for name in self._lines.gate.out.keys() - self._dismissed:
+            self._dismissed.add(name)
+            self.seats[name].ready = False
+            self._lines.command(name, do="refused", why=f"it is out of the run: {self._lines.gate.out[name]}", number=0)
 
     def _attempt(self, turn: Turn, members: tuple[str, ...]) -> Report:
         number = self._ask(
@@ -113,7 +123,7 @@ class HubRuntime(Runtime):
         self._lines.begin(turn, members)
         report = self._host.run(turn.phase, members)
         for name, why in self._lines.fell.items():
-            self.tell(f"round {turn.phase + 1} goes on without '{name}': {why}")
+            self.tell(f"goes on without '{name}': {why}")
         done = []
         for _, sender, reason in report.refused:
             if sender in self.seats:
@@ -173,7 +183,7 @@ class HubRuntime(Runtime):
     def tell(self, text: str) -> None:
         """Say something to the operator, and into the log of this round."""
         self._events.append(text)
-        self._lines.tell(text)
+        self._lines.tell(f"round {self.done + 1}: {text}")
 
     # --- the book ---------------------------------------------------------------------------------
 
@@ -186,12 +196,17 @@ class HubRuntime(Runtime):
     def _is_free(self, name: str, *, keeping: bool = False) -> bool:
         seat = self.seats[name]
         idle = seat.owes is None or (keeping and seat.owes == self._keeping.get(name))
-        return seat.ready and idle and self._lines.is_here(name) and name not in self._lines.gate.out
+        return seat.ready and idle and self._is_in(name)
+
+    def _is_in(self, name: str) -> bool:
+        return self._lines.is_here(name) and name not in self._lines.gate.out
 
     def _muster(self, wanted: Sequence[str]) -> tuple[str, ...]:
         """Who of these is there and free: at first everybody, later a quorum is enough to go on."""
         began = said = time.monotonic()
         patience = self._lines.network.patience
+        if patience is None and self.done:
+            patience = RETURN
         while True:
             here = tuple(name for name in wanted if self._is_free(name, keeping=True))
             possible = [name for name in wanted if name not in self._lines.gate.out]
@@ -219,7 +234,7 @@ class HubRuntime(Runtime):
         """The answers to a command, of those who answer it before they are gone or late."""
         since, deadline = time.monotonic(), None if patient else self._lines.network.deadline
         while True:
-            open_ones = [name for name in names if self.seats[name].owes == number and self._lines.is_here(name)]
+            open_ones = [name for name in names if self.seats[name].owes == number and self._is_in(name)]
             late = deadline is not None and time.monotonic() - since > deadline
             if not open_ones or late or (patient and self._stopping()):
                 for name in open_ones:
@@ -271,7 +286,7 @@ class HubRuntime(Runtime):
         why = objection(self._terms, hello.content)
         if why is not None:
             self._lines.tell(f"'{name}' may not join: {why}")
-            self._lines.command(name, do="refused", why=why, number=0)
+            self._lines.command(name, kind=Kind.HELLO, do="refused", why=why)
             return
         known = self._lines.gate.life(name)
         self._lines.gate.open(name, life, hello.head.number)

@@ -77,6 +77,8 @@ class Member:
                 raise
 
     def _welcomed(self, welcome: Control) -> None:
+        if welcome.do == "refused":
+            raise _refusal(welcome)
         self._lines.gate.open(HUB, welcome.head.life, welcome.head.number)
         self._welcome = welcome
 
@@ -91,13 +93,7 @@ class Member:
             if self._lines.lives.get(HUB) and time.monotonic() - greeted > _AGAIN:
                 greeted = time.monotonic()
                 self._lines.command(HUB, kind=Kind.HELLO, do="hello", **self._hello)
-            control = self._lines.next_control(0.05)
-            if control is not None and control.do == "refused":
-                raise NetworkError(
-                    "The hub must let this agent in.",
-                    str(control.content.get("why"))[:300],
-                    "Change that, and join again.",
-                )
+            self._lines.next_control(0.05)  # of a life that is over: only a welcome counts now
             if time.monotonic() - said > _WORRY:
                 said = time.monotonic()
                 self._lines.tell(_worry(said - began, seen=bool(self._lines.lives.get(HUB))))
@@ -161,6 +157,8 @@ class Member:
             control = self._lines.next_control(0.2)
             if control is None:
                 continue
+            if control.do == "refused":
+                raise _refusal(control)
             if control.do == "stop":
                 if control.content.get("why") == "done":
                     self._watch("done", int(self._terms["rounds"]), {})
@@ -244,6 +242,12 @@ class Member:
         scores = score(self._the_stage, self._agent, samples, seen)
         self._watch("running", self._done, scores)
         return (seen or {}).get(self._agent.name, {}), {"scores": scores}
+
+
+def _refusal(control: Control) -> NetworkError:
+    return NetworkError(
+        "The hub must let this agent in.", str(control.content.get("why"))[:300], "Change that, and join again."
+    )
 
 
 def _whole(value: Any, most: int) -> int:

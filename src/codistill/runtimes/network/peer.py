@@ -18,7 +18,7 @@ from codistill.errors import NetworkError
 from codistill.outputs import View
 from codistill.runtimes.host import BEGIN, Report
 from codistill.runtimes.network.heads import Kind, Turn
-from codistill.runtimes.network.hub import Stopped, never
+from codistill.runtimes.network.hub import RETURN, Stopped, never
 from codistill.runtimes.network.lines import Control, Lines
 from codistill.runtimes.network.terms import Terms, difference
 from codistill.runtimes.runtime import Runtime, Scores, Stage, load_nodes, one_thread, save_nodes, score
@@ -121,7 +121,7 @@ class PeerRuntime(Runtime):
     def tell(self, text: str) -> None:
         """Say something to the operator, and into the log of this round."""
         self._events.append(text)
-        self._lines.tell(text)
+        self._lines.tell(f"round {self._at + 1}: {text}" if self._at > BEGIN else text)
 
     # --- in step ------------------------------------------------------------------------------------
 
@@ -133,6 +133,8 @@ class PeerRuntime(Runtime):
         """At first for all of them, later for the quorum: with nobody there, there is nobody to learn from."""
         began = said = time.monotonic()
         others, patience = self._lines.wire.others, self._lines.network.patience
+        if patience is None and self._at >= 0:  # started again: some may be gone for good
+            patience = RETURN
         while True:
             self._pump(0)
             self._greet_again()
@@ -162,12 +164,6 @@ class PeerRuntime(Runtime):
                 self._jump(min(control.content["to"], int(self._terms["rounds"])), f"'{control.sender}'")
             case "done":
                 self._finished.add(control.sender)
-            case "refused":
-                raise NetworkError(
-                    f"The neighbour '{control.sender}' must agree to the terms.",
-                    str(control.content.get("why"))[:300],
-                    "Give all peers the same recipe and the same version of codistill.",
-                )
             case _:
                 self._lines.gate.strike(control.sender, f"an unknown command '{control.do[:40]}'")
 
@@ -191,11 +187,17 @@ class PeerRuntime(Runtime):
 
     def _greeted(self, hello: Control) -> None:
         name, life, at = hello.sender, hello.head.life, hello.content.get("at")
+        if hello.do == "refused":
+            raise NetworkError(
+                f"The neighbour '{name}' must agree to the terms.",
+                str(hello.content.get("why"))[:300],
+                "Give all peers the same recipe and the same version of codistill.",
+            )
         terms: Any = hello.content.get("terms")
         why = difference(self._terms, terms) if isinstance(terms, dict) else "its greeting is not whole"
         if why is not None or type(at) is not int:
             self.tell(f"'{name}' is not let in: {why}")
-            self._lines.command(name, do="refused", why=why)
+            self._lines.command(name, kind=Kind.HELLO, do="refused", why=why)
             return
         samples = hello.content.get("samples")
         self._samples[name] = samples if type(samples) is int and 0 < samples < 1 << 48 else 0

@@ -43,7 +43,7 @@ from codistill.runtimes.network.terms import hello_of
 from codistill.runtimes.network.wire import Wire
 from codistill.runtimes.observers import Observer
 from codistill.runtimes.observers.progress import Progress
-from codistill.runtimes.runtime import Scores
+from codistill.runtimes.runtime import Scores, warm_up
 from codistill.topology import HUB
 
 TROUBLE = "trouble.json"
@@ -68,7 +68,7 @@ class Trial:
     def run(self, stopping: Callable[[], bool] = never) -> bool:
         """Start every node and wait for the end; True if all rounds are done."""
         charter = Charter.of(self.federation, self.plan.rounds)
-        torch.optim.SGD([torch.zeros(1)], lr=1.0)  # imports for two seconds: once here, instead of in every process
+        warm_up()  # once here, instead of in every process
         for name in charter.topology.names:
             with writing(self.folder):
                 self._home(name).mkdir(parents=True, exist_ok=True)

@@ -77,7 +77,8 @@ class Wire:
         self.life = secrets.randbits(64)
         self.inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._room = _ROOM * network.message_limit
-        self._held = dict.fromkeys(others, 0)  # bytes in the inbox, by sender
+        # Bytes that came into the inbox and that were taken from it, by sender: each has one writer, so no lock.
+        self._came, self._taken = dict.fromkeys(others, 0), dict.fromkeys(others, 0)
         self._full: set[str] = set()
         config = zenoh.Config.from_json5(json.dumps(_config(me, others, network, credentials, listen, dial)))
         try:
@@ -97,12 +98,12 @@ class Wire:
     def _listen_to(self, name: str) -> None:
         def heard(sample: Any) -> None:
             payload, head = sample.payload.to_bytes(), sample.attachment
-            if self._held[name] > self._room:
+            if self._came[name] - self._taken[name] > self._room:
                 if name not in self._full:  # said once, until there is room again
                     self._full.add(name)
                     self.inbox.put(Overflow(name))
                 return
-            self._held[name] += len(payload)
+            self._came[name] += len(payload)
             self.inbox.put(Heard(name, b"" if head is None else head.to_bytes(), payload))
 
         def seen(sample: Any) -> None:
@@ -127,7 +128,7 @@ class Wire:
         except queue.Empty:
             return None
         if isinstance(event, Heard):
-            self._held[event.sender] -= len(event.payload)
+            self._taken[event.sender] += len(event.payload)
         elif isinstance(event, Overflow):
             self._full.discard(event.sender)
         return event

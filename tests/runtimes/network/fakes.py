@@ -1,0 +1,237 @@
+"""A network in memory: wires that behave as real ones do, links that can be cut, and nodes in threads."""
+
+from __future__ import annotations
+
+import queue
+import secrets
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from sklearn.dummy import DummyClassifier
+
+import codistill as cd
+from codistill.agent import Hub
+from codistill.protocol import Protocol
+from codistill.runtimes.faults import Faults
+from codistill.runtimes.network.charter import Charter
+from codistill.runtimes.network.heads import Head, Kind, Turn
+from codistill.runtimes.network.hub import HubRuntime
+from codistill.runtimes.network.lines import Lines
+from codistill.runtimes.network.member import Member
+from codistill.runtimes.network.settings import Network
+from codistill.runtimes.network.terms import hello_of
+from codistill.runtimes.network.wire import Event, Heard, Presence
+from codistill.topology import HUB, Topology
+
+
+class Net:
+    """Who can reach whom."""
+
+    def __init__(self) -> None:
+        self.wires: dict[str, list[FakeWire]] = {}
+        self._cuts: set[frozenset[str]] = set()
+        self.spoil: Callable[[str, str, bytes, bytes], tuple[bytes, bytes]] | None = None
+
+    def joined(self, a: str, b: str) -> bool:
+        return frozenset((a, b)) not in self._cuts
+
+    def cut(self, a: str, b: str) -> None:
+        """As when a cable is pulled: both ends see that the other is gone."""
+        self._cuts.add(frozenset((a, b)))
+        self._show(a, b, here=False)
+
+    def heal(self, a: str, b: str) -> None:
+        self._cuts.discard(frozenset((a, b)))
+        self._show(a, b, here=True)
+
+    def _show(self, a: str, b: str, *, here: bool) -> None:
+        for one, other in ((a, b), (b, a)):
+            for wire in self.wires.get(one, ()):
+                for far in self.wires.get(other, ()):
+                    wire.inbox.put(Presence(other, far.life, here))
+
+
+class FakeWire:
+    """A wire without Zenoh: what is sent is in the other's inbox at once."""
+
+    def __init__(self, net: Net, me: str, others: Sequence[str]) -> None:
+        self.net, self.me, self.others = net, me, tuple(others)
+        self.life = secrets.randbits(64)
+        self.inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self.revoked_names: list[str] = []
+        self._numbers = dict.fromkeys(others, 0)
+        self.dead = False
+        for name in others:
+            for far in net.wires.get(name, ()):
+                if net.joined(me, name):
+                    self.inbox.put(Presence(name, far.life, True))
+                    far.inbox.put(Presence(me, self.life, True))
+        net.wires.setdefault(me, []).append(self)
+
+    def revoked(self) -> list[str]:
+        return self.revoked_names
+
+    def take(self, timeout: float) -> Event | None:
+        if self.dead:
+            raise Killed
+        try:
+            return self.inbox.get(timeout=min(timeout, 0.05)) if timeout > 0 else self.inbox.get_nowait()
+        except queue.Empty:
+            return None
+
+    def send(self, receivers: Sequence[str], kind: Kind, turn: Turn, payload: bytes = b"") -> None:
+        if self.dead:
+            raise Killed
+        for name in receivers:
+            self._numbers[name] += 1
+            head = Head(kind, self.life, self._numbers[name], turn).encode()
+            self.deliver(name, head, payload)
+
+    def deliver(self, name: str, head: bytes, payload: bytes) -> None:
+        if self.net.spoil is not None:
+            head, payload = self.net.spoil(self.me, name, head, payload)
+        if self.net.joined(self.me, name):
+            for far in self.net.wires.get(name, ()):
+                far.inbox.put(Heard(self.me, head, payload))
+
+    def kill(self) -> None:
+        """As by kill -9: nothing more is said, and the others see that it is gone."""
+        self.dead = True
+        self.close()
+
+    def close(self, seconds: float = 0.0) -> None:
+        if self in self.net.wires.get(self.me, ()):
+            self.net.wires[self.me].remove(self)
+            for name in self.others:
+                for far in self.net.wires.get(name, ()):
+                    far.inbox.put(Presence(self.me, self.life, False))
+
+
+class Killed(BaseException):
+    """The end of a thread that stands for a process."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sum(Protocol):
+    """Everyone sends its number, the hub adds them up and tells the sum; each keeps count of what it heard."""
+
+    name = "sum"
+    topology = "star"
+
+    async def begin(self, me: Any) -> None:
+        me.state["sums"] = []
+
+    async def round(self, me: Any, t: int) -> None:
+        hook = HOOKS.get((me.name, t))
+        if hook:
+            hook(me)
+        answer = await me.ask_hub(x=np.full(3, float(len(me.shard) + t)))
+        me.state["sums"] = [*me.state["sums"], None if answer is None else float(answer["x"][0])]
+
+    async def hub(self, me: Any, t: int) -> None:
+        heard = await me.gather(expect={"x": (3,)})
+        me.state["rounds"] = [*me.state.get("rounds", []), t]
+        hook = HOOKS.get((HUB, t))
+        if hook:
+            hook(me)
+        await me.broadcast(x=np.sum([message["x"] for message in heard.values()], axis=0))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gossip(Protocol):
+    """Everyone sends its round to its neighbours twice, and keeps whom it heard."""
+
+    name = "gossip"
+    topology = "ring"
+
+    async def begin(self, me: Any) -> None:
+        me.state["heard"] = []
+
+    async def round(self, me: Any, t: int) -> None:
+        for step in range(2):
+            hook = HOOKS.get((me.name, t, step))
+            if hook:
+                hook(me)
+            heard = await me.exchange(x=np.full(2, float(10 * t + step)))
+            assert all(message["x"][0] == 10 * t + step for message in heard.values())
+            me.state["heard"] = [*me.state["heard"], [t, *heard]]
+
+
+HOOKS: dict[Any, Callable[[Any], None]] = {}
+
+
+def agent(name: str, samples: int = 4) -> cd.Agent:
+    x = np.arange(2.0 * samples, dtype=np.float32).reshape(samples, 2)
+    return cd.Agent(name, DummyClassifier(), x, np.arange(samples) % 2)
+
+
+def charter(names: Sequence[str], rounds: int, protocol: Protocol | None = None, topology: Any = None) -> Charter:
+    topology = topology or Topology.star(names)
+    return Charter(protocol or Sum(), topology, 0, 2, Faults((), names, 0), rounds, shape=(2,))
+
+
+class Life(threading.Thread):
+    """A member in a thread: it can be killed, and started again with what it has stored."""
+
+    def __init__(
+        self,
+        net: Net,
+        name: str,
+        whole: Charter,
+        folder: Path | None = None,
+        *,
+        network: Network | None = None,
+        **changed: Any,
+    ) -> None:
+        super().__init__(daemon=True, name=name)
+        self.told: list[str] = []
+        self.agent = agent(name)
+        self.stop = False
+        self.result: Any = None
+        self.wire = FakeWire(net, name, (HUB,))
+        lines = Lines(self.wire, network or Network(), self.told.append)  # type: ignore[arg-type]
+        stage = whole.stage(self.agent)
+        hello = hello_of(self.agent, None, (2,), len(self.agent.shard)) | changed
+        self.member = Member(lines, hello, lambda _: stage, folder, stopping=lambda: self.stop)
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self.result = self.member.live()
+        except Killed:
+            self.result = "killed"
+        except Exception as error:
+            self.result = error
+        finally:
+            self.wire.close()
+
+    def end(self) -> Any:
+        self.join(timeout=20)
+        assert not self.is_alive(), f"{self.name} has not ended: {self.told}"
+        return self.result
+
+
+class Centre:
+    """A hub in this thread."""
+
+    def __init__(
+        self, net: Net, whole: Charter, *, network: Network | None = None, run: str = "run1", done: int = 0
+    ) -> None:
+        self.told: list[str] = []
+        self.node = Hub()
+        self.wire = FakeWire(net, HUB, whole.topology.names)
+        network = network or Network()
+        self.lines = Lines(self.wire, network, self.told.append, deadline=network.deadline)  # type: ignore[arg-type]
+        self.names = whole.topology.names
+        self.runtime = HubRuntime(whole.stage(self.node), self.lines, whole.terms(), run=run, done=done)
+
+    def rounds(self, first: int, last: int) -> list[Any]:
+        return [self.runtime.run(t, self.names) for t in range(first, last)]
+
+    def finish(self) -> None:
+        self.runtime.dismiss("done")
+        self.runtime.close()

@@ -1,0 +1,350 @@
+"""A hub and its members: who is in a round, what counts, and what is kept, whatever happens to them."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.runtimes.network.fakes import HOOKS, Centre, Life, Net, charter
+
+from codistill.errors import NetworkError
+from codistill.message import Message
+from codistill.runtimes.network.heads import Head, Kind
+from codistill.runtimes.network.hub import Stopped
+from codistill.runtimes.network.settings import Network
+from codistill.wire.state import unpack
+
+NAMES = ("a", "b", "c")
+
+
+@pytest.fixture(autouse=True)
+def no_hooks() -> Any:
+    HOOKS.clear()
+    yield
+    HOOKS.clear()
+
+
+def sums_of(life: Life) -> list[float | None]:
+    return list(life.agent.state["sums"])
+
+
+def test_in_quiet_everyone_hears_the_sum_of_all() -> None:
+    net, whole = Net(), charter(NAMES, 3)
+    lives = [Life(net, name, whole) for name in NAMES]
+    centre = Centre(net, whole)
+    reports = centre.rounds(0, 3)
+    centre.finish()
+    assert [life.end() for life in lives] == [True] * 3
+    # Each has 4 samples and sends 4 + t: the sum is 3 (4 + t).
+    assert [sums_of(life) for life in lives] == [[12.0, 15.0, 18.0]] * 3
+    assert [report.present for report in reports] == [NAMES] * 3
+    size = len(Message.of(x=np.zeros(3)).encoded)
+    assert reports[0].sent == {"hub": 3 * size, "a": size, "b": size, "c": size}
+    assert not any(report.events for report in reports)
+
+
+def test_an_agent_that_dies_in_a_round_is_missed_in_it_and_comes_back_with_its_state(tmp_path: Path) -> None:
+    net, whole = Net(), charter(NAMES, 5)
+    lives = {name: Life(net, name, whole, tmp_path / name) for name in NAMES}
+    centre = Centre(net, whole)
+    HOOKS["b", 1] = lambda me: lives["b"].wire.kill()
+    reports = centre.rounds(0, 3)
+    assert [report.present for report in reports] == [NAMES, ("a", "c"), ("a", "c")]
+    assert "goes on without 'b': it is gone" in reports[1].events
+    assert lives["b"].end() == "killed"
+    HOOKS.clear()
+    back = Life(net, "b", whole, tmp_path / "b")
+    _until(lambda: (centre.runtime._pump(0.01), centre.runtime.seats["b"].ready)[1])
+    assert [report.present for report in centre.rounds(3, 5)] == [NAMES, NAMES]
+    centre.finish()
+    back.end()
+    assert "joined run run1 after 3 rounds, with the state of round 1" in back.told
+    assert sums_of(back) == [12.0, 21.0, 24.0]  # of round 1, and of rounds 4 and 5
+    assert sums_of(lives["a"]) == [12.0, 10.0, 12.0, 21.0, 24.0]
+
+
+def test_below_the_quorum_a_round_is_tried_again_from_the_state_before_it() -> None:
+    net, whole = Net(), charter(NAMES, 2)
+    network = Network(quorum=1.0)
+    lives = {name: Life(net, name, whole) for name in NAMES}
+    centre = Centre(net, whole, network=network)
+    HOOKS["c", 1] = lambda me: lives["c"].wire.kill()
+
+    def come_back() -> None:
+        lives["c"].join()
+        HOOKS.clear()
+        lives["d"] = Life(net, "c", whole)  # another life, without anything stored
+
+    helper = threading.Thread(target=come_back)
+    helper.start()
+    reports = centre.rounds(0, 2)
+    centre.finish()
+    helper.join()
+    assert reports[1].present == NAMES
+    assert "tried again: it ended without c" in reports[1].events
+    assert centre.node.state["rounds"] == [0, 1]  # round 1 of the hub was taken back, and counted once
+    assert lives["a"].end() is True
+    assert sums_of(lives["a"]) == [12.0, 15.0]  # and so it was at the agents
+    assert sums_of(lives["d"]) == [15.0]
+
+
+def test_who_misses_the_deadline_is_out_of_the_round_and_in_the_next_one() -> None:
+    net, whole = Net(), charter(NAMES, 3)
+    network = Network(deadline=0.3)
+    gate = threading.Event()
+    lives = {name: Life(net, name, whole) for name in NAMES}
+    centre = Centre(net, whole, network=network)
+    HOOKS["b", 1] = lambda me: gate.wait(10)
+    first = centre.rounds(0, 2)
+    assert [report.present for report in first] == [NAMES, ("a", "c")]
+    assert "goes on without 'b': nothing came from it for 0.3 s" in first[1].events
+    assert not centre.runtime._is_free("b")
+    gate.set()
+    _until(lambda: (centre.runtime._pump(0.01), centre.runtime._is_free("b"))[1])
+    assert centre.rounds(2, 3)[0].present == NAMES
+    centre.finish()
+    assert [life.end() for life in lives.values()] == [True] * 3
+    assert sums_of(lives["b"]) == [12.0, 18.0]  # its work in round 2 did not count, and was taken back
+    assert sums_of(lives["a"]) == [12.0, 10.0, 18.0]
+
+
+def test_a_hub_that_was_killed_goes_on_from_its_checkpoint_with_agents_that_are_further(tmp_path: Path) -> None:
+    net, whole = Net(), charter(NAMES, 4)
+    lives = {name: Life(net, name, whole, tmp_path / name) for name in NAMES}
+    first = Centre(net, whole)
+    first.rounds(0, 2)
+    saved = first.runtime.save()  # its checkpoint after round 2
+    first.rounds(2, 3)
+    first.wire.kill()
+    _until(lambda: all(any("gone" in text for text in life.told) for life in lives.values()))
+    second = Centre(net, whole, done=2)
+    second.runtime.load(saved)
+    reports = second.rounds(2, 4)
+    second.finish()
+    assert [life.end() for life in lives.values()] == [True] * 3
+    assert [report.present for report in reports] == [NAMES, NAMES]
+    assert second.node.state["rounds"] == [0, 1, 2, 3]
+    assert sums_of(lives["a"]) == [12.0, 15.0, 18.0, 21.0]  # as if nobody had been killed
+    assert "joined run run1 after 2 rounds, with the state of round 2" in lives["a"].told
+
+
+def test_a_link_that_blinks_costs_the_round_in_hand() -> None:
+    net, whole = Net(), charter(NAMES, 3)
+    lives = {name: Life(net, name, whole) for name in NAMES}
+    centre = Centre(net, whole)
+
+    def blink(me: Any) -> None:
+        net.cut("b", "hub")
+        net.heal("b", "hub")
+
+    HOOKS["b", 1] = blink
+    reports = centre.rounds(0, 2)
+    assert reports[1].present == ("a", "c")
+    _until(lambda: (centre.runtime._pump(0.01), centre.runtime._is_free("b"))[1])
+    assert centre.rounds(2, 3)[0].present == NAMES
+    centre.finish()
+    assert [life.end() for life in lives.values()] == [True] * 3
+    assert sums_of(lives["b"]) == [12.0, 18.0]
+
+
+@pytest.mark.parametrize(
+    ("spoilt", "reason"),
+    [
+        (Message.of(x=np.full(4, 1.0)).encoded, "'x' must have shape (3)"),
+        (Message.of(x=np.full(3, np.nan)).encoded, "Arrays in a message must be finite"),
+        (b"\x80\x04\x95garbage", "must be a valid safetensors encoding"),
+        ((2 << 30).to_bytes(8, "little") + b"{", "must be a valid safetensors encoding"),
+        (b"", "must be a valid safetensors encoding"),
+    ],
+    ids=["wrong shape", "NaN", "pickle", "2 GB header", "nothing"],
+)
+def test_a_bad_message_costs_a_strike_and_three_are_the_end(spoilt: bytes, reason: str) -> None:
+    net, whole = Net(), charter(NAMES, 5)
+
+    def spoil(sender: str, receiver: str, head: bytes, payload: bytes) -> tuple[bytes, bytes]:
+        bad = sender == "b" and Head.decode(head).kind is Kind.MESSAGE
+        return head, spoilt if bad else payload
+
+    net.spoil = spoil
+    lives = {name: Life(net, name, whole) for name in NAMES}
+    centre = Centre(net, whole)
+    reports = centre.rounds(0, 5)
+    centre.finish()
+    assert [report.present for report in reports] == [NAMES, NAMES, ("a", "c"), ("a", "c"), ("a", "c")]
+    strikes = [text for text in centre.told if "strike" in text]
+    assert [text[: len("'b': strike 1 of 3")] for text in strikes] == [f"'b': strike {n} of 3" for n in (1, 2, 3)]
+    assert all(reason in text for text in strikes)
+    assert "'b' is out for the rest of the run: 3 bad messages" in centre.told
+    assert sums_of(lives["a"]) == [8.0, 10.0, 12.0, 14.0, 16.0]  # of a and c alone, from the first round on
+    lives["a"].end()
+
+
+def test_a_replayed_message_is_seen_and_not_used() -> None:
+    net, whole = Net(), charter(NAMES, 3)
+
+    def again(me: Any) -> None:
+        wire = lives["b"].wire
+        wire.deliver(
+            "hub", Head(Kind.MESSAGE, wire.life, 1, centre.lines.turn).encode(), Message.of(x=np.full(3, 9.0)).encoded
+        )
+
+    lives = {name: Life(net, name, whole) for name in NAMES}
+    centre = Centre(net, whole)
+    HOOKS["b", 1] = again
+    reports = centre.rounds(0, 3)
+    centre.finish()
+    assert any("strike 1 of 3: frame 1 came again" in text and "replay" in text for text in centre.told)
+    assert [report.present for report in reports] == [NAMES] * 3
+    assert sums_of(lives["a"]) == [12.0, 15.0, 18.0]
+    lives["b"].end()
+
+
+def test_another_version_or_other_data_are_not_let_in() -> None:
+    net, whole = Net(), charter(("a",), 1)
+    centre = Centre(net, whole)
+    for changed, words in (
+        ({"version": "0.0.1"}, "the agent 0.0.1: install the same"),
+        ({"shape": [3]}, "its samples have the shape [3] instead of [2]"),
+        ({"samples": -1}, "its greeting is not whole"),
+    ):
+        life = Life(net, "a", whole, **changed)
+        _until(lambda life=life: (centre.runtime._pump(0.01), not life.is_alive())[1])
+        assert isinstance(life.end(), NetworkError)
+        assert words in life.result.found
+        assert any(words in text and text.startswith("'a' may not join") for text in centre.told)
+    assert not centre.runtime.seats["a"].ready
+
+
+def test_what_an_agent_cannot_store_is_told_and_the_run_goes_on(tmp_path: Path) -> None:
+    net, whole = Net(), charter(NAMES, 3)
+    (tmp_path / "b").write_text("a file where the folder should be")
+    lives = {name: Life(net, name, whole, tmp_path / name) for name in NAMES}
+    centre = Centre(net, whole)
+    reports = centre.rounds(0, 3)
+    centre.runtime.save()
+    centre.finish()
+    assert [life.end() for life in lives.values()] == [True] * 3
+    assert [report.present for report in reports] == [NAMES] * 3
+    assert any("'b': it could not store round 1" in text and "goes on from memory" in text for text in centre.told)
+    assert sums_of(lives["b"]) == [12.0, 15.0, 18.0]
+    stored = unpack(_newest(tmp_path / "a" / "run1"))
+    assert stored["state"]["sums"] == [12.0, 15.0, 18.0]
+
+
+def test_a_certificate_that_is_revoked_during_the_run_puts_its_owner_out() -> None:
+    net, whole = Net(), charter(NAMES, 3)
+    lives = {name: Life(net, name, whole) for name in NAMES}
+    centre = Centre(net, whole)
+    centre.rounds(0, 1)
+    centre.wire.revoked_names = ["c"]
+    assert [report.present for report in centre.rounds(1, 3)] == [("a", "b")] * 2
+    assert any("'c' is out for the rest of the run: its certificate has been revoked" in text for text in centre.told)
+    centre.finish()
+    lives["a"].end()
+
+
+def test_an_agent_that_is_asked_to_stop_finishes_its_round_first(tmp_path: Path) -> None:
+    net, whole = Net(), charter(NAMES, 3)
+    lives = {name: Life(net, name, whole, tmp_path / name) for name in NAMES}
+    centre = Centre(net, whole)
+    HOOKS["b", 1] = lambda me: setattr(lives["b"], "stop", True)
+    reports = centre.rounds(0, 2)
+    assert reports[1].present == NAMES
+    assert lives["b"].end() is False
+    assert unpack(_newest(tmp_path / "b" / "run1"))["state"]["sums"] == [12.0, 15.0]
+    assert centre.rounds(2, 3)[0].present == ("a", "c")
+    assert any("'b' leaves: its operator has stopped it" in text for text in centre.told)
+    centre.finish()
+    lives["a"].end()
+
+
+def test_an_agent_whose_model_fails_says_so_and_leaves() -> None:
+    net, whole = Net(), charter(NAMES, 2)
+
+    def fail(me: Any) -> None:
+        raise ValueError("no memory left")
+
+    HOOKS["b", 1] = fail
+    lives = {name: Life(net, name, whole) for name in NAMES}
+    centre = Centre(net, whole)
+    assert [report.present for report in centre.rounds(0, 2)] == [NAMES, ("a", "c")]
+    centre.runtime._pump(0.1)
+    assert isinstance(lives["b"].end(), ValueError)
+    assert any("'b' leaves: it failed: ValueError: no memory left" in text for text in centre.told)
+    centre.finish()
+    lives["a"].end()
+
+
+def test_a_report_about_others_is_a_strike_and_does_not_count() -> None:
+    net, whole = Net(), charter(NAMES, 2)
+
+    def spoil(sender: str, receiver: str, head: bytes, payload: bytes) -> tuple[bytes, bytes]:
+        if sender == "b" and Head.decode(head).kind is Kind.CONTROL and b"report" in payload:
+            text = json.dumps({"do": "answer", "number": 1, "report": {
+                "sent": {"a": 10**9}, "received": {}, "refused": [], "remarks": [], "measures": []}})  # fmt: skip
+            return head, Message({}, {"json": text}).encoded
+        return head, payload
+
+    net.spoil = spoil
+    lives = [Life(net, name, whole) for name in NAMES]
+    centre = Centre(net, whole)
+    report = centre.rounds(0, 1)[0]
+    centre.finish()
+    assert report.present == ("a", "c")
+    assert report.sent["a"] < 1000
+    assert any("strike 1 of 3: A report must speak of its sender" in text for text in centre.told)
+    lives[0].end()
+
+
+def test_the_start_waits_for_everyone_unless_patience_ends() -> None:
+    net, whole = Net(), charter(NAMES, 1)
+    lives = [Life(net, name, whole) for name in NAMES[:2]]
+    centre = Centre(net, whole, network=Network(patience=1.2))
+    began = time.monotonic()
+    assert centre.rounds(0, 1)[0].present == ("a", "b")
+    assert time.monotonic() - began > 1.1
+    assert "waiting for c (2 of 3 are here)" in centre.told
+    centre.finish()
+    lives[0].end()
+
+
+def test_a_hub_that_is_asked_to_stop_while_it_waits_stops() -> None:
+    net, whole = Net(), charter(NAMES, 1)
+    centre = Centre(net, whole)
+    centre.runtime._stopping = lambda: True
+    with pytest.raises(Stopped):
+        centre.rounds(0, 1)
+
+
+def test_commands_that_make_no_sense_do_nothing_and_three_are_the_end_of_trust() -> None:
+    net, whole = Net(), charter(("a",), 2)
+    life = Life(net, "a", whole)
+    centre = Centre(net, whole)
+    centre.rounds(0, 1)
+    for content in (
+        {"do": "run", "number": 5, "turn": [10**9, 0], "present": [], "samples": 1},
+        {"do": "keep", "number": 6, "round": "../../etc", "store": True},
+        {"do": "exec", "number": 7},
+    ):
+        centre.lines.command("a", **content)
+    _until(lambda: sum("strike" in text for text in life.told) == 3)
+    assert sums_of(life) == [4.0]
+    assert any("'hub' is out for the rest of the run" in text for text in life.told)
+    life.stop = True
+    life.end()
+
+
+def _newest(folder: Path) -> bytes:
+    return sorted(folder.glob("state-*"))[-1].read_bytes()[32:]
+
+
+def _until(true: Any, seconds: float = 15.0) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.005)

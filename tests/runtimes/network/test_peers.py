@@ -1,0 +1,157 @@
+"""Peers without a hub: in step in quiet, and in step again after a fault."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.runtimes.network.fakes import HOOKS, FakeWire, Gossip, Killed, Net, agent, charter
+
+from codistill.agent import Agent
+from codistill.errors import NetworkError
+from codistill.runtimes.drive import Plan
+from codistill.runtimes.network.journal import Journal
+from codistill.runtimes.network.peers import walk
+from codistill.runtimes.network.settings import Network
+from codistill.topology import Topology
+
+NAMES = ("a", "b", "c", "d")
+
+
+@pytest.fixture(autouse=True)
+def no_hooks() -> Any:
+    HOOKS.clear()
+    yield
+    HOOKS.clear()
+
+
+class Walk(threading.Thread):
+    """A peer in a thread."""
+
+    def __init__(
+        self, net: Net, name: str, rounds: int, folder: Path, *, network: Network | None = None, names: tuple[str, ...] = NAMES,
+        topology: Topology | None = None, seed: int = 0,
+    ) -> None:  # fmt: skip
+        super().__init__(daemon=True, name=name)
+        whole = charter(names, rounds, Gossip(), topology or Topology.ring(names))
+        self.whole = whole if seed == 0 else whole.__class__(**{**vars(whole), "seed": seed})
+        self.agent: Agent = agent(name)
+        self.told: list[str] = []
+        self.journal = Journal(name, quiet=True)
+        self.journal.tell = lambda text, *_, **__: self.told.append(text)  # type: ignore[method-assign,assignment]
+        self.wire = FakeWire(net, name, self.whole.topology.neighbours(name))
+        self.folder, self.rounds = folder / name, rounds
+        self.network = network or Network(patience=5)
+        self.result: Any = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self.result = walk(
+                self.whole, self.agent, Plan(rounds=self.rounds), self.wire, self.network, self.folder, self.journal,  # type: ignore[arg-type]
+                alone=False, progress=False,
+            )  # fmt: skip
+        except Killed:
+            self.result = "killed"
+        except Exception as error:
+            self.result = error
+        finally:
+            self.wire.close()
+
+    def end(self) -> Any:
+        self.join(timeout=30)
+        assert not self.is_alive(), f"{self.name} has not ended: {self.told}"
+        return self.result
+
+    @property
+    def heard(self) -> list[list[Any]]:
+        return [list(item) for item in self.agent.state["heard"]]
+
+
+def test_in_quiet_everyone_hears_its_neighbours_in_every_step(tmp_path: Path) -> None:
+    net = Net()
+    peers = {name: Walk(net, name, 3, tmp_path) for name in NAMES}
+    assert [peer.end() for peer in peers.values()] == [True] * 4
+    # In a ring of four, a has b and d; two steps in each of three rounds.
+    assert peers["a"].heard == [[t, "b", "d"] for t in range(3) for _ in range(2)]
+    assert peers["c"].heard == [[t, "b", "d"] for t in range(3) for _ in range(2)]
+
+
+def test_neighbours_of_a_peer_that_dies_go_on_and_it_meets_them_when_it_is_back(tmp_path: Path) -> None:
+    net, rounds = Net(), 60
+    HOOKS["b", 2, 1] = lambda me: peers["b"].wire.kill()
+    for t in range(rounds):
+        for name in ("a", "c", "d"):
+            HOOKS[name, t, 0] = lambda me: time.sleep(0.01)  # so that the others are not done before it is back
+    peers = {name: Walk(net, name, rounds, tmp_path) for name in NAMES}
+    assert peers["b"].end() == "killed"
+    del HOOKS["b", 2, 1]
+    back = Walk(net, "b", rounds, tmp_path)
+    assert [back.end(), *(peers[name].end() for name in ("a", "c", "d"))] == [True] * 4
+    skipped = next(text for text in back.told if "skips rounds to meet" in text)
+    met = int(skipped.rpartition("round ")[2]) - 1  # from 0
+    assert met > 3
+    # It has its state of two rounds, and then hears both neighbours from the meeting on, in step to the end.
+    assert [item[0] for item in back.heard][:4] == [0, 0, 1, 1]
+    assert [item for item in back.heard if item[0] > met] == [
+        [t, "a", "c"] for t in range(met + 1, rounds) for _ in range(2)
+    ]
+    heard_of_b = {t for t, *names in peers["a"].heard if "b" in names}
+    assert heard_of_b >= set(range(met + 1, rounds))
+    assert 3 not in heard_of_b
+    # Among the others nothing was lost.
+    assert {t for t, *names in peers["d"].heard if {"a", "c"} <= set(names)} == set(range(rounds))
+
+
+def test_two_sides_of_a_cut_go_on_and_meet_when_it_is_healed(tmp_path: Path) -> None:
+    net, rounds = Net(), 80
+    for t in range(rounds):
+        for name in NAMES:  # one side is faster than the other
+            HOOKS[name, t, 0] = lambda me: time.sleep(0.005 if me.name in ("a", "b") else 0.02)
+
+    def cut(me: Any) -> None:
+        net.cut("b", "c")
+        net.cut("a", "d")
+
+    def heal(me: Any) -> None:
+        net.heal("b", "c")
+        net.heal("a", "d")
+
+    HOOKS["a", 10, 1] = cut
+    HOOKS["a", 40, 1] = heal
+    peers = {name: Walk(net, name, rounds, tmp_path) for name in NAMES}
+    assert [peer.end() for peer in peers.values()] == [True] * 4
+    apart = {t for t, *names in peers["a"].heard if "d" not in names}
+    assert set(range(12, 39)) <= apart
+    together = [t for t, *names in peers["a"].heard if set(names) == {"b", "d"} and t > 12]
+    assert together
+    assert together[-1] == rounds - 1
+    assert len(together) >= 2 * (rounds - 1 - together[0])  # from then on in both steps of every round
+    assert any("skips rounds" in text for text in peers["c"].told + peers["d"].told)
+
+
+def test_a_peer_that_is_late_is_not_waited_for_beyond_the_deadline(tmp_path: Path) -> None:
+    net = Net()
+    HOOKS["b", 1, 0] = lambda me: time.sleep(1.0)
+    network = Network(deadline=0.3, patience=5)
+    peers = {name: Walk(net, name, 6, tmp_path, network=network) for name in NAMES}
+    assert [peer.end() for peer in peers.values()] == [True] * 4
+    assert any("goes on without 'b': nothing came from it for 0.3 s" in text for text in peers["a"].told)
+    assert ["b" in item for item in peers["a"].heard][:4] == [True, True, False, False]
+
+
+def test_peers_with_other_terms_are_told_and_do_not_start(tmp_path: Path) -> None:
+    net = Net()
+    peers = [Walk(net, "a", 2, tmp_path, names=("a", "b")), Walk(net, "b", 2, tmp_path, names=("a", "b"), seed=1)]
+    results = [peer.end() for peer in peers]
+    assert any(isinstance(result, NetworkError) and "seed: " in result.found for result in results)
+    assert all(peer.agent.state == {} for peer in peers)
+
+
+def test_a_peer_alone_runs_alone(tmp_path: Path) -> None:
+    peer = Walk(Net(), "a", 2, tmp_path, names=("a",), topology=Topology.silent(("a",)))
+    assert peer.end() is True
+    assert peer.heard == [[t] for t in range(2) for _ in range(2)]
