@@ -9,7 +9,14 @@ from collections.abc import Callable
 
 from codistill.runtimes.network.heads import Head, Kind
 
+_REASON = 300  # characters of why a message is bad: parts of it were written by whoever sent it
+
 Tell = Callable[[str], None]  # takes a sentence for the operator
+
+
+def printable(text: str, most: int) -> str:
+    """Words of somebody else for a log: one line, without anything that a terminal or a file would choke on."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text[:most])
 
 
 class Gate:
@@ -60,8 +67,10 @@ class Gate:
             self._tell(f"'{sender}' is out for the rest of the run: {reason}")
 
     def strike(self, sender: str, reason: str) -> None:
-        """Count a bad message."""
+        """Count a bad message, of a node that is not out already."""
+        if sender in self.out:
+            return
         count = self._strikes[sender] = self._strikes.get(sender, 0) + 1
-        self._tell(f"'{sender}': strike {count} of {self._most}: {reason}")
+        self._tell(f"'{sender}': strike {count} of {self._most}: {printable(reason, _REASON)}")
         if count >= self._most:
             self.bar(sender, f"{count} bad messages")

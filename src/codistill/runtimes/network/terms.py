@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from codistill.protocol import Protocol
 
 Terms = dict[str, Any]
+_MOST = {"rounds": 1 << 31, "seed": 1 << 256, "classes": 1 << 20}  # an agent sets memory aside for its classes
 
 
 def describe_protocol(protocol: Protocol) -> dict[str, Any]:
@@ -111,6 +112,16 @@ def check_terms(terms: Any) -> None:
     for key, kind in wanted.items():
         if not isinstance(terms.get(key), kind) or isinstance(terms.get(key), bool):
             raise NetworkError("The terms of a federation must be whole.", f"no '{key}'", "Ask whoever runs the hub.")
+    for key, most in _MOST.items():
+        if not 0 <= terms[key] < most:
+            raise NetworkError(
+                "The terms of a federation must be in their bounds.",
+                f"{key}: {terms[key]}"[:80],
+                "Ask whoever runs the hub.",
+            )
+    names = terms["roster"]
+    if not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
+        raise NetworkError("A roster must name each agent once.", _shown(names), "Ask whoever runs the hub.")
 
 
 def protocol_from(described: Mapping[str, Any], own: type[Protocol] | None) -> Protocol:

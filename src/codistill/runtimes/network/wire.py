@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from codistill.runtimes.network.settings import Network
 
 _ROOM = 4  # messages of the largest size that one sender may have waiting in the inbox
+_EACH = 512  # bytes that a frame takes here beside what it carries: many empty ones fill the inbox, too
 _PENDING = 512  # links that may be half open at a time: a few hundred idle callers do not keep others out
 _OPENING = 5000  # milliseconds that a caller has to become a link
 
@@ -36,6 +37,11 @@ class Heard:
     sender: str
     head: bytes
     payload: bytes
+
+    @property
+    def size(self) -> int:
+        """Bytes that it takes in the inbox."""
+        return len(self.head) + len(self.payload) + _EACH
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,14 +103,15 @@ class Wire:
 
     def _listen_to(self, name: str) -> None:
         def heard(sample: Any) -> None:
-            payload, head = sample.payload.to_bytes(), sample.attachment
+            payload, beside = sample.payload.to_bytes(), sample.attachment
+            frame = Heard(name, b"" if beside is None else beside.to_bytes(), payload)
             if self._came[name] - self._taken[name] > self._room:
                 if name not in self._full:  # said once, until there is room again
                     self._full.add(name)
                     self.inbox.put(Overflow(name))
                 return
-            self._came[name] += len(payload)
-            self.inbox.put(Heard(name, b"" if head is None else head.to_bytes(), payload))
+            self._came[name] += frame.size
+            self.inbox.put(frame)
 
         def seen(sample: Any) -> None:
             with suppress(ValueError):
@@ -128,7 +135,7 @@ class Wire:
         except queue.Empty:
             return None
         if isinstance(event, Heard):
-            self._taken[event.sender] += len(event.payload)
+            self._taken[event.sender] += event.size
         elif isinstance(event, Overflow):
             self._full.discard(event.sender)
         return event
