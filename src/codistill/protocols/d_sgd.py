@@ -58,5 +58,5 @@ class DSGD(Talking):
         """Devices that mix must have the same weights by name and shape, and be joined."""
         by_name = {agent.name: agent for agent in agents}
         for names in agents[0].topology.groups:
-            check_equal_weights([by_name[name] for name in names], self.name)
+            check_equal_weights([by_name[name] for name in names if name in by_name], self.name)
         agents[0].topology.check_mixing()

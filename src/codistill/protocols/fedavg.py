@@ -57,6 +57,8 @@ class FedAvg(Protocol):
 
 def check_equal_weights(agents: Sequence[Agent], protocol: str) -> None:
     """Weights can only be averaged among equal architectures."""
+    if not agents:
+        return  # a group of which none is here
     first = agents[0]
     wanted = {name: array.shape for name, array in first.learner.weights().items()}
     for agent in agents[1:]:

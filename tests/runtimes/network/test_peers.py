@@ -32,9 +32,17 @@ class Walk(threading.Thread):
     """A peer in a thread."""
 
     def __init__(
-        self, net: Net, name: str, rounds: int, folder: Path, *, network: Network | None = None, names: tuple[str, ...] = NAMES,
-        topology: Topology | None = None, seed: int = 0,
-    ) -> None:  # fmt: skip
+        self,
+        net: Net,
+        name: str,
+        rounds: int,
+        folder: Path,
+        *,
+        network: Network | None = None,
+        names: tuple[str, ...] = NAMES,
+        topology: Topology | None = None,
+        seed: int = 0,
+    ) -> None:
         super().__init__(daemon=True, name=name)
         whole = charter(names, rounds, Gossip(), topology or Topology.ring(names))
         self.whole = whole if seed == 0 else whole.__class__(**{**vars(whole), "seed": seed})

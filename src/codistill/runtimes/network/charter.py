@@ -76,6 +76,11 @@ class Charter:
                 "The terms of a federation must be whole.", f"{error!r}"[:200], "Ask whoever runs the hub."
             ) from None
 
+    @property
+    def has_yardstick(self) -> bool:
+        """Whether there is something to compare with: what the agents reach alone."""
+        return self.protocol.alone() is not None
+
     def terms(self) -> Terms:
         """What must be equal on every node, as plain values."""
         made: Terms = {

@@ -64,7 +64,7 @@ def conduct(
         journal.began(charter.topology.names, start, plan.rounds, hub)
         done = start
         with suppress(Stopped):
-            if alone and start == 0 and not (folder / "alone" / METRICS).exists():
+            if alone and charter.has_yardstick and start == 0 and not (folder / "alone" / METRICS).exists():
                 scores = hub.measure_alone(plan.rounds)
                 if not stopping():
                     write_alone(folder, charter.topology.names, plan.rounds, scores, charter.test)

@@ -139,7 +139,7 @@ class HubRuntime(Runtime):
     def evaluate(self, samples: int | None, views: dict[str, View] | None = None) -> dict[str, Scores]:
         """Let every agent that is there measure itself; only figures come back."""
         free = [name for name in self._stage.names if self._is_free(name, keeping=True)]
-        number = self._ask(free, do="evaluate", samples=samples, views=views is not None)
+        number = self._ask(free, do="evaluate", samples=samples, of=self._samples(), views=views is not None)
         scores: dict[str, Scores] = {}
         for name, answer in self._collect(number, free).items():
             scores[name] = self._scores(name, answer)

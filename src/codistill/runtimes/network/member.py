@@ -57,6 +57,7 @@ class Member:
         self._welcome: Control | None = None
         self._run = ""
         self._begun = self._dirty = False
+        self._beginning = Report()  # what happened before the first round, told with it
         self._done = 0
         lines.on_hello = self._welcomed
 
@@ -196,7 +197,8 @@ class Member:
                 return lambda: ({}, {"trouble": self._keep(done, store=store)}), number
             case "evaluate":
                 part = None if content["samples"] is None else _whole(content["samples"], 1 << 62)
-                return lambda: self._evaluate(part, views=content["views"] is True), number
+                samples, views = _whole(content["of"], 1 << 62), content["views"] is True
+                return lambda: self._evaluate(part, samples, views=views), number
             case "alone":
                 samples = _whole(content["samples"], 1 << 62)
                 return lambda: ({}, {"scores": self._alone(samples)}), number
@@ -215,16 +217,20 @@ class Member:
     def _round(self, turn: Turn, present: tuple[str, ...], samples: int) -> Report:
         if self._dirty:
             self._return_to(turn.phase)  # the last round that it took part in has not counted
-        self._agent.learner.join(samples)
-        report = Report()
-        if not self._begun:
-            self._lines.begin(Turn(BEGIN), ())
-            report = self._host.run(BEGIN, self._agent.roster)
-            self._begun = True
-            self._shelf.put(0, pack(self._agent.dump()), store=False)
+        self._begin(samples)
         self._dirty = True
         self._lines.begin(turn, (HUB,))
-        return report.add(self._host.run(turn.phase, present))
+        before, self._beginning = self._beginning, Report()
+        return before.add(self._host.run(turn.phase, present))
+
+    def _begin(self, samples: int) -> None:
+        """What comes before its first round, whether it is to take part in a round or only to be measured."""
+        self._agent.learner.join(samples)
+        if not self._begun:
+            self._lines.begin(Turn(BEGIN), ())
+            self._beginning = self._host.run(BEGIN, self._agent.roster)
+            self._begun = True
+            self._shelf.put(0, pack(self._agent.dump()), store=False)
 
     def _keep(self, done: int, *, store: bool) -> str | None:
         self._dirty = False
@@ -237,9 +243,10 @@ class Member:
             return f"it could not store round {done}: {error.found}; it goes on from memory"
         return None
 
-    def _evaluate(self, samples: int | None, *, views: bool) -> tuple[View, dict[str, Any]]:
+    def _evaluate(self, part: int | None, samples: int, *, views: bool) -> tuple[View, dict[str, Any]]:
+        self._begin(samples)
         seen: dict[str, View] | None = {} if views else None
-        scores = score(self._the_stage, self._agent, samples, seen)
+        scores = score(self._the_stage, self._agent, part, seen)
         self._watch("running", self._done, scores)
         return (seen or {}).get(self._agent.name, {}), {"scores": scores}
 

@@ -55,7 +55,7 @@ def walk(
         start, saved, _ = keeper.latest()
         for note in keeper.notes:
             journal.tell(note)
-        if alone and start == 0 and not (folder / "alone" / METRICS).exists():
+        if alone and charter.has_yardstick and start == 0 and not (folder / "alone" / METRICS).exists():
             scores = train_alone(stage, agent, plan.rounds, stopping)
             write_alone(folder, (agent.name,), plan.rounds, {agent.name: scores}, charter.test)
         lines = Lines(wire, network, journal.tell, deadline=network.deadline)

@@ -168,7 +168,7 @@ class Trial:
             path = self._home(name) / "alone" / METRICS
             last = read_rows(path)[-1] if path.exists() else {}
             scores[name] = {key: value for key, value in last.items() if key in SCORES}
-        if self.alone:
+        if self.alone and charter.has_yardstick:
             write_alone(self.folder, names, self.plan.rounds, scores, charter.test)
 
     def _peer(self, charter: Charter, agent: Agent, certs: Path, ports: Mapping[str, int]) -> bool:
