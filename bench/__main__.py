@@ -15,6 +15,7 @@ from rich.table import Table
 import codistill as cd
 from bench import bare, bare_fedal
 from bench.measure import Figure, alternate, ratio, seconds, speedup
+from bench.network import network
 from bench.peers import peers
 from bench.running import Rounds, started
 from bench.workloads import lenets, pair, small
@@ -157,6 +158,7 @@ BENCHES: dict[str, Callable[[], list[Figure]]] = {
     "scaling": scaling,
     "exchange": exchange,
     "peers": peers,
+    "network": network,
 }
 
 
