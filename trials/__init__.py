@@ -1,0 +1,1 @@
+"""Big trials, run by hand: see README.md."""
