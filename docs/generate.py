@@ -13,6 +13,7 @@ from codistill.federation import Engine
 from codistill.graphs import KINDS as GRAPHS
 from codistill.protocols import PROTOCOLS
 from codistill.runtimes.faults import Fault
+from codistill.runtimes.network.settings import Network
 from codistill.topology import KINDS as TOPOLOGIES
 from codistill.wire.compression import Compression
 
@@ -128,6 +129,10 @@ What is done to the floating-point arrays of every message, whatever the protoco
 [compression](compression.md)."""
 
 
+NETWORK = """\
+For federations between machines (`codistill hub`, `join` and `up`; see [deploy.md](deploy.md)). In a simulation nothing
+of it is used."""
+
 COMPARE = """\
 Of a sweep only: what its table of costs tells beside accuracy and bytes. A line is named by its label. The price of the
 target is told as of the first evaluated round in which the honest agents reach it on average. Gains, in points, and
@@ -158,6 +163,7 @@ def page() -> str:
     parts.append(table("[evaluation]", Evaluation))
     parts.append(table("[compression]", Compression, COMPRESSION))
     parts.append(table("[[faults]]", Fault, FAULTS))
+    parts.append(table("[network]", Network, NETWORK))
     parts.append(table("[compare]", Compare, COMPARE))
     return "\n".join(parts)
 

@@ -47,7 +47,7 @@ def add_parsers(commands: Any, recipe_options: RecipeOptions, show: Show) -> Non
     _secure_options(join)
     recipe_options(join)
     _log_options(join)
-    join.set_defaults(command=_join)
+    join.set_defaults(command=lambda options: _join(options, show))
 
     up = commands.add_parser(
         "up", help="a whole federation on this machine: one process each, real sockets, mutual TLS"
@@ -91,9 +91,10 @@ def _hub(options: argparse.Namespace, show: Show) -> int:
     return show(summary, complete, folder)
 
 
-def _join(options: argparse.Namespace) -> int:
+def _join(options: argparse.Namespace, show: Show) -> int:
     from codistill.experiments.networked import join_hub, join_peers
     from codistill.experiments.recipe import read_recipe
+    from codistill.experiments.run import report_on
     from codistill.experiments.site import read_site
     from codistill.runtimes.interrupt import GentleInterrupt
     from codistill.runtimes.network.settings import Network
@@ -126,6 +127,7 @@ def _join(options: argparse.Namespace) -> int:
         else:
             recipe = _recipe_of_peers(options, site.recipe, read_recipe)
             complete = join_peers(site, recipe, own, options.listen, dial, folder, progress=not options.quiet, **common)
+            return show(report_on(folder), complete, folder)
     return 0 if complete else 130
 
 

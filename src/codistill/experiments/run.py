@@ -39,7 +39,7 @@ from codistill.summary import Summary
 from codistill.topology import KINDS as TOPOLOGIES
 from codistill.topology import Topology
 
-RECIPE, FACTS, REPORT = "recipe.toml", "run.json", "report.html"
+RECIPE, FACTS, REPORT, NETWORK = "recipe.toml", "run.json", "report.html", "network.json"
 _PACKAGES = ("codistill", "numpy", "scikit-learn", "scipy", "torch", "safetensors", "skops")
 
 
@@ -160,6 +160,12 @@ def execute(
     recipe: Recipe, folder: Path, *, data_dir: str | None = None, resume: bool = False, progress: bool = True
 ) -> tuple[Summary, bool]:
     """Run a recipe in a folder; returns what came out, and whether all rounds were done."""
+    if resume and ((folder / NETWORK).exists() or (folder / "agents").is_dir()):
+        raise CheckpointError(
+            "A run between machines is resumed where it ran.",
+            f"{folder} is the folder of a hub, or of 'codistill up'",
+            "Give the same command again, with the same --out: it goes on from its checkpoint.",
+        )
     federation, _ = move_in(recipe, folder, data_dir=data_dir, resume=resume)
     evaluation = recipe.evaluation
     result = federation.run(

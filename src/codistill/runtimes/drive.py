@@ -58,7 +58,7 @@ def drive(
         report = _round(stage, runtime, t)
         views: dict[str, View] | None = {} if plan.is_last(t) else None
         scores = runtime.evaluate(plan.samples(t), views) if plan.is_due(t) else {}
-        record = _record(stage, t, report, scores, plan, time.monotonic() - began)
+        record = _record(stage, t, report, scores, plan, time.monotonic() - began - report.waited)
         if views and stage.test is not None:
             honest = {name: view for name, view in views.items() if name not in stage.faults.liars(plan.rounds)}
             record = replace(record, outputs=collect(t + 1, honest, stage.test[1]))

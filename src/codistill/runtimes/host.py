@@ -59,6 +59,7 @@ class Report:
     measures: list[tuple[str, str, float]] = field(default_factory=list)  # (agent, name, value)
     present: tuple[str, ...] | None = None  # who took part to the end; None: everyone who was to
     events: list[str] = field(default_factory=list)  # what else happened, in plain words
+    waited: float = 0.0  # seconds until everybody was there, before any work
 
     def add(self, other: Report) -> Report:
         """This and another report together."""
@@ -70,6 +71,7 @@ class Report:
             self.measures + other.measures,
             other.present if self.present is None else self.present,
             self.events + other.events,
+            self.waited + other.waited,
         )
 
 

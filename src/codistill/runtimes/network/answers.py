@@ -26,7 +26,7 @@ _TAKEN = {"round", "agent", "present", "lies", "sent", "received", "test_samples
 
 def as_plain(report: Report) -> dict[str, Any]:
     """A report of one agent as it travels."""
-    return {key: value for key, value in vars(report).items() if key not in ("present", "events")}
+    return {key: value for key, value in vars(report).items() if key not in ("present", "events", "waited")}
 
 
 def checked_report(name: str, content: Any, roster: tuple[str, ...]) -> Report:

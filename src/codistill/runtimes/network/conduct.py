@@ -26,7 +26,7 @@ from codistill.runtimes.observers.history import History
 from codistill.runtimes.observers.progress import Progress
 from codistill.runtimes.runtime import Scores
 
-RUN = "network.json"
+RUN = "network.json"  # in the folder of a run: its name
 
 
 def conduct(

@@ -90,10 +90,12 @@ class HubRuntime(Runtime):
             return Report()
         for name in self._lines.wire.revoked():
             self._lines.gate.bar(name, "its certificate has been revoked; a new one is taken when the hub starts again")
-        attempt = 0
+        attempt, waited = 0, 0.0
         before = save_nodes(self._stage.nodes)
         while True:
+            began = time.monotonic()
             members = self._muster(present)
+            waited += time.monotonic() - began
             report = self._attempt(Turn(phase, attempt), members)
             done = report.present or ()
             if len(done) >= self._quorum(present):
@@ -107,6 +109,7 @@ class HubRuntime(Runtime):
         self._keeping = dict.fromkeys(done, number)
         self._dismiss_the_barred()
         report.events, self._events = self._events, []
+        report.waited = waited
         return report
 
     def _dismiss_the_barred(self) -> None:

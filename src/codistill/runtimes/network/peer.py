@@ -68,10 +68,12 @@ class PeerRuntime(Runtime):
             self._lines.gate.bar(
                 name, "its certificate has been revoked; a new one is taken when this peer starts again"
             )
+        began = time.monotonic()
         self._wait_for_neighbours()
+        waited = time.monotonic() - began
         self._skipped = phase != BEGIN and phase < self._resume_at
         if self._skipped:
-            return Report(present=())
+            return Report(present=(), waited=waited)
         gone = {name for name in self._lines.wire.others if not self._is_with_us(name, phase)}
         self._at = phase
         self._lines.begin(Turn(phase), [name for name in self._lines.wire.others if name not in gone])
@@ -85,6 +87,7 @@ class PeerRuntime(Runtime):
             report.events.append(f"without {', '.join(name for name in self._lines.wire.others if name in gone)}")
         report.events += self._events
         self._events = []
+        report.waited = waited
         return report
 
     def evaluate(self, samples: int | None, views: dict[str, View] | None = None) -> dict[str, Scores]:

@@ -62,7 +62,8 @@ class Progress(Observer):
         self._console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
 
     def _head(self, done: int) -> str:
-        return f"{self._title}: round {done}/{self._rounds} · {self._agents} agents"
+        agents = "1 agent" if self._agents == 1 else f"{self._agents} agents"
+        return f"{self._title}: round {done}/{self._rounds} · {agents}"
 
     def closed(self) -> None:
         """Leave a clean screen."""
