@@ -32,8 +32,8 @@ _DIGEST = 32
 class Keeper(Observer):
     """Keeps a run in its folder as it goes on."""
 
-    def __init__(self, folder: Path, rounds: int, checkpoint_every: int = 1) -> None:
-        self.folder, self._rounds, self._every = folder, rounds, checkpoint_every
+    def __init__(self, folder: Path, rounds: int, checkpoint_every: int = 1, kept: int = _KEPT) -> None:
+        self.folder, self._rounds, self._every, self._kept = folder, rounds, checkpoint_every, kept
         self._checkpoints = folder / "checkpoints"
         self.notes: list[str] = []  # what whoever resumes should know
         with writing(folder):
@@ -73,8 +73,18 @@ class Keeper(Observer):
         sizes = {name: (self.folder / name).stat().st_size for name in _FILES}
         body = pack({"round": done, "sizes": sizes, "nodes": saved})
         write_atomically(self._path(done), hashlib.sha256(body).digest() + body)
-        for old in self._found()[:-_KEPT]:
+        for old in self._found()[: -self._kept]:
             old.unlink(missing_ok=True)
+
+    def reached(self) -> set[int]:
+        """After how many rounds there is a checkpoint."""
+        return {int(path.stem.rpartition("-")[2]) for path in self._found()}
+
+    def forget_after(self, done: int) -> None:
+        """Remove the checkpoints of later rounds."""
+        for later in self.reached():
+            if later > done:
+                self._path(later).unlink(missing_ok=True)
 
     def _path(self, done: int) -> Path:
         return self._checkpoints / f"round-{done:06d}.state"

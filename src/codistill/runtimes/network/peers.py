@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -44,9 +44,10 @@ def walk(
     alone: bool = True,
     stopping: Callable[[], bool] = never,
     progress: bool = True,
+    kept: int = 2,
 ) -> bool:
-    """Take part as a peer, for the rounds that are left; True if all are done."""
-    keeper = Keeper(folder, plan.rounds, checkpoint_every)
+    """Take part as a peer, for the rounds that are left; True if all are done. `kept`: checkpoints at a time."""
+    keeper = Keeper(folder, plan.rounds, checkpoint_every, kept)
     observers: list[Observer] = [History(), journal, keeper]
     stage = charter.stage(agent)
     peer: PeerRuntime | None = None
@@ -81,6 +82,18 @@ def walk(
             peer.close()
         else:
             wire.close()
+
+
+def align(folders: Iterable[Path], rounds: int) -> None:
+    """Bring peers that were all stopped back to a round that each of them has a checkpoint of: they go on exactly."""
+    keepers = [Keeper(folder, rounds) for folder in folders]
+    try:
+        common = max(set.intersection(*(keeper.reached() for keeper in keepers)), default=0)
+        for keeper in keepers:
+            keeper.forget_after(common)
+    finally:
+        for keeper in keepers:
+            keeper.closed()
 
 
 class Gathering:

@@ -37,7 +37,7 @@ from codistill.runtimes.network.hub import never
 from codistill.runtimes.network.journal import HEALTH, Journal
 from codistill.runtimes.network.lines import Lines
 from codistill.runtimes.network.member import Member
-from codistill.runtimes.network.peers import Gathering, walk
+from codistill.runtimes.network.peers import Gathering, align, walk
 from codistill.runtimes.network.settings import Network
 from codistill.runtimes.network.terms import hello_of
 from codistill.runtimes.network.wire import Wire
@@ -127,6 +127,7 @@ class Trial:
     def _among_peers(self, charter: Charter, certs: Path, stopping: Callable[[], bool]) -> bool:
         names = charter.topology.names
         ports = dict(zip(names, _free_ports(len(names)), strict=True))
+        align([self._home(name) for name in names], self.plan.rounds)
         peers = {
             agent.name: _fork(agent.name, partial(self._peer, charter, agent, certs, ports), self._home(agent.name))
             for agent in self.federation.agents
@@ -186,7 +187,7 @@ class Trial:
             return walk(
                 charter, agent, self.plan, wire, self.network, self._home(me), journal,
                 checkpoint_every=self.checkpoint_every, alone=self.alone, stopping=lambda: interrupt.asked,
-                progress=False,
+                progress=False, kept=(topology.diameter or 0) + 2,  # who is furthest apart differs by so many rounds
             )  # fmt: skip
 
     def _home(self, name: str) -> Path:
