@@ -1,0 +1,32 @@
+"""A hospital with a table of patients and a random forest; what is here stays here."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from sklearn.ensemble import RandomForestClassifier
+from sklearn.model_selection import train_test_split
+
+import codistill as cd
+
+HERE = Path(__file__).parent
+
+
+def agent(name):
+    """The site's model, its data, and a fifth of them kept aside to measure itself on."""
+    table = pd.read_csv(HERE / "patients.csv")
+    x, y = table.drop(columns="malignant").to_numpy(), table["malignant"].to_numpy()
+    x, x_test, y, y_test = train_test_split(x, y, test_size=0.2, random_state=0, stratify=y)
+    return cd.Agent(name, RandomForestClassifier(n_estimators=200), x, y, test=(x_test, y_test))
+
+
+def reference():
+    """The samples that all nodes have: the same columns in the same order, without the label."""
+    return np.load(HERE / "reference.npy")
+
+
+def finished(agent):
+    """Called once, when the run is over, with the trained model in agent.learner."""
+    x, y = agent.test
+    right = agent.learner.predict(x).argmax(axis=1) == y
+    print(f"{agent.name}: {right.mean():.1%} of {len(y)} own test samples")

@@ -1,0 +1,107 @@
+"""What deploy/ and docs/deploy.md show works: recipe, sites, units; and every command on the page can be parsed."""
+
+from __future__ import annotations
+
+import configparser
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from codistill.cli import _parser
+from codistill.experiments.networked import charter_of_sites
+from codistill.experiments.recipe import make_recipe, read_recipe
+from codistill.experiments.run import agent_names
+from codistill.experiments.site import read_site
+
+ROOT = Path(__file__).parents[1]
+DEPLOY = ROOT / "deploy"
+PAGE = (ROOT / "docs" / "deploy.md").read_text("utf-8")
+EXECUTED = "\n".join(path.read_text("utf-8") for path in DEPLOY.glob("*.service"))
+COMMANDS = sorted(
+    set(re.findall(r"^    (codistill .+)$", PAGE, re.MULTILINE))
+    | set(re.findall(r"codistill ((?:hub|join) /site.+)$", (DEPLOY / "README.md").read_text("utf-8"), re.MULTILINE))
+    | set(re.findall(r"^ExecStart=/opt/codistill/bin/(codistill .+)$", EXECUTED, re.MULTILINE))
+)
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    """A folder with small tables of the form that the examples read."""
+    rng = np.random.default_rng(0)
+    table = pd.DataFrame(rng.normal(size=(40, 5)), columns=list("abcde"))
+    table["malignant"] = np.arange(40) % 2
+    table.to_csv(tmp_path / "patients.csv", index=False)
+    np.save(tmp_path / "reference.npy", rng.normal(size=(12, 5)))
+    for path in (*DEPLOY.glob("*.py"), DEPLOY / "federation.toml"):
+        shutil.copy(path, tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("file", ["my_agent.py", "my_torch_agent.py"])
+def test_an_example_of_a_site_gives_an_agent_that_the_recipe_takes(file: str, site: Path) -> None:
+    recipe = read_recipe(site / "federation.toml")
+    brought = read_site(site / file, "hospital-a")
+    assert agent_names(recipe) == ["hospital-a", "hospital-b"]
+    assert brought.hello() == ((5,), 32)
+    assert brought.public is not None
+    charter = charter_of_sites(recipe)
+    assert charter.public is not None
+    assert charter.public.digest == brought.public.digest
+    charter.stage(brought.agent)  # held to what the protocol needs
+    assert brought.agent.test is not None
+    assert len(brought.agent.test[0]) == 8
+
+
+@pytest.mark.parametrize(
+    ("file", "language"), [("federation.toml", "toml"), ("my_agent.py", "python"), ("my_torch_agent.py", "python")]
+)
+def test_the_page_shows_the_files_as_they_are(file: str, language: str) -> None:
+    assert f"```{language}\n{(DEPLOY / file).read_text('utf-8')}```" in PAGE
+
+
+def test_the_recipe_of_peers_on_the_page_is_read(tmp_path: Path) -> None:
+    import tomllib
+
+    blocks = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+    recipe = make_recipe(tomllib.loads(blocks[-1]), tmp_path)
+    assert recipe.protocol.name == "avgkd"
+    assert not charter_of_sites(recipe).topology.hub
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_can_be_parsed(command: str) -> None:
+    words = shlex.split(command.removeprefix("codistill "))
+    options = _parser().parse_args(words)
+    assert callable(options.command)
+
+
+def test_enough_commands_were_found() -> None:
+    found = {command.removeprefix("codistill ").split()[0] for command in COMMANDS}
+    assert found >= {"certs", "hub", "join", "up"}
+    assert sum("/site/" in command for command in COMMANDS) == 2
+    assert sum("/var/lib/" in command for command in COMMANDS) == 2
+
+
+@pytest.mark.parametrize("unit", sorted(DEPLOY.glob("*.service")), ids=lambda path: path.name)
+def test_a_unit_stops_gently_and_comes_back(unit: Path) -> None:
+    read = configparser.RawConfigParser(strict=True)
+    read.optionxform = str  # type: ignore[assignment,method-assign]
+    read.read_string(unit.read_text("utf-8"))
+    service = read["Service"]
+    assert (service["Restart"], service["SuccessExitStatus"], service["KillSignal"]) == ("on-failure", "130", "SIGTERM")
+    assert service["User"] == "codistill"
+    assert "TimeoutStopSec" in service
+
+
+def test_every_network_setting_is_on_the_page() -> None:
+    import dataclasses
+
+    from codistill.runtimes.network.settings import Network
+
+    for field in dataclasses.fields(Network):
+        assert f"\n| `{field.name}` |" in PAGE
