@@ -10,6 +10,7 @@ from sklearn.model_selection import train_test_split
 import codistill as cd
 
 HERE = Path(__file__).parent
+accepts = ("fedmd", "avgkd")  # what this site takes part in, and nothing else
 
 
 class Scaled(torch.nn.Module):

@@ -76,9 +76,9 @@ def test_figures_of_an_earlier_round_are_not_said_to_be_of_the_last():
 
 def test_without_a_common_test_set():
     shown = summary([row(1, "a", own_accuracy=0.5, test_samples=0), row(1, "b")], test_samples=0)
-    assert shown.scope() == "not evaluated: no common test set"
+    assert shown.scope() == "accuracy on each agent's own test data, as there is no common test set,"
     a, b = shown.lines()
-    assert (a.together, a.gain, a.own_together) == (None, None, 0.5)
+    assert (a.together, a.gain, a.own_together) == (0.5, None, 0.5)
     assert (b.together, b.own_together) == (None, None)
     assert "50.0 %" in shown.table_text()
 

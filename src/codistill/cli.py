@@ -233,7 +233,7 @@ def _sweep(options: argparse.Namespace) -> int:
     return 0
 
 
-def _show(summary: Summary, complete: bool, folder: Path) -> int:
+def _show(summary: Summary, complete: bool, folder: Path, again: str | None = None) -> int:
     from rich.console import Console
 
     from codistill.experiments.run import REPORT
@@ -241,7 +241,8 @@ def _show(summary: Summary, complete: bool, folder: Path) -> int:
     Console(width=None if sys.stdout.isatty() else 120).print(summary.table())
     print(f"report: {folder / REPORT}")
     if not complete:
-        print(f"stopped after {summary.rounds} rounds; to go on: codistill resume {shlex.quote(str(folder))}")
+        again = again or f"codistill resume {shlex.quote(str(folder))}"
+        print(f"stopped after {summary.rounds} rounds; to go on: {again}")
         return 130
     return 0
 

@@ -86,9 +86,15 @@ class Summary:
         tested = [row["test_samples"] for row in self.rows if "test_samples" in row]
         return int(tested[-1]) if tested else 0
 
+    @property
+    def by_own(self) -> bool:
+        """Whether agents were measured on their own test data alone."""
+        return not self.test_samples and any(f"own_{self.metric}" in row for row in self.rows)
+
     def lines(self) -> list[AgentLine]:
         """One line per agent."""
-        metric, own = self.metric, f"own_{self.metric}"
+        own = f"own_{self.metric}"
+        metric = own if self.by_own else self.metric
         last, alone = _newest(self.rows), _newest(self.alone_rows or [])
         liars = {row["agent"] for row in self.rows if row.get("lies")}
         sent, received = dict.fromkeys(self.agents, 0), dict.fromkeys(self.agents, 0)
@@ -127,6 +133,8 @@ class Summary:
 
     def scope(self) -> str:
         """What the figures were measured on, in words."""
+        if not self.test_samples and self.by_own:
+            return f"{self.metric} on each agent's own test data, as there is no common test set,"
         if not self.test_samples:
             return "not evaluated: no common test set"
         if not self.tested_on:

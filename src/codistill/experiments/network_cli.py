@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,9 +12,10 @@ from codistill.errors import NetworkError, RecipeError
 if TYPE_CHECKING:
     from codistill.experiments.recipe import Recipe
     from codistill.runtimes.network.credentials import Credentials
+    from codistill.runtimes.network.settings import Network
     from codistill.summary import Summary
 
-Show = Callable[["Summary", bool, Path], int]
+Show = Callable[["Summary", bool, Path, str], int]
 RecipeOptions = Callable[[argparse.ArgumentParser], None]
 
 
@@ -86,9 +86,7 @@ def _hub(options: argparse.Namespace, show: Show) -> int:
             recipe, folder, own, options.listen, data_dir=options.data_dir, stopping=lambda: interrupt.asked,
             progress=not options.quiet, form=options.log_format,
         )  # fmt: skip
-    if not complete:
-        print("stopped; to go on, give the same command again", file=sys.stderr)
-    return show(summary, complete, folder)
+    return show(summary, complete, folder, "give the same command again")
 
 
 def _join(options: argparse.Namespace, show: Show) -> int:
@@ -97,7 +95,6 @@ def _join(options: argparse.Namespace, show: Show) -> int:
     from codistill.experiments.run import report_on
     from codistill.experiments.site import read_site
     from codistill.runtimes.interrupt import GentleInterrupt
-    from codistill.runtimes.network.settings import Network
 
     dial = _peers(options.peer)
     if (options.hub is None) == (options.listen is None):
@@ -122,12 +119,12 @@ def _join(options: argparse.Namespace, show: Show) -> int:
     with GentleInterrupt() as interrupt:
         common: dict[str, Any] = {"stopping": lambda: interrupt.asked, "form": options.log_format}
         if options.hub:
-            network = site.recipe.network if site.recipe else Network()
+            network = site.recipe.network if site.recipe else _own_network(options.set)
             complete = join_hub(site, own, options.hub, folder, network=network, **common)
         else:
             recipe = _recipe_of_peers(options, site.recipe, read_recipe)
             complete = join_peers(site, recipe, own, options.listen, dial, folder, progress=not options.quiet, **common)
-            return show(report_on(folder), complete, folder)
+            return show(report_on(folder), complete, folder, "give the same command again")
     return 0 if complete else 130
 
 
@@ -146,7 +143,27 @@ def _up(options: argparse.Namespace, show: Show) -> int:
             recipe, folder, data_dir=options.data_dir, stopping=lambda: interrupt.asked, progress=not options.quiet,
             form=options.log_format, verbose=options.verbose or options.log_format == "json",
         )  # fmt: skip
-    return show(summary, complete, folder)
+    return show(summary, complete, folder, f"give the same command again, with --out {folder}")
+
+
+def _own_network(changes: list[str]) -> Network:
+    """What `--set network.KEY=VALUE` says at a site that has no recipe."""
+    from codistill.experiments.recipe import override
+    from codistill.runtimes.network.settings import Network
+    from codistill.settings import from_table
+
+    tables: dict[str, Any] = {}
+    for change in changes:
+        override(tables, change)
+    strange = [key for key in tables if key != "network"]
+    if strange:
+        raise RecipeError(
+            "With my_agent.py, --set changes this node's [network] only: the rest is the hub's.",
+            f"'{strange[0]}'",
+            "Example: --set network.lease=30.",
+        )
+    network: Network = from_table(Network, tables.get("network", {}), "network")
+    return network
 
 
 def _recipe_of_peers(options: argparse.Namespace, of_site: Recipe | None, read: Any) -> Recipe:

@@ -27,7 +27,7 @@ from codistill.experiments.run import (
     versions,
 )
 from codistill.experiments.site import Site
-from codistill.experiments.store import check_vacant
+from codistill.experiments.store import check_vacant, locked, writing
 from codistill.runtimes.drive import Plan
 from codistill.runtimes.faults import Faults
 from codistill.runtimes.network.charter import Charter
@@ -61,11 +61,7 @@ def run_up(
     """A recipe on this machine, one process for each node; goes on with the run that is in the folder."""
     federation, _ = move_in(recipe, folder, data_dir=data_dir, resume=_goes_on(recipe, folder, data_dir))
     if recipe.protocol.pools_data:
-        raise RecipeError(
-            f"{recipe.protocol.name} pools the data of all agents, which never leave their machines here.",
-            recipe.protocol.name,
-            "Run it by 'codistill run', as a yardstick.",
-        )
+        raise _pools(recipe)
     trial = Trial(
         federation, plan_of(recipe), folder, recipe.network, recipe.runtime.checkpoint_every, recipe.evaluation.alone,
         progress, form, verbose,
@@ -131,14 +127,18 @@ def join_hub(
         if site.public is not None:
             site.public.seed = int(terms["seed"])
         charter = Charter.under(terms, site.public, site.common_test(int(terms["classes"])), site.protocol)
+        site.check_accepted(charter.protocol)
         return charter.stage(site.agent)
 
     def watch(what: str, done: int, scores: Mapping[str, float]) -> None:
         journal.progress(what, done, scores)
 
     try:
-        member = Member(Lines(wire, network, journal.tell), hello, settle, folder, stopping, watch)
-        complete = member.live()
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with locked(folder):  # one process per agent: two would write over each other's states
+            member = Member(Lines(wire, network, journal.tell), hello, settle, folder, stopping, watch)
+            complete = member.live()
     finally:
         journal.closed()
         wire.close()
@@ -165,6 +165,15 @@ def join_peers(
     name = site.agent.name
     charter = _charter_for(site, recipe)
     topology = charter.topology
+    site.check_accepted(recipe.protocol)
+    if recipe.protocol.pools_data:
+        raise _pools(recipe)
+    if name not in topology.names:
+        raise NetworkError(
+            "The recipe must have an agent of the certificate's name.",
+            f"'{name}'; in the recipe: {', '.join(topology.names)}",
+            "Give the certificate of one of these, or add it to the recipe of every peer.",
+        )
     if topology.hub:
         raise NetworkError(f"{recipe.protocol.name} has a hub.", "--listen and --peer", "Join it by --hub HOST:PORT.")
     linked = {*topology.neighbours(name), *topology.sources(name)}
@@ -176,14 +185,17 @@ def join_peers(
                 f"Its neighbours are: {', '.join(n for n in topology.names if n in linked) or 'none'}.",
             )
     warm_up()
+    # First of all: a folder that already holds a sign of health would not be vacant.
+    resume = (folder / FACTS).exists()
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    settle_in(folder, recipe.source, _facts_of_peer(recipe, charter, site), resume=resume)
     journal = Journal(name, form=form, health=folder / HEALTH)
     for other, address in dial.items():
         trouble = look(address, other, own)
         if trouble:
             journal.tell(f"{trouble}; trying again until '{other}' does")
     others = [other for other in topology.names if other in linked]
-    resume = (folder / FACTS).exists()
-    settle_in(folder, recipe.source, _facts_of_peer(recipe, charter, site), resume=resume)
     wire = Wire(name, others, recipe.network, own, listen=listen, dial=list(dial.values()))
     complete = walk(
         charter, site.agent, plan_of(recipe), wire, recipe.network, folder, journal,
@@ -193,6 +205,14 @@ def join_peers(
     if complete and site.finished is not None:
         site.finished(site.agent)
     return complete
+
+
+def _pools(recipe: Recipe) -> RecipeError:
+    return RecipeError(
+        f"{recipe.protocol.name} pools the data of all agents, which never leave their machines here.",
+        recipe.protocol.name,
+        "Run it by 'codistill run', as a yardstick.",
+    )
 
 
 def _charter_for(site: Site, recipe: Recipe) -> Charter:
@@ -252,9 +272,11 @@ def _goes_on(recipe: Recipe, folder: Path, data_dir: str | None) -> bool:
     """Whether the folder holds this very run; another one is not touched."""
     if not (folder / RECIPE).exists():
         return False
-    before = reopen(folder).source
-    now = json.loads(json.dumps(source_of(recipe, data_dir)))
-    if json.loads(json.dumps(before)) != now:
+    before, now = (
+        {key: value for key, value in json.loads(json.dumps(source)).items() if key != "network"}
+        for source in (reopen(folder).source, source_of(recipe, data_dir))
+    )  # how long nodes wait for one another changes nothing of what is learnt
+    if before != now:
         raise CheckpointError(
             f"{folder} must hold a run of this recipe, or nothing.",
             "a run of another recipe",

@@ -49,7 +49,7 @@ class Data:
     )
     public: int | float = setting(0, "reference samples without labels: a count, or a share below 1", at_least=0)
     sites: bool = setting(False, "every agent brings its own data; see docs/deploy.md")
-    classes: int | None = setting(None, "with sites: how many classes there are", at_least=2)
+    classes: int | None = setting(None, "with sites: how many classes there are; 1 for one real value", at_least=1)
     reference: str | None = setting(None, "with sites: a .npy file of reference samples, equal on every node")
 
     def __post_init__(self) -> None:

@@ -6,6 +6,7 @@
     reference()       where the protocol needs reference data: the samples, equal on every node
     test()            a common test set, if the federation has one: (samples, labels)
     protocol          a class, where the federation runs a protocol that is not codistill's
+    accepts           names of the protocols that this site takes part in, such as ("fedmd",); absent: any
     finished(agent)   called at the end, with the trained model in agent.learner
 
 A recipe (`.toml`) can stand in its place: then the agent is the one of that name in the recipe.
@@ -42,6 +43,7 @@ class Site:
     test: tuple[Any, Any] | None = None  # not yet held to the number of classes
     protocol: type[Protocol] | None = None
     finished: Callable[[Agent], Any] | None = None
+    accepts: tuple[str, ...] | None = None  # protocols that it takes part in; None: any
     recipe: Recipe | None = None
     federation: Federation | None = None  # where the recipe makes all agents
 
@@ -49,6 +51,15 @@ class Site:
         """The shape of a sample and how many there are."""
         x = np.asarray(self.agent._data[0])
         return tuple(x.shape[1:]), len(x)
+
+    def check_accepted(self, protocol: Protocol) -> None:
+        """A site decides itself what it takes part in."""
+        if self.accepts is not None and protocol.name not in self.accepts:
+            raise NetworkError(
+                "The federation must run a protocol that this site accepts.",
+                f"{protocol.name}; accepted: {', '.join(self.accepts) or 'none'}",
+                "Ask whoever runs the hub; or change accepts = (...) in this site's file.",
+            )
 
     def common_test(self, classes: int) -> tuple[np.ndarray, np.ndarray] | None:
         """The common test set, held to the number of classes."""
@@ -87,11 +98,19 @@ def read_site(path: Path, name: str, *, data_dir: str | None = None, overrides: 
             f"protocol in {path} must be a class derived from Protocol.", f"{own!r}"[:80], "Name a class."
         )
     reference = None if public is None else Reference(public, 0)
-    return Site(agent, reference, test, own, getattr(module, "finished", None))
+    accepts = getattr(module, "accepts", None)
+    names = None if accepts is None else (accepts,) if isinstance(accepts, str) else tuple(map(str, accepts))
+    return Site(agent, reference, test, own, getattr(module, "finished", None), names)
 
 
 def _from_recipe(path: Path, name: str, data_dir: str | None, overrides: list[str]) -> Site:
     recipe = read_recipe(path, overrides)
+    if recipe.data.sites:
+        raise RecipeError(
+            "A recipe whose data are at the sites says nothing of this site's model and data.",
+            f"{path} in place of a site",
+            "Name your my_agent.py; among peers, give the recipe by --recipe.",
+        )
     federation, _ = build(recipe, data_dir)
     mine = [agent for agent in federation.agents if agent.name == name]
     if not mine:
@@ -100,7 +119,7 @@ def _from_recipe(path: Path, name: str, data_dir: str | None, overrides: list[st
             f"'{name}'; in the recipe: {', '.join(agent.name for agent in federation.agents)}",
             "Make a certificate for one of these: codistill certs agent NAME.",
         )
-    return Site(mine[0], federation.public, federation.test, type(recipe.protocol), None, recipe, federation)
+    return Site(mine[0], federation.public, federation.test, type(recipe.protocol), None, None, recipe, federation)
 
 
 def _run(path: Path) -> ModuleType:

@@ -310,3 +310,11 @@ def test_sites_finish_and_other_reference_data_are_refused(here: Path, certs: Pa
     assert (here / "north.done").exists()
     assert (here / "south.done").exists()
     assert "after 3 rounds" in nodes.told("hub")
+
+
+def test_a_site_takes_part_only_in_what_it_accepts(here: Path, capsys: Any) -> None:
+    (here / "my_agent.py").write_text(SITE + '\naccepts = ("fedmd",)\n')
+    (here / "avgkd.toml").write_text(SITES.format(rounds=3).replace("fedmd", "avgkd"))
+    arguments = ["join", "my_agent.py", "--recipe", "avgkd.toml", "--listen", "localhost:7447", "--name", "north"]
+    assert main(arguments) == 9
+    assert "avgkd; accepted: fedmd" in capsys.readouterr().err

@@ -71,7 +71,10 @@ def conduct(
             if progress:
                 observers.append(Progress(charter.protocol.name, plan.rounds, len(charter.topology.names), start))
             done = drive(stage, hub, plan, observers, start=start, should_stop=stopping)
-        hub.dismiss("done" if done == plan.rounds else "paused")
+        if done == plan.rounds:
+            hub.see_off()
+        else:
+            hub.dismiss("paused")
         return done == plan.rounds
     finally:
         for observer in observers:

@@ -178,6 +178,22 @@ class HubRuntime(Runtime):
         """Tell everybody that the run is over, or that the hub stops for now."""
         self._lines.command(*self._stage.names, do="stop", why=why, number=0)
 
+    def see_off(self) -> None:
+        """Tell everybody that the run is over; who is away is waited for a while."""
+        end, told = time.monotonic() + self._lines.network.linger, set(self._lines.gate.out)
+        while True:
+            here = [
+                name for name in self._stage.names if name not in told and self._is_in(name) and self.seats[name].ready
+            ]
+            self._lines.command(*here, do="stop", why="done", number=0)
+            told.update(here)
+            away = [name for name in self._stage.names if name not in told]
+            if not away or time.monotonic() > end or self._stopping():
+                return
+            if here or end - time.monotonic() > self._lines.network.linger - _LOOK:
+                self._lines.tell(f"done; waits {self._lines.network.linger:g} s to tell {', '.join(away)}")
+            self._pump(_LOOK)
+
     def close(self) -> None:
         """Hang up."""
         self._lines.wire.close()
@@ -292,6 +308,8 @@ class HubRuntime(Runtime):
             self._lines.command(name, kind=Kind.HELLO, do="refused", why=why)
             return
         known = self._lines.gate.life(name)
+        if known not in (None, life) and self._lines.is_here(name):
+            self.tell(f"'{name}' has come a second time, and its older process is no longer listened to")
         self._lines.gate.open(name, life, hello.head.number)
         seat = self.seats[name]
         seat.samples, seat.model = int(hello.content["samples"]), str(hello.content["model"])[:200]

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from codistill.errors import StorageError
 from codistill.experiments.store import write_atomically
+from codistill.runtimes.network.answers import SCORES
 from codistill.runtimes.observers import Observer, Record
 
 if TYPE_CHECKING:
@@ -72,17 +73,18 @@ class Journal(Observer):
     def round_ended(self, record: Record, save: Callable[[], dict[str, bytes]]) -> None:
         """Say how a round went."""
         there = [row["agent"] for row in record.rows if row["present"]]
-        scores = [row[key] for row in record.rows for key in ("accuracy", "own_accuracy", "rmse") if key in row]
         if self._form == "json":
-            score = sum(scores) / len(scores) if scores else None
-            self.tell("round ended", round=record.round, score=score, present=there, seconds=round(record.seconds, 3))
+            figures = {key: [row[key] for row in record.rows if key in row] for key in SCORES}
+            means = {key: sum(values) / len(values) for key, values in figures.items() if values}
+            seconds = round(record.seconds, 3)
+            self.tell("round ended", round=record.round, scores=means, present=there, seconds=seconds)
         self.state(status="running", round=record.round, present=there)
 
     def closed(self) -> None:
         """The last sign."""
         if not self._closed.is_set():
             self._closed.set()
-            done = self._state.get("rounds") == self._state["round"]
+            done = self._state["status"] == "done" or self._state.get("rounds") == self._state["round"]
             self.state(status="done" if done else "stopped")
 
     def _beat(self) -> None:

@@ -74,12 +74,20 @@ class Member:
                     if ended is not None:
                         return ended
             except Exception as error:
-                self._lines.command(HUB, do="leaving", why=f"it failed: {type(error).__name__}: {error}"[:300])
+                self._lines.command(HUB, do="leaving", why=f"it failed ({type(error).__name__}); its operator sees why")
                 raise
 
     def _welcomed(self, welcome: Control) -> None:
         if welcome.do == "refused":
             raise _refusal(welcome)
+        if welcome.content.get("life") != self._lines.wire.life:
+            if self._run:
+                raise NetworkError(
+                    "Only one process may take part as an agent.",
+                    f"another process of '{self._lines.wire.me}' has joined",
+                    "Stop one of the two, or find out who else has this certificate's key.",
+                )
+            return  # said to another process of this agent
         self._lines.gate.open(HUB, welcome.head.life, welcome.head.number)
         self._welcome = welcome
 
@@ -214,7 +222,16 @@ class Member:
         self._watch("training alone, as a yardstick", 0, {})
         return train_alone(self._the_stage, self._agent, int(self._terms["rounds"]), self._stopping)
 
+    def _check_hub(self) -> None:
+        if HUB in self._lines.wire.revoked():
+            raise NetworkError(
+                "The hub's certificate must be valid.",
+                "it has been revoked",
+                "Ask whoever runs the authority, and join anew.",
+            )
+
     def _round(self, turn: Turn, present: tuple[str, ...], samples: int) -> Report:
+        self._check_hub()
         if self._dirty:
             self._return_to(turn.phase)  # the last round that it took part in has not counted
         self._begin(samples)
@@ -239,7 +256,7 @@ class Member:
         try:
             self._shelf.put(done, pack(self._agent.dump()), store=store)
         except StorageError as error:
-            self._lines.tell(str(error))
+            self._lines.tell(f"{error.must} Found: {error.found}. Going on from memory: make room.")
             return f"it could not store round {done}: {error.found}; it goes on from memory"
         return None
 

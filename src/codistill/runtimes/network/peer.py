@@ -193,7 +193,7 @@ class PeerRuntime(Runtime):
         if hello.do == "refused":
             raise NetworkError(
                 f"The neighbour '{name}' must agree to the terms.",
-                str(hello.content.get("why"))[:300],
+                f"it says: {str(hello.content.get('why'))[:300]}",
                 "Give all peers the same recipe and the same version of codistill.",
             )
         terms: Any = hello.content.get("terms")

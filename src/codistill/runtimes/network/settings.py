@@ -24,7 +24,15 @@ class Network:
     patience: float | None = setting(
         None, "seconds that the start waits for everyone; absent: for as long as it takes", above=0
     )
-    lease: float = setting(10.0, "seconds of silence after which a link is given up as dead", at_least=0.5, at_most=600)
+    linger: float = setting(
+        30.0, "seconds that a hub stays at the end for agents that are away, to tell them that it is over", at_least=0
+    )
+    lease: float = setting(
+        10.0,
+        "seconds of silence after which the other end gives up this node's link as dead",
+        at_least=0.5,
+        at_most=600,
+    )
     message_limit: int = setting(
         1 << 30, "bytes of the largest message that is taken", at_least=1 << 16, at_most=1 << 32
     )

@@ -91,7 +91,9 @@ class Wire:
             self._session = zenoh.open(config)
         except zenoh.ZError as error:
             raise NetworkError(
-                f"It must be possible to listen at {listen}.", str(error)[:300], "Choose another address or port."
+                f"It must be possible to listen at {listen}.",
+                str(error).partition(" at /")[0][:300],  # without places in Zenoh's source
+                "Choose another address or port.",
             ) from None
         self._make_bytes = zenoh.ZBytes
         self._declared: list[Any] = []
