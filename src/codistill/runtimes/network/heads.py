@@ -6,8 +6,8 @@ A head travels beside its payload, so that the payload is the encoded message an
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 _LAYOUT = struct.Struct("<BQQiH")  # kind, life, number, phase, attempt
 
@@ -22,16 +22,17 @@ class Kind(IntEnum):
     HELLO = 4  # the first word of a life, and after a link is back
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Turn:
+_KINDS = tuple(Kind)  # faster to look up than Kind(number), which is done for every frame
+
+
+class Turn(NamedTuple):
     """A phase, and the how-manieth attempt at it: later turns are larger."""
 
     phase: int
     attempt: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Head:
+class Head(NamedTuple):
     """What stands before a payload."""
 
     kind: Kind
@@ -41,7 +42,7 @@ class Head:
 
     def encode(self) -> bytes:
         """As bytes."""
-        return _LAYOUT.pack(self.kind, self.life, self.number, self.turn.phase, self.turn.attempt)
+        return _LAYOUT.pack(self.kind, self.life, self.number, *self.turn)
 
     @classmethod
     def decode(cls, data: bytes) -> Head:
@@ -49,4 +50,6 @@ class Head:
         if len(data) != _LAYOUT.size:
             raise ValueError(f"a head of {len(data)} bytes instead of {_LAYOUT.size}")
         kind, life, number, phase, attempt = _LAYOUT.unpack(data)
-        return cls(Kind(kind), life, number, Turn(phase, attempt))
+        if kind >= len(_KINDS):
+            raise ValueError(f"an unknown kind of frame, {kind}")
+        return cls(_KINDS[kind], life, number, Turn(phase, attempt))

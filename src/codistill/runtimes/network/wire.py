@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 _ROOM = 4  # messages of the largest size that one sender may have waiting in the inbox
 _EACH = 512  # bytes that a frame takes here beside what it carries: many empty ones fill the inbox, too
+_AT_ONCE = 1 << 16  # bytes that a link takes without waiting: less than its queue and the sockets' buffers hold
 _PENDING = 512  # links that may be half open at a time: a few hundred idle callers do not keep others out
 _OPENING = 5000  # milliseconds that a caller has to become a link
 
@@ -138,46 +139,71 @@ class Wire:
             return None
         if isinstance(event, Heard):
             self._taken[event.sender] += event.size
+            self._senders[event.sender].unheard = 0
         elif isinstance(event, Overflow):
             self._full.discard(event.sender)
         return event
 
     def send(self, receivers: Sequence[str], kind: Kind, turn: Turn, payload: bytes = b"") -> None:
         """Queue a frame for each receiver; a receiver that is slow or gone holds up nobody else."""
-        shared = self._make_bytes(payload)
+        shared, size = self._make_bytes(payload), len(payload) + _EACH
         for name in receivers:
-            self._senders[name].queue.put((kind, turn, shared))
+            self._senders[name].send(kind, turn, shared, size)
 
     def close(self, seconds: float = 2.0) -> None:
         """Send what is queued, as far as that goes quickly, and hang up."""
         for sender in self._senders.values():
-            sender.queue.put(None)
+            sender.end()
         for sender in self._senders.values():
             sender.join(timeout=seconds)
         self._session.close()
 
 
 class _Sender(threading.Thread):
-    """The only one who sends to a receiver, in the order asked for. A put waits while the link is full."""
+    """The only one who sends to a receiver, in the order asked for.
+
+    A put waits while the link is full, so it is the work of this thread; but a few bytes to a receiver that has spoken
+    since always find room, and go at once.
+    """
 
     def __init__(self, session: Any, zenoh: Any, key: str, life: int) -> None:
         super().__init__(name=f"to {key}", daemon=True)
-        self.queue: queue.SimpleQueue[tuple[Kind, Turn, Any] | None] = queue.SimpleQueue()
-        self._life = life
+        self._queue: queue.SimpleQueue[tuple[Kind, Turn, Any] | None] = queue.SimpleQueue()
+        self._putting = threading.Lock()
+        self._queued = self._done = 0  # frames that were left to the thread, and that it has sent: one writer each
+        self.unheard = 0  # bytes since the receiver last spoke
+        self._life, self._number = life, 0
         self._ended = zenoh.ZError
         self._publisher = session.declare_publisher(key, congestion_control=zenoh.CongestionControl.BLOCK, express=True)
         self.start()
 
-    def run(self) -> None:
-        """Number the frames and hand them to Zenoh."""
-        number = 0
-        while (item := self.queue.get()) is not None:
-            kind, turn, payload = item
-            number += 1
+    def send(self, kind: Kind, turn: Turn, payload: Any, size: int) -> None:
+        """At once, if that cannot take long and nothing is before it; else by the thread."""
+        self.unheard += size
+        if self._queued == self._done and self.unheard <= _AT_ONCE and self._putting.acquire(blocking=False):
             try:
-                self._publisher.put(payload, attachment=Head(kind, self._life, number, turn).encode())
-            except self._ended:
-                return  # the session is closed
+                self._put(kind, turn, payload)
+            finally:
+                self._putting.release()
+        else:
+            self._queued += 1
+            self._queue.put((kind, turn, payload))
+
+    def end(self) -> None:
+        """Let the thread end when all is sent."""
+        self._queue.put(None)
+
+    def run(self) -> None:
+        """Send what is queued."""
+        while (item := self._queue.get()) is not None:
+            with self._putting:
+                self._put(*item)
+            self._done += 1
+
+    def _put(self, kind: Kind, turn: Turn, payload: Any) -> None:
+        self._number += 1
+        with suppress(self._ended):  # the session is closed
+            self._publisher.put(payload, attachment=Head(kind, self._life, self._number, turn).encode())
 
 
 def _zenoh() -> Any:
