@@ -1,0 +1,500 @@
+"""A rogue: Zenoh sessions that know the rules of the wire and break them. Run as a process of its own, without torch.
+
+    python rogue.py SPEC.json
+
+The spec names a kind of rogue and what it needs. Each rogue writes what came of it as a line of JSON, and then
+stays where it is, silent but there, until its standard input ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import queue
+import random
+import secrets
+import socket
+import ssl
+import struct
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import zenoh
+
+from codistill.runtimes.network.heads import Head, Kind, Turn
+from codistill.wire.codec import decode, encode
+
+SOON = 10.0  # seconds in which everything has to happen
+NOISE = 10_000  # random byte strings of each kind
+
+
+class Rogue:
+    """One session with given certificates; it says what it is told to, right or wrong."""
+
+    def __init__(
+        self, certs: str, name: str, port: int, *, listen: bool = False, others: tuple[str, ...] = ("hub",)
+    ) -> None:
+        self.name, self.life, self._numbers = name, secrets.randbits(64), dict.fromkeys(others, 0)
+        self.heard: queue.SimpleQueue[tuple[str, Head, bytes]] = queue.SimpleQueue()
+        self.seen: set[str] = set()  # keys of all that reached this session
+        self.evaluations: list[dict[str, Any]] = []  # what it answers, instead of nothing
+        folder = Path(certs)
+        own = {"certificate": str(folder / "cert.pem"), "private_key": str(folder / "key.pem")}
+        tls = {f"{side}_{part}": path for side in ("listen", "connect") for part, path in own.items()}
+        tls |= {
+            "root_ca_certificate": str(folder / "ca.crt"),
+            "enable_mtls": True,
+            "verify_name_on_connect": False,
+            "close_link_on_expiration": False,
+        }
+        end = {"endpoints": [f"tls/127.0.0.1:{port}"], "timeout_ms": -1, "exit_on_failure": False}
+        config = {
+            "mode": "peer",
+            "listen": {"endpoints": end["endpoints"] if listen else []},
+            "connect": {"endpoints": []} if listen else end,
+            "scouting": {"multicast": {"enabled": False}, "gossip": {"enabled": False}},
+            "transport": {"link": {"protocols": ["tls"], "tls": tls}, "shared_memory": {"enabled": False}},
+        }
+        self.session = zenoh.open(zenoh.Config.from_json5(json.dumps(config)))
+        self._kept = [self.session.declare_subscriber(f"codistill/say/{other}/{name}", self._hear) for other in others]
+        self._kept.append(self.session.liveliness().declare_token(f"codistill/here/{name}/{self.life:x}"))
+
+    def keep(self, declared: Any) -> None:
+        """What is declared lasts as long as somebody holds it."""
+        self._kept.append(declared)
+
+    def _hear(self, sample: Any) -> None:
+        key = str(sample.key_expr)
+        self.seen.add(key)
+        if "*" not in key:  # its own, on many keys at once
+            self.heard.put((key.split("/")[2], Head.decode(sample.attachment.to_bytes()), sample.payload.to_bytes()))
+
+    def is_linked(self, seconds: float = SOON) -> bool:
+        """Whether somebody at the other end takes the link."""
+        end = time.monotonic() + seconds
+        while not list(self.session.info.peers_zid()) and time.monotonic() < end:
+            time.sleep(0.05)
+        return bool(list(self.session.info.peers_zid()))
+
+    def say(self, kind: Kind, turn: Turn, payload: bytes, *, to: str = "hub", number: int | None = None) -> int:
+        """A frame with a sound head; returns its number."""
+        if number is None:
+            self._numbers[to] += 1
+            number = self._numbers[to]
+        self.put(f"codistill/say/{self.name}/{to}", payload, Head(kind, self.life, number, turn).encode())
+        return number
+
+    def put(self, key: str, payload: bytes, head: bytes) -> None:
+        """Any bytes on any key."""
+        self.session.put(key, payload, attachment=head, congestion_control=zenoh.CongestionControl.BLOCK, express=True)
+
+    def tell(self, to: str = "hub", kind: Kind = Kind.CONTROL, arrays: Any = None, **content: Any) -> None:
+        """A command or an answer of the right form."""
+        self.say(kind, Turn(0), encode(arrays or {}, {"json": json.dumps(content)}), to=to)
+
+    def hear(self, do: str, seconds: float = SOON, sender: str | None = None) -> dict[str, Any]:
+        """The next command of this kind; frames of protocols are passed over."""
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            with contextlib.suppress(queue.Empty):
+                who, head, payload = self.heard.get(timeout=left)
+                if head.kind in (Kind.CONTROL, Kind.HELLO) and sender in (None, who):
+                    content: dict[str, Any] = json.loads(decode(payload, finite=False)[1]["json"])
+                    if content["do"] == do:
+                        return content | {"life": head.life}
+        raise TimeoutError(f"'{self.name}' has not heard '{do}'")
+
+    def join(self, hello: dict[str, Any]) -> None:
+        """Take a place, as an honest agent does."""
+        self.is_linked()
+        for _ in range(20):
+            self.tell(kind=Kind.HELLO, do="hello", **hello)
+            with contextlib.suppress(TimeoutError):
+                self.hear("welcome", 2.0)
+                self.tell(do="ready", at=0)
+                return
+        raise TimeoutError(f"'{self.name}' was not let in")
+
+    def rounds(self) -> Iterator[tuple[Turn, dict[str, Any]]]:
+        """The rounds that the hub asks for; evaluations and the rest are answered in between."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                command = self._next()
+                if command["do"] == "run":
+                    yield Turn(*command["turn"]), command
+                elif command["do"] in ("stop", "refused"):
+                    return
+                elif command["do"] == "evaluate" and self.evaluations:
+                    self.answer(command, **self.evaluations.pop(0))
+                else:
+                    self.answer(command)
+
+    def _next(self) -> dict[str, Any]:
+        while True:
+            _, head, payload = self.heard.get(timeout=6 * SOON)
+            if head.kind is Kind.CONTROL:
+                content: dict[str, Any] = json.loads(decode(payload, finite=False)[1]["json"])
+                return content
+
+    def answer(self, command: dict[str, Any], **content: Any) -> None:
+        """What an honest agent answers that has nothing to say."""
+        report = {"sent": {}, "received": {}, "refused": [], "remarks": [], "measures": []}
+        usual: dict[str, Any] = {"run": {"report": report}, "evaluate": {"scores": {}}, "alone": {"scores": {}}}
+        given = content or usual.get(command["do"], {})
+        self.tell(do="answer", number=command["number"], **given)
+
+    def finish(self, turn: Turn, command: dict[str, Any]) -> None:
+        """End a round as if nothing had been."""
+        self.say(Kind.END, turn, b"")
+        self.answer(command)
+
+
+# --- agents of the federation that misbehave: each gets its rogue, which has taken its place ---------------
+
+
+def outputs(**changes: Any) -> bytes:
+    """What fedmd asks an agent for: outputs for each of the public samples."""
+    return encode({"f": np.full(changes.pop("shape", (12, 10)), changes.pop("value", 0.5), np.float32)}, {})
+
+
+def nan(me: Rogue, spec: dict[str, Any]) -> None:
+    for turn, command in me.rounds():
+        me.say(Kind.MESSAGE, turn, outputs(value=np.nan))
+        me.finish(turn, command)
+
+
+def shape(me: Rogue, spec: dict[str, Any]) -> None:
+    for turn, command in me.rounds():
+        me.say(Kind.MESSAGE, turn, outputs(shape=(10, 12)))
+        me.finish(turn, command)
+
+
+def claim(me: Rogue, spec: dict[str, Any]) -> None:
+    """Headers that claim two gigabytes: of header, and of an array."""
+    text = json.dumps({"f": {"dtype": "F32", "shape": [1 << 15, 1 << 14], "data_offsets": [0, 1 << 31]}}).encode()
+    lies = [struct.pack("<Q", 1 << 31) + text, struct.pack("<Q", len(text)) + text]
+    for number, (turn, command) in enumerate(me.rounds()):
+        me.say(Kind.MESSAGE, turn, lies[number % 2])
+        me.finish(turn, command)
+
+
+class _Bomb:
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (self.path,)
+
+
+def pickled(me: Rogue, spec: dict[str, Any]) -> None:
+    """Bytes that make a folder when they are unpickled: as a message, and as a command."""
+    bomb = pickle.dumps(_Bomb(spec["canary"]))
+    for turn, command in me.rounds():
+        me.say(Kind.MESSAGE, turn, bomb)
+        me.say(Kind.CONTROL, turn, bomb)
+        me.finish(turn, command)
+
+
+def large(me: Rogue, spec: dict[str, Any]) -> None:
+    """Real messages above the limit: little enough for the link to carry, and far more than it carries."""
+    for turn, _ in me.rounds():
+        for size in (50 * spec["limit"], spec["limit"] + 1, spec["limit"] + 1000, spec["limit"] + 2000):
+            me.say(Kind.MESSAGE, turn, bytes(size))
+
+
+def replay(me: Rogue, spec: dict[str, Any]) -> None:
+    for turn, command in me.rounds():
+        number = me.say(Kind.MESSAGE, turn, outputs())
+        me.say(Kind.MESSAGE, turn, outputs(), number=number)
+        me.finish(turn, command)
+
+
+def noisy_heads(me: Rogue, spec: dict[str, Any]) -> None:
+    source = random.Random(1)
+    for _ in me.rounds():
+        for _ in range(NOISE):
+            me.put(f"codistill/say/{me.name}/hub", b"", source.randbytes(source.choice((0, 5, 23, 23, 23, 300))))
+
+
+def noisy_commands(me: Rogue, spec: dict[str, Any]) -> None:
+    source = random.Random(2)
+    for turn, _ in me.rounds():
+        for _ in range(NOISE):
+            me.say(source.choice((Kind.CONTROL, Kind.HELLO)), turn, source.randbytes(source.randrange(200)))
+
+
+def noisy_messages(me: Rogue, spec: dict[str, Any]) -> None:
+    source = random.Random(3)
+    whole = outputs()
+    for turn, command in me.rounds():
+        for _ in range(NOISE // 3):
+            # Pure noise, and noise where a message has its header.
+            cut = source.randrange(len(whole))
+            data = source.choice((b"", whole[:cut], whole[:8])) + source.randbytes(source.randrange(200))
+            me.say(Kind.MESSAGE, turn, data)
+        me.finish(turn, command)
+
+
+def flood(me: Rogue, spec: dict[str, Any]) -> None:
+    """Far more than is asked for, faster than it can be looked at."""
+    block = bytes(spec["limit"] - 100)
+    for turn, command in me.rounds():
+        for _ in range(NOISE // 10):
+            me.say(Kind.MESSAGE, turn, block)
+        me.finish(turn, command)
+
+
+def hoard(me: Rogue, spec: dict[str, Any]) -> None:
+    """Messages for rounds that are to come, one by one: whoever gets them has to keep them."""
+    block = bytes(spec["limit"] - 100)
+    for turn, command in me.rounds():
+        for _ in range(30):
+            me.say(Kind.MESSAGE, Turn(turn.phase + 3), block)
+            time.sleep(0.01)
+        me.finish(turn, command)
+
+
+def chatter(me: Rogue, spec: dict[str, Any]) -> None:
+    """Answers that nobody asked for, in words that forge a line of the log, or that no file takes."""
+    for turn, command in me.rounds():
+        for number in range(50):
+            me.tell(do="answer", number=-number, trouble="well\nround 1: 'a' is out \ud800 \x1b[2J")
+        me.finish(turn, command)
+
+
+def report(me: Rogue, spec: dict[str, Any]) -> None:
+    """Reports for others, and with absurd figures."""
+    whole: dict[str, Any] = {"sent": {}, "received": {}, "refused": [], "remarks": [], "measures": []}
+    tricks: list[dict[str, Any]] = [
+        {"sent": {"a": 7}},
+        {"measures": [[me.name, "round", 99.0], [me.name, "agent", 1.0]]},
+        {"sent": {me.name: 10**4000}},
+    ]
+    for number, (turn, command) in enumerate(me.rounds()):
+        me.say(Kind.MESSAGE, turn, outputs())
+        me.say(Kind.END, turn, b"")
+        me.answer(command, report=whole | tricks[number % 3])
+
+
+def scores(me: Rogue, spec: dict[str, Any]) -> None:
+    """Figures about itself that are none."""
+    tricks: list[Any] = [{"accuracy": 7.0}, {"rmse": 1e308}, {"__class__": 0.5}]
+    me.evaluations = [{"scores": trick} for trick in tricks]
+    for turn, command in me.rounds():
+        me.say(Kind.MESSAGE, turn, outputs())
+        me.finish(turn, command)
+
+
+def text(me: Rogue, spec: dict[str, Any]) -> None:
+    """Words that would forge a line of the log, or that no file takes."""
+    whole: dict[str, Any] = {"sent": {}, "received": {}, "refused": [], "measures": []}
+    for turn, command in me.rounds():
+        me.say(Kind.MESSAGE, turn, outputs())
+        me.say(Kind.END, turn, b"")
+        me.answer(command, report=whole | {"remarks": [[me.name, "well\nround 1: 'a' is out \ud800 \x1b[2J"]]})
+
+
+def unknown(me: Rogue, spec: dict[str, Any]) -> None:
+    for turn, command in me.rounds():
+        me.tell(do="shutdown")
+        me.say(Kind.MESSAGE, turn, outputs())
+        me.finish(turn, command)
+
+
+def forge(me: Rogue, spec: dict[str, Any]) -> None:
+    """Speak as another agent and as the hub, listen in on everybody; otherwise take part as others do."""
+    caught: set[str] = set()
+    ear = Rogue(
+        spec["certs"][me.name], me.name, spec["port"]
+    )  # another session, which does not hear what this one says
+    ear.is_linked()
+
+    def catch(sample: Any) -> None:
+        caught.add(str(sample.key_expr))
+
+    ear.keep(ear.session.declare_subscriber("codistill/**", catch))
+    ear.keep(ear.session.declare_subscriber("codistill/say/a/hub", catch))
+    ear.keep(ear.session.liveliness().declare_subscriber("codistill/here/**", catch, history=True))
+    me.keep(me.session.liveliness().declare_token(f"codistill/here/a/{me.life:x}"))
+    hello = encode({}, {"json": json.dumps({"do": "hello", **spec["hello"]})})
+    stop = encode({}, {"json": json.dumps({"do": "stop", "why": "done", "number": 0})})
+    for turn, command in me.rounds():
+        for key in ("codistill/say/a/hub", "codistill/say/*/hub", "codistill/**"):
+            me.put(key, hello, Head(Kind.HELLO, me.life, 1, turn).encode())
+            me.put(key, outputs(value=9.0), Head(Kind.MESSAGE, me.life, 2, turn).encode())
+        me.put("codistill/say/hub/a", stop, Head(Kind.HELLO, me.life, 1, turn).encode())
+        me.put("codistill/say/hub/b", stop, Head(Kind.CONTROL, me.life, 2, turn).encode())
+        if turn.phase == 0:
+            caught.update(str(reply.ok.key_expr) for reply in ear.session.get("**", timeout=0.3) if reply.ok)
+            caught.update(
+                str(reply.ok.key_expr) for reply in ear.session.liveliness().get("**", timeout=0.3) if reply.ok
+            )
+        me.say(Kind.MESSAGE, turn, outputs())
+        me.finish(turn, command)
+    own = (f"codistill/say/hub/{me.name}", f"codistill/here/{me.name}/", "codistill/here/hub/")
+    tell(forge={"caught": sorted(key for key in caught if not key.startswith(own))})
+
+
+def old(me: Rogue, spec: dict[str, Any]) -> None:
+    """It has joined; now it comes again with another version of codistill."""
+    for turn, command in me.rounds():
+        if turn.phase == 0:
+            ours, me.life = me.life, me.life ^ 1  # a new life
+            me.keep(me.session.liveliness().declare_token(f"codistill/here/{me.name}/{me.life:x}"))
+            for _ in range(20):
+                me.tell(kind=Kind.HELLO, do="hello", **spec["hello"] | {"version": "0.0.1"})
+                with contextlib.suppress(TimeoutError):
+                    tell(old=me.hear("refused", 0.5))
+                    break
+            me.life = ours
+        me.say(Kind.MESSAGE, turn, outputs())
+        me.finish(turn, command)
+
+
+def turncoat(me: Rogue, spec: dict[str, Any]) -> None:
+    """Honest, until its certificate is revoked in the middle of a round; then it goes on as if nothing had been."""
+    for turn, command in me.rounds():
+        if turn.phase == 1:
+            tell(turncoat={"at": "waiting"})
+            wait_for(Path(spec["revoked"]))
+        me.say(Kind.MESSAGE, turn, outputs())
+        me.finish(turn, command)
+
+
+INSIDERS: dict[str, Callable[[Rogue, dict[str, Any]], None]] = {
+    "nan": nan, "shape": shape, "claim": claim, "pickle": pickled, "large": large, "replay": replay,
+    "heads": noisy_heads, "commands": noisy_commands, "messages": noisy_messages, "flood": flood, "hoard": hoard,
+    "chatter": chatter, "report": report, "scores": scores, "text": text, "unknown": unknown, "forge": forge,
+    "old": old, "turncoat": turncoat,
+}  # fmt: skip
+
+
+def insiders(spec: dict[str, Any]) -> None:
+    """Agents of the roster, each in a thread of its own."""
+
+    def live(name: str) -> None:
+        me = Rogue(spec["certs"][name], name, spec["port"])
+        me.join(spec["hello"])
+        INSIDERS[name](me, spec)
+
+    threads = [threading.Thread(target=live, args=(name,), daemon=True) for name in spec["certs"]]
+    for thread in threads:
+        thread.start()
+
+
+# --- outsiders: who they are says the certificate, if they have one ----------------------------------------
+
+
+def outsiders(spec: dict[str, Any]) -> None:
+    """With each certificate: shake hands, greet as agent 'a' and speak for it."""
+    for who, certs in spec["certs"].items():
+        tell(**{who: {"alert": handshake(spec["port"], certs)}})
+    rogues = {who: Rogue(certs, "a", spec["port"]) for who, certs in spec["certs"].items() if certs}
+    linked = dict.fromkeys(rogues, False)
+    stop = encode({}, {"json": json.dumps({"do": "leaving", "why": "forged"})})
+    tell(trying=True)
+    began = time.monotonic()
+    while not Path(spec["over"]).exists() and time.monotonic() - began < 9 * SOON:
+        for who, rogue in rogues.items():
+            linked[who] |= rogue.is_linked(0)
+            rogue.tell(kind=Kind.HELLO, do="hello", **spec["hello"])
+            rogue.say(Kind.MESSAGE, Turn(0), outputs(value=9.0))
+            rogue.say(Kind.CONTROL, Turn(0), stop)
+        time.sleep(0.05)
+    for who, rogue in rogues.items():
+        tell(**{who: {"linked": linked[who], "seen": sorted(rogue.seen)}})
+
+
+def handshake(port: int, certs: str | None) -> str:
+    """What the hub says to this certificate, or to none: "" if it is taken."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    if certs:
+        context.load_cert_chain(Path(certs) / "cert.pem", Path(certs) / "key.pem")
+    try:
+        with context.wrap_socket(socket.create_connection(("127.0.0.1", port), timeout=SOON)) as secure:
+            secure.settimeout(0.5)
+            secure.recv(1)
+    except TimeoutError:
+        return ""
+    except ssl.SSLError as error:
+        return str(error.reason)
+    return "closed"
+
+
+def crowd(spec: dict[str, Any]) -> None:
+    """Callers without any certificate: many that only hold the line; and noise, once the agents are there."""
+    hello = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"  # the beginning of a TLS greeting of 512 bytes
+    held = [socket.create_connection(("127.0.0.1", spec["port"]), timeout=SOON) for _ in range(spec["callers"])]
+    for line in held[::2]:
+        line.sendall(hello)
+    tell(crowd={"callers": len(held)})
+    wait_for(Path(spec["joined"]))
+    source, sent = random.Random(4), 0
+    for _ in range(NOISE):
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", spec["port"]), timeout=SOON) as line:
+            line.sendall(source.choice((b"", hello)) + source.randbytes(source.randrange(1, 400)))
+            sent += 1
+    tell(noise={"sent": sent})
+
+
+# --- a hub that misbehaves ----------------------------------------------------------------------------------
+
+
+def false_hub(spec: dict[str, Any]) -> None:
+    """To each agent its own welcome, and then commands one after the other; what it says to them is told."""
+    me = Rogue(spec["certs"], "hub", spec["port"], listen=True, others=tuple(spec["agents"]))
+    tell(hub={"listens": True})
+    for name, plan in spec["agents"].items():
+        outcome: dict[str, Any] = {"heard": False, "answers": []}
+        with contextlib.suppress(TimeoutError):
+            life = me.hear("hello", spec.get("seconds", 3 * SOON), sender=name)["life"]
+            outcome["heard"] = True
+            me.tell(to=name, kind=Kind.HELLO, do="welcome", life=life, **plan["welcome"])
+            if not plan.get("commands"):
+                outcome["why"] = me.hear("leaving", sender=name)["why"]
+            else:
+                me.hear("ready", sender=name)
+                outcome["answers"] = [_command(me, name, command) for command in plan["commands"]]
+        tell(**{name: outcome})
+
+
+def _command(me: Rogue, name: str, command: dict[str, Any]) -> Any:
+    source = random.Random(5)
+    for _ in range(command.get("noise", 0)):
+        me.say(Kind(source.randrange(5)), Turn(source.randrange(5)), source.randbytes(100), to=name)
+    for kind, text in command.get("frames", ()):
+        me.say(Kind[kind], Turn(0), bytes.fromhex(text), to=name)
+    if "do" in command:
+        me.tell(to=name, **{key: value for key, value in command.items() if key not in ("frames", "answer")})
+    return me.hear("answer", sender=name) if command.get("answer") else None
+
+
+KINDS = {"insiders": insiders, "outsiders": outsiders, "crowd": crowd, "false_hub": false_hub}
+
+
+def tell(**outcome: Any) -> None:
+    """A line for whoever started this."""
+    print(json.dumps(outcome), flush=True)
+
+
+def wait_for(path: Path) -> None:
+    """Until somebody has made the file."""
+    end = time.monotonic() + 6 * SOON
+    while not path.exists() and time.monotonic() < end:
+        time.sleep(0.02)
+
+
+if __name__ == "__main__":
+    told = json.loads(Path(sys.argv[1]).read_text())
+    KINDS[told["kind"]](told)
+    tell(done=True)
+    sys.stdin.read()
+    os._exit(0)  # Zenoh's threads need not be waited for

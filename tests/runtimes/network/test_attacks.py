@@ -1,0 +1,515 @@
+"""Attacks on a hub, on an agent, and on what they believe of each other; over mutual TLS on this machine.
+
+docs/attacks.md tells the outcomes in words, and names these tests. No link is opened in this process: hub and agents
+are forked from it before there is any, and rogues are processes of their own (`rogue.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tomli_w
+import torch
+from threadpoolctl import threadpool_limits
+
+from codistill.cli import main
+from codistill.errors import MessageError
+from codistill.experiments import networked
+from codistill.experiments.site import read_site
+from codistill.runtimes.network.answers import checked_report, checked_scores, checked_view
+from codistill.runtimes.network.authority import Authority
+from codistill.runtimes.network.charter import Charter
+from codistill.runtimes.network.gate import Gate
+from codistill.runtimes.network.terms import hello_of
+from codistill.runtimes.network.wire import Heard
+from codistill.runtimes.runtime import warm_up
+from codistill.wire.codec import encode
+
+ROGUE = Path(__file__).parent / "rogue.py"
+LIMIT = 1 << 16  # network.message_limit
+ROUNDS = 6
+LONG_AGO = datetime.now(UTC) - timedelta(days=9)
+PATIENCE = 90.0  # seconds, on a machine that is busy with other things
+
+
+class Scene:
+    """A folder with an authority and a recipe, and the processes that play in it."""
+
+    def __init__(self, folder: Path, rogues: tuple[str, ...] = (), rounds: int = 6, **network: Any) -> None:
+        self.folder, self.authority = folder, Authority(folder / "certs")
+        self.port = _free_port()
+        self.processes: dict[str, BaseProcess] = {}
+        self.rogues: list[subprocess.Popen[str]] = []
+        folder.mkdir(exist_ok=True)
+        tables = {
+            "seed": 1,
+            "data": {"name": "digits", "samples": 1200, "public": 12, "test_samples": 20},
+            "agents": [{"name": "a", "learner": "logistic"}]
+            + [{"name": name, "learner": "naive_bayes"} for name in ("b", *rogues)],
+            "protocol": {"name": "fedmd", "rounds": rounds},
+            "evaluation": {"alone": False},
+            "runtime": {"kind": "simulation"},
+            "network": {"message_limit": LIMIT, "lease": 2.0, "linger": 0.0, **network},
+        }
+        self.recipe = folder / "recipe.toml"
+        self.recipe.write_text(tomli_w.dumps(tables))
+        Authority(self.authority.folder, now=LONG_AGO).create(days=30)
+        self.authority.issue("hub", "127.0.0.1", days=3)
+        for name in ("a", "b", *rogues):
+            self.authority.issue("agent", name, days=3)
+
+    def certs(self, name: str) -> Path:
+        return self.folder / "certs" / ("127.0.0.1" if name == "hub" else name)
+
+    def hello(self) -> dict[str, Any]:
+        """What an honest agent would say."""
+        site = read_site(self.recipe, "a")
+        return hello_of(site.agent, site.public, *site.hello())
+
+    def start(self, name: str) -> None:
+        """The hub or an agent, as the command line starts it."""
+        own = ["--certs", str(self.certs(name)), "--log-format", "json", "--quiet"]
+        there = f"127.0.0.1:{self.port}"
+        if name == "hub":
+            arguments = ["hub", str(self.recipe), "--listen", there, "--out", str(self.folder / "run"), *own]
+        else:
+            arguments = ["join", str(self.recipe), "--hub", there, "--state", str(self.folder / "states" / name), *own]
+        (self.folder / f"{name}.log").touch()
+        context = multiprocessing.get_context("fork")
+        process = context.Process(target=_command, args=(arguments, self.folder / f"{name}.log"), daemon=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of forks that copy only one thread
+            process.start()
+        self.processes[name] = process
+
+    def rogue(self, kind: str, **spec: Any) -> None:
+        """Start a process of rogues; what it tells is in its log."""
+        path = self.folder / f"{kind}.json"
+        path.write_text(json.dumps({"kind": kind, "port": self.port, **spec}))
+        with (self.folder / f"{kind}.log").open("w") as out, (self.folder / f"{kind}.trouble").open("w") as trouble:
+            command = [sys.executable, str(ROGUE), str(path)]
+            self.rogues.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=out, stderr=trouble))
+
+    def outcome(self, kind: str) -> dict[str, Any]:
+        """All that a process of rogues has told."""
+        told: dict[str, Any] = {}
+        for line in (self.folder / f"{kind}.log").read_text().rpartition("\n")[0].splitlines():
+            for who, what in json.loads(line).items():
+                told[who] = {**told.get(who, {}), **what} if isinstance(what, dict) else what
+        return told
+
+    def told(self, kind: str, who: str) -> dict[str, Any]:
+        """Wait until a rogue has told how it went."""
+        end = time.monotonic() + PATIENCE
+        while time.monotonic() < end:
+            if who in (found := self.outcome(kind)):
+                return found
+            time.sleep(0.05)
+        raise AssertionError((self.folder / f"{kind}.log").read_text())
+
+    def log(self, name: str) -> list[str]:
+        """What a node has told its operator."""
+        text = (self.folder / f"{name}.log").read_text()
+        assert "Traceback" not in text, text
+        return [json.loads(line)["event"] for line in text.rpartition("\n")[0].splitlines() if line[:1] == "{"]
+
+    def said(self, name: str, what: str) -> bool:
+        return any(what in event for event in self.log(name))
+
+    def wait_until(self, name: str, what: str) -> None:
+        end = time.monotonic() + PATIENCE
+        while not self.said(name, what):
+            assert time.monotonic() < end, self.log(name)
+            time.sleep(0.05)
+
+    def end(self, *names: str) -> dict[str, int | None]:
+        """Wait for processes to end by themselves; their exit codes, None for one that has not."""
+        end = time.monotonic() + PATIENCE
+        hub = self.processes.get("hub")
+        while any(self.processes[name].is_alive() for name in names) and time.monotonic() < end:
+            if hub is not None and hub.exitcode:
+                break  # nobody else will come to an end
+            time.sleep(0.05)
+        return {name: self.processes[name].exitcode for name in names}
+
+    def close(self) -> None:
+        for rogue in self.rogues:
+            rogue.kill()
+            rogue.communicate()
+        for process in self.processes.values():
+            process.kill()
+            process.join()
+
+
+def _command(arguments: list[str], log: Path) -> None:
+    with log.open("w") as out:
+        for stream in (1, 2):
+            os.dup2(out.fileno(), stream)
+        sys.stdout = sys.stderr = out
+        warnings.resetwarnings()  # those of a user, not of the tests
+        torch.set_num_threads(1)  # a pool of threads does not survive a fork
+        threadpool_limits(limits=1)
+        code = 1
+        try:
+            code = main(arguments)
+        except BaseException:
+            traceback.print_exc()
+        out.flush()
+        os._exit(code)  # at once: Zenoh's threads need not be waited for
+
+
+def _free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+@pytest.fixture
+def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Scene]]:
+    """Makes a scene, and ends what is left of it."""
+    monkeypatch.setattr("codistill.experiments.report.write_report", lambda summary, path: path.write_text("a report"))
+    warm_up()  # once here, for all that are forked
+    scenes: list[Scene] = []
+
+    def made(*rogues: str, **options: Any) -> Scene:
+        scenes.append(Scene(tmp_path / "scene", rogues, **options))
+        return scenes[-1]
+
+    yield made
+    for scene in scenes:
+        scene.close()
+
+
+# --- from outside: the run is to the bit what it is without them -------------------------------------------
+
+
+def test_outsiders_change_nothing(make: Callable[..., Scene], tmp_path: Path) -> None:
+    """No certificate, a foreign, expired, revoked or unexpected one, noise, and callers that only hold the line."""
+    scene = make(rounds=60)
+    kinds = {"none": None, **{kind: str(tmp_path / kind) for kind in ("foreign", "expired", "revoked", "stranger")}}
+    _certificates(scene, tmp_path)
+    assert main(["run", str(scene.recipe), "--quiet", "--out", str(tmp_path / "alone")]) == 0
+
+    scene.start("hub")
+    scene.wait_until("hub", "agents are to come")
+    scene.rogue("outsiders", certs=kinds, hello=scene.hello(), over=str(tmp_path / "over"))
+    scene.told("outsiders", "trying")
+    scene.rogue("crowd", callers=300, joined=str(tmp_path / "joined"))
+    assert scene.told("crowd", "crowd")["crowd"] == {"callers": 300}
+    scene.start("a")
+    scene.start("b")
+    scene.wait_until("hub", "'b' is here")
+    (tmp_path / "joined").touch()
+    assert scene.end("hub", "a", "b") == {"hub": 0, "a": 0, "b": 0}
+    (tmp_path / "over").touch()
+    outcome = scene.told("outsiders", "done")
+
+    assert outcome["none"]["alert"] == "TLSV13_ALERT_CERTIFICATE_REQUIRED"
+    assert outcome["foreign"]["alert"] in ("TLSV1_ALERT_UNKNOWN_CA", "TLSV1_ALERT_DECRYPT_ERROR")
+    assert outcome["expired"]["alert"] == "SSLV3_ALERT_CERTIFICATE_EXPIRED"
+    assert not any(outcome[kind]["linked"] for kind in ("foreign", "expired"))
+    # These two are of the authority: they get a link, but nothing passes over it, in either direction.
+    assert outcome["revoked"] == outcome["stranger"] == {"alert": "", "linked": True, "seen": []}
+    assert not scene.said("hub", "strike")
+    assert [event for event in scene.log("hub") if "'a'" in event] == ["'a' is here"]
+    for name in ("metrics.jsonl", "log.txt"):
+        assert (scene.folder / "run" / name).read_bytes() == (tmp_path / "alone" / name).read_bytes()
+
+
+def _certificates(scene: Scene, folder: Path) -> None:
+    """Certificates of agent 'a' that are not, or no longer, its own; each with the federation's authority beside it."""
+    Authority(scene.authority.folder, now=LONG_AGO).renew("a", days=1)
+    shutil.copytree(scene.certs("a"), folder / "expired")
+    scene.authority.renew("a", days=3)
+    shutil.copytree(scene.certs("a"), folder / "revoked")
+    scene.authority.revoke("a")
+    scene.authority.issue("agent", "a", days=3)
+    scene.authority.issue("agent", "stranger", days=3)
+    shutil.copytree(scene.certs("stranger"), folder / "stranger")
+    others = Authority(folder / "others")
+    others.create(days=3)
+    others.issue("agent", "a", days=3)
+    shutil.copytree(folder / "others" / "a", folder / "foreign")
+    shutil.copy(scene.certs("a") / "ca.crt", folder / "foreign")
+
+
+# --- from inside: the run goes on without them --------------------------------------------------------------
+
+# What the hub says of each at its strikes; None: it gets none, because nothing wrong reaches the hub.
+MORE_THAN_IT_CAN_HOLD = "it sent more than this node can hold"
+INSIDERS: dict[str, str | None] = {
+    "nan": "NaN or infinity in 'f'",
+    "shape": "'f' must have shape (12, 10). Found: (10, 12)",
+    "claim": "A message must be a valid safetensors encoding",
+    "pickle": "A message must be a valid safetensors encoding",
+    "large": f"a message of {LIMIT + 1} bytes, above the limit",
+    "replay": "a replay",
+    "heads": "what it sent is no frame",
+    "commands": "a command that cannot be read",
+    "messages": "A message must be a valid safetensors encoding",
+    "flood": MORE_THAN_IT_CAN_HOLD,
+    "report": "A report must speak of its sender. Found: ['a']",
+    "scores": "Scores must be known and in their bounds. Found: accuracy = 7.0",
+    "unknown": "an unknown command 'shutdown'",
+    "forge": None,
+    "old": None,
+    "text": None,
+    "turncoat": None,
+}
+
+
+def test_agents_that_misbehave_are_out_and_the_run_goes_on(make: Callable[..., Scene]) -> None:
+    names = tuple(INSIDERS)
+    scene = make(*names, quorum=0.1, deadline=PATIENCE / 3)
+    _start_with_insiders(scene, names)
+    assert scene.told("insiders", "turncoat")["turncoat"] == {"at": "waiting"}
+    scene.authority.revoke("turncoat")
+    (scene.folder / "revoked").touch()
+    assert scene.end("hub", "a", "b") == {"hub": 0, "a": 0, "b": 0}
+
+    log = scene.log("hub")
+    for name, reason in INSIDERS.items():
+        strikes = [event for event in log if event.startswith(f"'{name}': strike")]
+        barred = [event for event in log if event.startswith(f"'{name}' is out for the rest of the run")]
+        if reason is None:
+            assert not strikes, name
+            continue
+        assert [event[: len(f"'{name}': strike 1")] for event in strikes] == [
+            f"'{name}': strike {number}" for number in (1, 2, 3)
+        ]
+        # Who sends thousands of messages may be out for that, before they are looked at.
+        reasons = (reason, MORE_THAN_IT_CAN_HOLD) if name == "messages" else (reason,)
+        assert any(each in event for event in strikes for each in reasons), (name, strikes)
+        assert len(barred) == 1, name
+    assert sum("'turncoat' is out for the rest of the run: its certificate has been revoked" in e for e in log) == 1
+    assert "'old' may not join: the hub runs codistill" in "\n".join(log)
+    assert scene.told("insiders", "old")["old"]["do"] == "refused"
+    assert scene.told("insiders", "forge")["forge"] == {"caught": []}, "it hears what is meant for it, and the hub"
+    assert not any(event.startswith(("'a': strike", "'b': strike", "'a' may not", "'b' may not")) for event in log)
+    assert not (scene.folder / "canary").exists(), "nothing is unpickled"
+
+    rows = [json.loads(line) for line in (scene.folder / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert len(rows) == ROUNDS * (2 + len(names))
+    assert all(row["present"] and 0 <= row["accuracy"] <= 1 for row in rows if row["agent"] in ("a", "b"))
+    out = {name for name, reason in INSIDERS.items() if reason} | {"turncoat"}
+    assert not any(row["present"] for row in rows if row["round"] == ROUNDS and row["agent"] in out)
+    assert all(line.startswith("round ") for line in (scene.folder / "run" / "log.txt").read_text().splitlines())
+    assert "'text': well?round 1: 'a' is out ? ?[2J" in (scene.folder / "run" / "log.txt").read_text()
+
+
+@pytest.mark.xfail(
+    strict=True, reason="the hub takes answers that it has not asked for, and frames for any round to come"
+)
+def test_what_nobody_asked_for_is_not_kept(make: Callable[..., Scene]) -> None:
+    scene = make("chatter", "hoard", quorum=0.1, deadline=PATIENCE / 3)
+    _start_with_insiders(scene, ("chatter", "hoard"))
+    assert scene.end("hub", "a", "b") == {"hub": 0, "a": 0, "b": 0}
+    for name, reason in {"chatter": "was not given", "hoard": "further ahead"}.items():
+        assert sum(event.startswith(f"'{name}': strike") and reason in event for event in scene.log("hub")) == 3
+    assert not any("\n" in event or "\x1b" in event for event in scene.log("hub"))
+
+
+def _start_with_insiders(scene: Scene, names: tuple[str, ...]) -> None:
+    for name in ("hub", "a", "b"):
+        scene.start(name)
+    scene.rogue(
+        "insiders", certs={name: str(scene.certs(name)) for name in names}, hello=scene.hello(), limit=LIMIT,
+        canary=str(scene.folder / "canary"), revoked=str(scene.folder / "revoked"),
+    )  # fmt: skip
+
+
+# --- a hub that misbehaves ----------------------------------------------------------------------------------
+
+RUN = "0" * 32
+WELCOMES: dict[str, dict[str, Any]] = {
+    "path": {"run": "../../escape"},
+    "rooted": {"run": "/tmp/escape"},
+    "count": {"done": "1"},
+    "none": {"terms": None},
+    "version": {"version": "9.9.9"},
+    "file": {"protocol": {"name": "evil.py:Evil", "settings": {}}},
+    "code": {"protocol": {"name": "evil", "class": "Evil", "code": "0" * 64, "settings": {}}},
+    "setting": {"protocol": {"name": "fedmd", "settings": {"batch_size": "; rm -rf"}}},
+    "seed": {"seed": -1},
+    "classes": {"classes": 10**12},
+    "roster": {"roster": [["a"], 5]},
+    "faults": {"faults": [5]},
+    "share": {"participation": "all"},
+}
+OF_WELCOME = {"run", "done", "terms"}  # the others are terms
+COMMANDS: list[dict[str, Any]] = [
+    {"do": "run"},
+    {"do": "run", "number": 1, "turn": "x", "present": [], "samples": 1},
+    {"do": "run", "number": 1, "turn": [10**12, 0], "present": [], "samples": 1},
+    {"do": "run", "number": 1, "turn": [-1, 0], "present": [], "samples": 1},
+    {"do": "run", "number": 1, "turn": [0, 0], "present": 5, "samples": 1},
+    {"do": "run", "number": 1, "turn": [0, 0], "present": [], "samples": "many"},
+    {"do": "keep", "number": 1, "round": "../../escape", "store": True},
+    {"do": "keep", "number": 1, "round": 10**30, "store": True},
+    {"do": "evaluate", "number": 1, "samples": [1], "views": True},
+    {"do": "evaluate", "number": [], "samples": 1, "views": True},
+    {"do": "alone", "number": 1, "rounds": 10**18},
+    {"do": "exec", "number": 1, "code": "import os"},
+]
+
+
+def test_a_hub_cannot_make_an_agent_do_anything_else(make: Callable[..., Scene], tmp_path: Path) -> None:
+    """Welcomes and commands of the wrong form: it refuses in three sentences, or goes on; it writes nowhere else."""
+    scene = make("obedient", *WELCOMES, strikes=1000)
+    (scene.folder / "evil.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'w')")
+    terms = Charter.of(read_site(scene.recipe, "a").federation, ROUNDS).terms()
+    plans = {name: {"welcome": _welcome(terms, change)} for name, change in WELCOMES.items()}
+    wrong = encode({"told": np.full((1, 12, 10), True)}, {"clients": 2, "own": 1}).hex()
+    whole = {"do": "run", "number": 2, "turn": [0, 0], "present": ["a", "obedient"], "samples": 100}
+    commands = [
+        *COMMANDS,
+        whole,
+        {"frames": [("MESSAGE", wrong), ("END", "")], "answer": True},
+        {"noise": 300},
+        {"do": "evaluate", "number": 3, "samples": None, "of": 100, "views": False, "answer": True},
+        {"do": "stop", "why": "done", "number": 0},
+    ]
+    plans["obedient"] = {"welcome": _welcome(terms, {}), "commands": commands}
+    scene.rogue("false_hub", certs=str(scene.certs("hub")), agents=plans)
+    scene.told("false_hub", "hub")
+    before = _files(tmp_path)
+    for name in plans:
+        scene.start(name)
+    codes = scene.end(*plans)
+    outcome = scene.told("false_hub", "done")
+
+    assert {name: codes[name] for name in WELCOMES} == {**dict.fromkeys(WELCOMES, 9), "share": 2}
+    assert all(outcome[name]["heard"] for name in plans)
+    assert codes["obedient"] == 0
+    assert len([event for event in scene.log("obedient") if "that makes no sense" in event]) == len(COMMANDS)
+    done, measured = [answer for answer in outcome["obedient"]["answers"] if answer]
+    assert "must have dtype float32" in done["report"]["refused"][0][2]
+    assert 0 <= measured["scores"]["accuracy"] <= 1
+    own = {f"scene/states/{name}/{file}" for name in plans for file in ("health.json", ".lock")}
+    assert _files(tmp_path) - before <= own | {f"scene/{name}.log" for name in plans}
+    assert not (tmp_path / "executed").exists()
+    assert not Path("/tmp/escape").exists()
+
+
+def _welcome(terms: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
+    told = {"run": RUN, "done": 0, "terms": {**terms, **{k: v for k, v in change.items() if k not in OF_WELCOME}}}
+    return told | {key: value for key, value in change.items() if key in OF_WELCOME}
+
+
+def _files(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+def test_an_agent_in_the_place_of_the_hub(make: Callable[..., Scene], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is found out by the first look; and where that comes too early, it is not heard, and hears nothing."""
+    scene = make("evil")
+    scene.rogue("false_hub", certs=str(scene.certs("evil")), agents={"b": {"welcome": {}}}, seconds=3.0)
+    scene.told("false_hub", "hub")
+    scene.start("a")
+    monkeypatch.setattr(networked, "look", lambda *_: None)
+    scene.start("b")
+    assert scene.end("a") == {"a": 9}
+    assert "found: the agent 'evil'" in (scene.folder / "a.log").read_text()
+    assert scene.told("false_hub", "b")["b"] == {"heard": False, "answers": []}
+    assert scene.processes["b"].is_alive()
+    assert scene.log("b") == []
+    assert not _listens(scene.processes["b"].pid), "nobody can call an agent"
+
+
+def _listens(pid: int | None) -> bool:
+    """Whether a process has a TCP socket on which it listens."""
+    if not Path("/proc/self/net/tcp").exists():
+        return False
+    held = {os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir() if path.exists() or path.is_symlink()}
+    tables = [Path(f"/proc/{pid}/net/{name}").read_text().splitlines()[1:] for name in ("tcp", "tcp6")]
+    listening = {line.split()[9] for table in tables for line in table if line.split()[3] == "0A"}
+    return any(f"socket:[{inode}]" in held for inode in listening)
+
+
+# --- figures and words that would not fit, one by one --------------------------------------------------------
+
+WHOLE: dict[str, Any] = {"sent": {}, "received": {}, "refused": [], "remarks": [], "measures": []}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"sent": {"b": 1}},
+        {"sent": {"a": -1}},
+        {"sent": {"a": 10**400}},
+        {"sent": {"a": "x"}},
+        {"received": []},
+        {"refused": [["b", "c", "no"]]},
+        {"refused": [["a", "nobody", "no"]]},
+        {"remarks": [["b", "hello"]]},
+        {"remarks": [["a", "hello"]] * 10_001},
+        {"measures": [["b", "gain", 1.0]]},
+        {"measures": [["a", "round", 1.0]]},
+        {"measures": [["a", "accuracy", 1.0]]},
+        {"measures": [["a", "gain", float("nan")]]},
+        {"measures": [["a", "gain", 1e308]]},
+        {"measures": [["a", f"gain {number}", 1.0] for number in range(101)]},
+        {"measures": [["a", "gain", 10**400]]},
+    ],
+    ids=lambda change: str(change)[:40],
+)
+def test_reports_out_of_bounds(change: dict[str, Any]) -> None:
+    checked_report("a", WHOLE | {"measures": [["a", "gain", 1e38]], "sent": {"a": 1 << 40}}, ("a", "b", "c"))
+    with pytest.raises(MessageError, match="A report must"):
+        checked_report("a", WHOLE | change, ("a", "b", "c"))
+
+
+def test_words_of_others_stay_on_their_line() -> None:
+    told = checked_report("a", WHOLE | {"remarks": [["a", "one\ntwo\x1b[2J\ud800" + "x" * 999]]}, ("a",))
+    ((_, text),) = told.remarks
+    assert text.startswith("one?two?[2J?xxx")
+    assert len(text) == 500
+    events: list[str] = []
+    gate = Gate(2, events.append)
+    for _ in range(3):
+        gate.strike("a", "bad\n\ud800")
+    assert events == [
+        "'a': strike 1 of 2: bad??",
+        "'a': strike 2 of 2: bad??",
+        "'a' is out for the rest of the run: 2 bad messages",
+    ]
+
+
+@pytest.mark.parametrize(
+    "scores", [{"accuracy": 1.1}, {"accuracy": "x"}, {"rmse": 1e308}, {"rmse": 10**400}, {"gain": 0.5}, [1], None]
+)
+def test_scores_out_of_bounds(scores: Any) -> None:
+    with pytest.raises(MessageError, match="Scores must be"):
+        checked_scores(scores)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -0.5, 1.5])
+def test_mean_outputs_out_of_bounds(value: float) -> None:
+    labels = np.array([0, 2])
+    mean = np.full((3, 3), 1 / 3)
+    mean[1] = np.nan  # no test sample is of this class
+    assert checked_view({"mean": mean}, labels, 3) is not None
+    mean[2, 1] = value
+    with pytest.raises(MessageError, match="mean outputs"):
+        checked_view({"mean": mean}, labels, 3)
+
+
+def test_empty_frames_fill_an_inbox_too() -> None:
+    assert Heard("a", b"", b"").size > 0
+    assert Heard("a", bytes(1000), bytes(500)).size > 1500
