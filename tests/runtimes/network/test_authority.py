@@ -15,6 +15,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from cryptography import x509
+from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -22,6 +23,7 @@ from cryptography.x509.verification import PolicyBuilder, Store, VerificationErr
 
 from codistill.errors import NetworkError, RecipeError, StorageError
 from codistill.runtimes.network import authority as module
+from codistill.runtimes.network import safe_files
 from codistill.runtimes.network.authority import Authority
 from codistill.runtimes.network.credentials import describe_peer, read_credentials
 
@@ -373,12 +375,12 @@ def test_what_is_on_the_list_stays_there_though_the_ledger_forgets(authority):
 
 
 class Kill(BaseException):
-    """Nothing is tidied up after it, as in `_put` below."""
+    """Nothing is tidied up after it, as in `put` below."""
 
 
 def killed_at(monkeypatch, step, act):
     """Let `act` run until its `step`-th file is to be put in place; whether it was killed."""
-    real, count = module._put, iter(range(1000))
+    real, count = module.put, iter(range(1000))
 
     def put(path, data, mode=0o644):
         if next(count) == step:
@@ -387,7 +389,7 @@ def killed_at(monkeypatch, step, act):
         real(path, data, mode)
 
     with monkeypatch.context() as patch:
-        patch.setattr(module, "_put", put)
+        patch.setattr(module, "put", put)
         try:
             act()
         except Kill:
@@ -481,7 +483,7 @@ def test_commands_wait_for_one_another(authority, monkeypatch):
     for thread in threads:
         thread.join()
     assert {issued.name for issued in authority.issued()} == {"localhost", "lab", *names}
-    monkeypatch.setattr(module, "_PATIENCE", 0.05)
+    monkeypatch.setattr(safe_files, "_PATIENCE", 0.05)
     with open(authority.folder / ".lock") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
         with refused("one command at a time", "another", kind=StorageError):
@@ -775,7 +777,7 @@ def stranger(*attributes):
     name = x509.Name([x509.NameAttribute(oid, value) for oid, value in attributes])
     builder = x509.CertificateBuilder().issuer_name(name).subject_name(name).public_key(key.public_key())
     builder = builder.serial_number(1).not_valid_before(NOW).not_valid_after(NOW + DAY)
-    return builder.sign(key, module.hashes.SHA256()).public_bytes(Encoding.DER)
+    return builder.sign(key, hashes.SHA256()).public_bytes(Encoding.DER)
 
 
 COMMON, UNIT = NameOID.COMMON_NAME, NameOID.ORGANIZATIONAL_UNIT_NAME
@@ -809,7 +811,7 @@ def test_a_peer_says_who_it_is():
 
 def test_without_the_library(monkeypatch):
     monkeypatch.setitem(sys.modules, "cryptography", None)
-    for name in ("credentials", "authority"):
+    for name in ("credentials", "signing", "authority"):
         full = f"codistill.runtimes.network.{name}"
         monkeypatch.delitem(sys.modules, full)
         with refused("pip install 'codistill\\[network\\]'"):
