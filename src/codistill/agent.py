@@ -23,8 +23,11 @@ from codistill.errors import MessageError, RecipeError, RuntimeFault
 from codistill.learners import Learner, as_learner
 from codistill.message import Expectation, Message
 from codistill.randomness import Key, generator, seed_libraries
+from codistill.text import printable
 from codistill.topology import HUB, Topology
 from codistill.wire.compression import Residue
+
+_REASON = 500  # characters that are kept of why a message was refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +103,7 @@ class Node:
 
     def refuse(self, sender: str, error: MessageError) -> None:
         """Name a message that cannot be used; the round goes on without it."""
-        self.rejected.append((sender, str(error)))
+        self.rejected.append((sender, printable(str(error), _REASON)))  # the sender has chosen some of the words
 
     def accepts(self, sender: str, message: Message, expect: Expectation) -> bool:
         """Whether a message is as expected; if not, it is refused by name."""

@@ -39,7 +39,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return error.exit_code
     except KeyboardInterrupt:
         print(
-            "Stopped at once. What was reached is in the run's last checkpoint: codistill resume RUN", file=sys.stderr
+            "Stopped at once. What was reached is in the run's last checkpoint: codistill resume RUN; or, between "
+            "machines, the same command again.",
+            file=sys.stderr,
         )
         return 130
     except BrokenPipeError:

@@ -1,4 +1,4 @@
-"""Numbers as people read them."""
+"""Numbers and words as people read them."""
 
 from __future__ import annotations
 
@@ -25,3 +25,8 @@ def duration_text(seconds: float) -> str:
 def percent_text(share: float) -> str:
     """0.956 -> '95.6 %'."""
     return f"{100 * share:.1f} %"
+
+
+def printable(text: str, most: int) -> str:
+    """Words of somebody else for a log: one line, without anything that a terminal or a file would choke on."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text[:most])

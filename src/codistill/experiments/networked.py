@@ -15,7 +15,6 @@ from codistill.errors import CheckpointError, DataError, NetworkError, RecipeErr
 from codistill.experiments.graph_facts import as_plain
 from codistill.experiments.recipe import Recipe, make_recipe
 from codistill.experiments.run import (
-    FACTS,
     RECIPE,
     agent_names,
     move_in,
@@ -64,7 +63,7 @@ def run_up(
         raise _pools(recipe)
     trial = Trial(
         federation, plan_of(recipe), folder, recipe.network, recipe.runtime.checkpoint_every, recipe.evaluation.alone,
-        progress, form, verbose,
+        progress and form == "text", form, verbose,
     )  # fmt: skip
     complete = trial.run(stopping)
     return report_on(folder), complete
@@ -186,7 +185,7 @@ def join_peers(
             )
     warm_up()
     # First of all: a folder that already holds a sign of health would not be vacant.
-    resume = (folder / FACTS).exists()
+    resume = _goes_on(recipe, folder, None)
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     settle_in(folder, recipe.source, _facts_of_peer(recipe, charter, site), resume=resume)

@@ -106,6 +106,7 @@ class Host:
         self.nodes = {node.name: node for node in nodes}
         self.protocol, self.faults, self.links, self.watchers = protocol, faults, links, watchers
         self._early: list[Frame] = []
+        self._queues: dict[tuple[str, str], deque[Parcel | None]] = {}
 
     def run(self, phase: int, present: tuple[str, ...]) -> Report:
         """Drive all local nodes that are present through a phase, to its end; the last frames may still be queued."""
@@ -125,7 +126,7 @@ class Host:
     def _open(self, phase: int, present: tuple[str, ...]) -> None:
         self._phase, self._present = phase, present
         self._report = Report()
-        self._queues: dict[tuple[str, str], deque[Parcel | None]] = {}
+        self._queues = {}
         self._numbers: dict[tuple[str, str], int] = {}
         self._told: dict[str, dict[int, tuple[Message, Message]]] = {}  # by liar: what it was to send, and sends
         self._waiting: dict[str, set[str]] = {}  # sender -> local nodes that wait for it
@@ -300,6 +301,11 @@ class Host:
             except MessageError as error:
                 task.node.refuse(sender, error)
         return arrived
+
+    def backlog(self, sender: str) -> int:
+        """Bytes of a sender that have arrived here and that nobody has asked for yet."""
+        queues = [self._queues.get((sender, name), ()) for name in self.nodes]
+        return sum(len(parcel.data) for queue in queues for parcel in queue if parcel is not None)
 
     def waits(self) -> dict[str, list[str]]:
         """Who waits for whom."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 from types import FrameType
 from typing import Any
@@ -13,14 +14,14 @@ from typing import Any
 class GentleInterrupt:
     """While active, the first SIGINT or SIGTERM only asks; a second one raises KeyboardInterrupt."""
 
-    def __init__(self, *, quiet: bool = False) -> None:
+    def __init__(self, *, quiet: bool = False, signals: Sequence[int] = (signal.SIGINT, signal.SIGTERM)) -> None:
         self.asked = False
-        self._quiet = quiet
+        self._quiet, self._signals = quiet, signals
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> GentleInterrupt:
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in self._signals:
                 self._before[number] = signal.signal(number, self._ask)
         return self
 

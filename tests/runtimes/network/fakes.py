@@ -225,7 +225,7 @@ class Centre:
         self.node = Hub()
         self.wire = FakeWire(net, HUB, whole.topology.names)
         network = network or Network()
-        self.lines = Lines(self.wire, network, self.told.append, deadline=network.deadline)  # type: ignore[arg-type]
+        self.lines = Lines(self.wire, network, self.told.append, deadline=network.deadline, leads=True)  # type: ignore[arg-type]
         self.names = whole.topology.names
         self.runtime = HubRuntime(whole.stage(self.node), self.lines, whole.terms(), run="run1", done=done)
 

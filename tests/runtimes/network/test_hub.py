@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import threading
 import time
+from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,9 @@ from tests.runtimes.network.fakes import HOOKS, Centre, Life, Net, charter
 
 from codistill.errors import NetworkError
 from codistill.message import Message
-from codistill.runtimes.network.heads import Head, Kind
+from codistill.runtimes.network.heads import Head, Kind, Turn
 from codistill.runtimes.network.hub import Stopped
+from codistill.runtimes.network.journal import Journal
 from codistill.runtimes.network.settings import Network
 from codistill.wire.state import unpack
 
@@ -340,20 +343,143 @@ def test_at_the_end_a_hub_waits_a_while_for_those_who_are_away() -> None:
     centre.runtime.close()
 
 
-def test_who_comes_a_second_time_takes_the_place_of_its_older_process() -> None:
-    net, whole = Net(), charter(("a", "b"), 2)
+def test_who_comes_a_second_time_waits_until_its_first_process_is_gone() -> None:
+    net, whole = Net(), charter(("a", "b"), 3)
     lives = {name: Life(net, name, whole) for name in ("a", "b")}
     centre = Centre(net, whole)
     centre.rounds(0, 1)
     second = Life(net, "a", whole)
     _until(lambda: (centre.runtime._pump(0.01), any("second time" in text for text in centre.told))[1])
-    _until(lambda: (centre.runtime._pump(0.01), centre.runtime._is_free("a"))[1])
     assert centre.rounds(1, 2)[0].present == ("a", "b")
-    assert sums_of(second) == [10.0]
-    assert sums_of(lives["a"]) == [8.0]
+    assert sums_of(lives["a"]) == [8.0, 10.0]
+    lives["a"].wire.kill()
+    _until(lambda: (centre.runtime._pump(0.01), centre.runtime._is_free("a"))[1])
+    assert centre.rounds(2, 3)[0].present == ("a", "b")
+    assert sums_of(second) == [12.0]  # nothing was stored, so it began anew
     centre.finish()
     assert second.end() is True
-    assert "another process of 'a' has joined" in lives["a"].end().found
+    assert sum("second time" in text for text in centre.told) == 1
+
+
+@pytest.mark.parametrize("retried", [True, False])
+def test_a_hub_that_comes_back_to_an_earlier_turn_is_heard(retried: bool, tmp_path: Path) -> None:
+    """Its turn may be before one that agents have seen: after a round that was tried again, or rare checkpoints."""
+    net, whole = Net(), charter(NAMES, 4)
+    lives = {name: Life(net, name, whole, tmp_path / name) for name in NAMES}
+    first = Centre(net, whole, network=Network(quorum=1.0))
+    first.runtime._stores = lambda done: done == 1
+    first.rounds(0, 1)
+    saved = first.runtime.save()
+    if retried:
+        HOOKS["c", 1] = _once(lambda me: (net.cut("c", "hub"), net.heal("c", "hub")))
+        assert "tried again: it ended without c" in first.rounds(1, 2)[0].events
+    else:
+        first.rounds(1, 3)
+    first.wire.kill()
+    _until(lambda: all(any("hub is gone" in text for text in life.told[-1:]) for life in lives.values()))
+    second = Centre(net, whole, done=1)
+    second.runtime.load(saved)
+    second.rounds(1, 4)
+    second.finish()
+    assert [life.end() for life in lives.values()] == [True] * 3
+    assert [sums_of(life) for life in lives.values()] == [[12.0, 15.0, 18.0, 21.0]] * 3
+
+
+def test_a_hub_that_comes_back_before_its_first_checkpoint_finds_its_agents_at_the_beginning() -> None:
+    net, whole = Net(), charter(NAMES, 4)
+    lives = {name: Life(net, name, whole) for name in NAMES}
+    first = Centre(net, whole)
+    first.runtime._stores = lambda done: False
+    first.rounds(0, 3)
+    first.wire.kill()
+    _until(lambda: all(any("hub is gone" in text for text in life.told[-1:]) for life in lives.values()))
+    second = Centre(net, whole)
+    second.rounds(0, 4)
+    second.finish()
+    assert [life.end() for life in lives.values()] == [True] * 3
+    assert sums_of(lives["a"]) == [12.0, 15.0, 18.0, 21.0]
+
+
+def test_what_an_agent_learnt_between_checkpoints_is_stored_with_the_next_one(tmp_path: Path) -> None:
+    net, whole = Net(), charter(NAMES, 4)
+    lives = {name: Life(net, name, whole, tmp_path / name) for name in NAMES}
+    centre = Centre(net, whole)
+    centre.runtime._stores = lambda done: done == 2
+    centre.runtime.run(0, NAMES)
+    centre.runtime.run(1, ("a", "b"))  # c is not sampled in the round of the checkpoint
+    centre.runtime.save()
+    assert unpack(_newest(tmp_path / "c" / "run1"))["state"]["sums"] == [12.0]
+    centre.finish()
+    lives["c"].end()
+
+
+def test_a_quorum_that_cannot_be_reached_any_more_is_an_error() -> None:
+    net, whole = Net(), charter(NAMES, 2)
+    lives = [Life(net, name, whole) for name in NAMES]
+    centre = Centre(net, whole, network=Network(quorum=1.0))
+    centre.rounds(0, 1)
+    centre.lines.gate.bar("b", "3 bad messages")
+    with pytest.raises(NetworkError, match="only 2 are left: b are out of the run"):
+        centre.rounds(1, 2)
+    centre.finish()
+    lives[0].end()
+
+
+def test_messages_that_nobody_waits_for_do_not_pile_up_and_cost_strikes() -> None:
+    net, whole = Net(), charter(NAMES, 4)
+    lives = {name: Life(net, name, whole) for name in NAMES}
+    centre = Centre(net, whole, network=Network(message_limit=1 << 16))
+    centre.rounds(0, 1)
+    centre.lines.begin(Turn(1), NAMES)
+    for _ in range(100):
+        lives["b"].wire.send(("hub",), Kind.MESSAGE, Turn(1), bytes(60_000))
+    lives["c"].wire.send(("hub",), Kind.MESSAGE, Turn(10**6), b"x")
+    held = sum(len(frame.payload) for frame in centre.lines.arrived())
+    assert held == 4 * 60_000  # four of the largest size, and no more
+    strikes = [text for text in centre.told if "strike" in text]
+    assert [text.partition(": strike ")[0] for text in strikes] == ["'b'"] * 3 + ["'c'"]
+    assert "more messages than this node can hold" in strikes[0]
+    assert "a message of a turn that has not begun" in strikes[3]
+    assert not centre.lines._early
+    centre.lines.finish()
+    lives["a"].wire.send(("hub",), Kind.MESSAGE, Turn(1), bytes(10))
+    assert centre.lines.arrived() == []  # the turn is over
+    centre.finish()
+    lives["a"].end()
+
+
+def test_answers_that_nobody_asked_for_do_not_put_off_the_deadline() -> None:
+    net, whole = Net(), charter(NAMES, 2)
+    lives = {name: Life(net, name, whole) for name in NAMES}
+    centre = Centre(net, whole, network=Network(deadline=0.5))
+    stop = threading.Event()
+
+    def chatter(me: Any) -> None:
+        while not stop.wait(0.1):
+            lives["b"].member._lines.command("hub", do="answer", number=10**6)
+
+    HOOKS["b", 1] = chatter
+    began = time.monotonic()
+    assert [report.present for report in centre.rounds(0, 2)] == [NAMES, ("a", "c")]
+    assert time.monotonic() - began < 6
+    stop.set()
+    centre.finish()
+    lives["a"].end()
+
+
+def test_what_others_say_cannot_forge_a_line_of_the_log() -> None:
+    net, whole = Net(), charter(("a",), 1)
+    centre = Centre(net, whole)
+    life = Life(net, "a", whole, version="1\n2026 hub: all is well\x1b[2J")
+    _until(lambda: (centre.runtime._pump(0.01), not life.is_alive())[1])
+    told: list[str] = []
+    journal = Journal("hub")
+    with redirect_stderr(io.StringIO()) as shown:
+        for text in centre.told:
+            journal.tell(text)
+    told = shown.getvalue().splitlines()
+    assert len(told) == len(centre.told)
+    assert "\x1b" not in shown.getvalue()
 
 
 def test_commands_that_make_no_sense_do_nothing_and_three_are_the_end_of_trust() -> None:
@@ -369,9 +495,12 @@ def test_commands_that_make_no_sense_do_nothing_and_three_are_the_end_of_trust()
         centre.lines.command("a", **content)
     _until(lambda: sum("strike" in text for text in life.told) == 3)
     assert sums_of(life) == [4.0]
-    assert any("'hub' is out for the rest of the run" in text for text in life.told)
-    life.stop = True
-    life.end()
+    assert "3 bad messages" in life.end().found
+
+
+def _once(do: Any) -> Any:
+    left = [do]
+    return lambda me: left and left.pop()(me)
 
 
 def _newest(folder: Path) -> bytes:

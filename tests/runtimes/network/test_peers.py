@@ -101,7 +101,7 @@ def test_neighbours_of_a_peer_that_dies_go_on_and_it_meets_them_when_it_is_back(
     assert [back.end(), *(peers[name].end() for name in ("a", "c", "d"))] == [True] * 4
     skipped = next(text for text in back.told if "skips rounds to meet" in text)
     met = int(skipped.rpartition("round ")[2]) - 1  # from 0
-    assert met > 3
+    assert met >= 3
     # It has its state of two rounds, and then hears both neighbours from the meeting on, in step to the end.
     assert [item[0] for item in back.heard][:4] == [0, 0, 1, 1]
     assert [item for item in back.heard if item[0] > met] == [
@@ -109,7 +109,7 @@ def test_neighbours_of_a_peer_that_dies_go_on_and_it_meets_them_when_it_is_back(
     ]
     heard_of_b = {t for t, *names in peers["a"].heard if "b" in names}
     assert heard_of_b >= set(range(met + 1, rounds))
-    assert 3 not in heard_of_b
+    assert not heard_of_b & set(range(3, met))
     # Among the others nothing was lost.
     assert {t for t, *names in peers["d"].heard if {"a", "c"} <= set(names)} == set(range(rounds))
 

@@ -10,7 +10,7 @@ import numpy as np
 from codistill.errors import MessageError
 from codistill.outputs import View
 from codistill.runtimes.host import Report
-from codistill.runtimes.network.gate import printable
+from codistill.text import printable
 from codistill.topology import HUB
 
 _TEXT = 500  # characters of a reason or a remark

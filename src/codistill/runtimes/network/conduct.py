@@ -15,6 +15,7 @@ from codistill.agent import Hub
 from codistill.errors import CheckpointError
 from codistill.experiments.store import METRICS, Keeper, write_atomically, writing
 from codistill.runtimes.drive import Plan, drive
+from codistill.runtimes.host import BEGIN
 from codistill.runtimes.network.charter import Charter
 from codistill.runtimes.network.hub import HubRuntime, Stopped, never
 from codistill.runtimes.network.journal import Journal
@@ -22,7 +23,6 @@ from codistill.runtimes.network.lines import Lines
 from codistill.runtimes.network.settings import Network
 from codistill.runtimes.network.wire import Wire
 from codistill.runtimes.observers import Observer
-from codistill.runtimes.observers.history import History
 from codistill.runtimes.observers.progress import Progress
 from codistill.runtimes.runtime import Scores
 
@@ -44,17 +44,15 @@ def conduct(
 ) -> bool:
     """Run the rounds that are left; True if all are done."""
     keeper = Keeper(folder, plan.rounds, checkpoint_every)
-    history = History()
-    observers: list[Observer] = [history, journal, keeper]
+    observers: list[Observer] = [journal, keeper]
     stage = charter.stage(Hub())
     hub: HubRuntime | None = None
     try:
         keeper.begin(resume=True)
-        start, saved, rows = keeper.latest()
-        history.rows.extend(rows)
+        start, saved, _ = keeper.latest()
         for note in keeper.notes:
             journal.tell(note)
-        lines = Lines(wire, network, journal.tell, deadline=network.deadline)
+        lines = Lines(wire, network, journal.tell, deadline=network.deadline, leads=True)
         hub = HubRuntime(
             stage, lines, charter.terms(), run=_run_id(folder), done=start, stopping=stopping,
             stores=lambda done: bool(checkpoint_every) and (done % checkpoint_every == 0 or done == plan.rounds),
@@ -68,6 +66,8 @@ def conduct(
                 scores = hub.measure_alone(plan.rounds)
                 if not stopping():
                     write_alone(folder, charter.topology.names, plan.rounds, scores, charter.test)
+            if start < plan.rounds:
+                hub.run(BEGIN, charter.topology.names)  # everybody, also those whom the next round leaves out
             if progress:
                 observers.append(Progress(charter.protocol.name, plan.rounds, len(charter.topology.names), start))
             done = drive(stage, hub, plan, observers, start=start, should_stop=stopping)

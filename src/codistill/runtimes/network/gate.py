@@ -8,15 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from codistill.runtimes.network.heads import Head, Kind
+from codistill.text import printable
 
 _REASON = 300  # characters of why a message is bad: parts of it were written by whoever sent it
 
 Tell = Callable[[str], None]  # takes a sentence for the operator
-
-
-def printable(text: str, most: int) -> str:
-    """Words of somebody else for a log: one line, without anything that a terminal or a file would choke on."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text[:most])
 
 
 class Gate:
@@ -43,13 +39,13 @@ class Gate:
 
     def admit(self, sender: str, data: bytes) -> Head | None:
         """The head of a frame that counts; None if it does not."""
-        if sender in self.out:
-            return None
         try:
             head = Head.decode(data)
         except ValueError as error:
             self.strike(sender, f"what it sent is no frame: {error}")
             return None
+        if sender in self.out:
+            return head if head.kind is Kind.HELLO and head.life != self._lives.get(sender) else None
         known = self._lives.get(sender) == head.life
         if known and head.number <= self._numbers[sender]:
             self.strike(sender, f"frame {head.number} came again, after frame {self._numbers[sender]}: a replay")

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
 from codistill import __version__
-from codistill.errors import MessageError
+from codistill.errors import MessageError, NetworkError
 from codistill.outputs import View
 from codistill.runtimes.host import BEGIN, Report
 from codistill.runtimes.network.answers import checked_report, checked_scores, checked_view
@@ -23,9 +24,11 @@ from codistill.runtimes.network.lines import Control, Lines
 from codistill.runtimes.network.settings import WIRE_VERSION
 from codistill.runtimes.network.terms import objection
 from codistill.runtimes.runtime import Runtime, Scores, Stage, load_nodes, one_thread, save_nodes
+from codistill.text import printable
 
 _LOOK = 0.2  # seconds between looks while the hub waits for agents
 RETURN = 10.0  # seconds that a hub which was started again waits for agents that may be gone for good
+_WORDS, _EVENTS = 600, 1000  # characters of an event, and events of a round: others have a say in them
 _REMIND = 30.0  # seconds between two lines that say who is waited for
 
 
@@ -49,6 +52,7 @@ class Seat:
 
     ready: bool = False  # it has taken its place: told of the run, and back to a state that counts
     owes: int | None = None  # the command that it has not answered yet
+    answered: int = 0  # the last command that it has answered
     samples: int = 0
     model: str = ""
 
@@ -75,21 +79,23 @@ class HubRuntime(Runtime):
         self._number = 0
         self._answers: dict[str, Control] = {}
         self._keeping: dict[str, int] = {}  # who still has to say that it has kept the last round
+        self._unstored: set[str] = set()  # who has kept a round in memory only
         self._events: list[str] = []
         self._mustered = False
         self._dismissed: set[str] = set()  # who has been told that it is out
+        self._turned_away: set[int] = set()  # lives of agents that were there already
         self._single = ExitStack()
         self._single.enter_context(one_thread())
-        lines.on_hello, lines.on_presence = self._greet, self._notice
+        lines.on_hello, lines.on_presence, lines.backlog = self._greet, self._notice, self._host.backlog
 
     # --- the runtime ------------------------------------------------------------------------------
 
     def run(self, phase: int, present: tuple[str, ...]) -> Report:
         """Drive one phase to its end, with whoever is there; as often as it takes to reach the quorum."""
         if phase == BEGIN:  # each agent begins by itself, when it is first told to run
-            return Report()
-        for name in self._lines.wire.revoked():
-            self._lines.gate.bar(name, "its certificate has been revoked; a new one is taken when the hub starts again")
+            began = time.monotonic()
+            self._muster(self._stage.names)  # all of them, also those whom the first rounds leave out
+            return Report(waited=time.monotonic() - began)
         attempt, waited = 0, 0.0
         before = save_nodes(self._stage.nodes)
         while True:
@@ -105,7 +111,9 @@ class HubRuntime(Runtime):
             load_nodes(self._stage.nodes, before)
             attempt += 1
         self.done = phase + 1
-        number = self._ask(done, do="keep", round=self.done, store=self._stores(self.done))
+        store = self._stores(self.done)
+        self._unstored = self._unstored - set(done) if store else self._unstored | set(done)
+        number = self._ask(done, do="keep", round=self.done, store=store)
         self._keeping = dict.fromkeys(done, number)
         self._dismiss_the_barred()
         report.events, self._events = self._events, []
@@ -125,6 +133,7 @@ class HubRuntime(Runtime):
         )
         self._lines.begin(turn, members)
         report = self._host.run(turn.phase, members)
+        self._lines.finish()
         for name, why in self._lines.fell.items():
             self.tell(f"goes on without '{name}': {why}")
         done = []
@@ -150,11 +159,21 @@ class HubRuntime(Runtime):
                 labels, classes = self._stage.test[1], int(self._terms["classes"])
                 view = self._checked(name, checked_view, answer.arrays, labels, classes)
                 views.update({} if view is None else {name: view})
+        self._strike_other_kinds(scores)
         if views:
             ordered = {name: views[name] for name in self._stage.names if name in views}
             views.clear()
             views.update(ordered)
         return scores
+
+    def _strike_other_kinds(self, scores: dict[str, Scores]) -> None:
+        """Accuracies among errors, or the other way round, are not what was asked for."""
+        kinds = {name: any("rmse" in key for key in found) for name, found in scores.items() if found}
+        usual = Counter(kinds.values()).most_common(1)
+        for name, kind in kinds.items():
+            if kind != usual[0][0]:
+                self._lines.gate.strike(name, "scores of another kind than the others'")
+                scores[name] = {}
 
     def measure_alone(self, rounds: int) -> dict[str, Scores]:
         """Let every agent train a twin of its model by itself, and say how far that gets."""
@@ -168,6 +187,8 @@ class HubRuntime(Runtime):
         for name, number in self._keeping.items():
             self._collect(number, [name])
         self._keeping = {}
+        behind = [name for name in self._stage.names if name in self._unstored and self._is_free(name)]
+        self._unstored -= self._collect(self._ask(behind, do="store"), behind).keys()
         return save_nodes(self._stage.nodes)
 
     def load(self, saved: dict[str, bytes]) -> None:
@@ -201,7 +222,8 @@ class HubRuntime(Runtime):
 
     def tell(self, text: str) -> None:
         """Say something to the operator, and into the log of this round."""
-        self._events.append(text)
+        text = printable(text, _WORDS)
+        self._events = [*self._events[-_EVENTS:], text]
         self._lines.tell(f"round {self.done + 1}: {text}")
 
     # --- the book ---------------------------------------------------------------------------------
@@ -227,6 +249,7 @@ class HubRuntime(Runtime):
         if patience is None and self.done:
             patience = RETURN
         while True:
+            self._bar_the_revoked()
             here = tuple(name for name in wanted if self._is_free(name, keeping=True))
             possible = [name for name in wanted if name not in self._lines.gate.out]
             waited = time.monotonic() - began
@@ -236,11 +259,22 @@ class HubRuntime(Runtime):
                 return here
             if self._stopping():
                 raise Stopped
+            if len(possible) < self._quorum(wanted):
+                out = ", ".join(name for name in wanted if name in self._lines.gate.out)
+                raise NetworkError(
+                    f"A round needs {self._quorum(wanted)} of {len(wanted)} agents.",
+                    f"only {len(possible)} are left: {out} are out of the run",
+                    "Start the hub again, which gives everyone another chance; or lower network.quorum.",
+                )
             if waited > 1 and (said == began or time.monotonic() - said > _REMIND):
                 said = time.monotonic()
                 missing = [name for name in wanted if name not in here]
                 self._lines.tell(f"waiting for {', '.join(missing)} ({len(here)} of {len(wanted)} are here)")
             self._pump(_LOOK)
+
+    def _bar_the_revoked(self) -> None:
+        for name in self._lines.wire.revoked():
+            self._lines.gate.bar(name, "its certificate has been revoked; a new one is taken when the hub starts again")
 
     def _ask(self, names: Sequence[str], **content: Any) -> int:
         self._number += 1
@@ -252,6 +286,7 @@ class HubRuntime(Runtime):
     def _collect(self, number: int, names: Sequence[str], *, patient: bool = False) -> dict[str, Control]:
         """The answers to a command, of those who answer it before they are gone or late."""
         since, deadline = time.monotonic(), None if patient else self._lines.network.deadline
+        before = len(names)
         while True:
             open_ones = [name for name in names if self.seats[name].owes == number and self._is_in(name)]
             late = deadline is not None and time.monotonic() - since > deadline
@@ -260,8 +295,9 @@ class HubRuntime(Runtime):
                     self.tell(f"'{name}' is late: it goes on when it has answered")
                 found = {name: self._answers.get(name) for name in names}
                 return {name: a for name, a in found.items() if a is not None and a.content.get("number") == number}
-            if self._pump(_LOOK):
-                since = time.monotonic()
+            if len(open_ones) < before:  # anything but an answer that is waited for gives no more time
+                since, before = time.monotonic(), len(open_ones)
+            self._pump(_LOOK)
 
     def _pump(self, timeout: float) -> bool:
         control = self._lines.next_control(timeout)
@@ -272,6 +308,8 @@ class HubRuntime(Runtime):
             case "ready":
                 seat.ready, seat.owes = True, None
                 self._lines.tell(f"'{name}' is here")
+            case "answer" if not self._is_asked(seat, control.content.get("number")):
+                self._lines.gate.strike(name, "an answer that nobody asked for")
             case "answer":
                 if control.content.get("number") == seat.owes:  # not to a command that nobody waits for any more
                     seat.owes = None
@@ -284,6 +322,12 @@ class HubRuntime(Runtime):
             case _:
                 self._lines.gate.strike(name, f"an unknown command '{control.do[:40]}'")
         return True
+
+    def _is_asked(self, seat: Seat, number: Any) -> bool:
+        """Whether this may be a number to answer: each is answered once, in their order."""
+        asked = type(number) is int and seat.answered < number <= self._number
+        seat.answered = number if asked else seat.answered
+        return asked
 
     def _scores(self, name: str, answer: Control | None) -> Scores:
         return {} if answer is None else self._checked(name, checked_scores, answer.content.get("scores")) or {}
@@ -302,16 +346,23 @@ class HubRuntime(Runtime):
         name, life = hello.sender, hello.head.life
         if self._lines.is_here(name) and self._lines.gate.life(name) != life and life not in self._lines.lives[name]:
             return  # of a life that is over
-        why = objection(self._terms, hello.content)
+        out = self._lines.gate.out.get(name)
+        why = objection(self._terms, hello.content) if out is None else f"it is out of the run: {out}"
         if why is not None:
             self._lines.tell(f"'{name}' may not join: {why}")
-            self._lines.command(name, kind=Kind.HELLO, do="refused", why=why)
+            self._lines.command(name, kind=Kind.HELLO, do="refused", why=why, life=life)
             return
         known = self._lines.gate.life(name)
         if known not in (None, life) and self._lines.is_here(name):
-            self.tell(f"'{name}' has come a second time, and its older process is no longer listened to")
-        self._lines.gate.open(name, life, hello.head.number)
+            if life not in self._turned_away:  # it greets again and again, until the other one is gone
+                self._turned_away.add(life)
+                self.tell(f"'{name}' has come a second time: it has to wait, as its first process is still here")
+            return
+        self._lines.let_in(name, life, hello.head.number)
         seat = self.seats[name]
+        if seat.ready and known == life:  # it greets again: it has lost us, though we have not lost it
+            seat.ready, seat.owes = False, None
+            self._lines.drop(name, "it has lost the link")
         seat.samples, seat.model = int(hello.content["samples"]), str(hello.content["model"])[:200]
         if known != life:
             seat.ready, seat.owes = False, None

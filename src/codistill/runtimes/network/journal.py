@@ -17,12 +17,14 @@ from codistill.errors import StorageError
 from codistill.experiments.store import write_atomically
 from codistill.runtimes.network.answers import SCORES
 from codistill.runtimes.observers import Observer, Record
+from codistill.text import printable
 
 if TYPE_CHECKING:
     from codistill.runtimes.network.hub import HubRuntime
 
 HEALTH = "health.json"
 _EVERY = 10.0  # seconds between two signs of health
+_WORDS = 1000  # characters of an event
 _LINE = 5.0  # seconds between two lines of an agent's progress
 
 
@@ -43,6 +45,7 @@ class Journal(Observer):
         """One event, in plain words."""
         if self._quiet:
             return
+        text = printable(text, _WORDS)  # others have a say in it: no line breaks, nothing that moves a cursor
         now = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
         if self._form == "json":
             line = json.dumps({"time": now, "level": level, "node": self._node, "event": text, **more})

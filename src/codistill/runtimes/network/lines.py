@@ -22,6 +22,9 @@ from codistill.wire.codec import Arrays, decode, encode
 
 _LOOK = 0.5  # seconds between looks at the clock while waiting
 _CONTROL_LIMIT = 1 << 26  # bytes of a command or an answer
+_TEXT_LIMIT = 1 << 23  # characters of its text
+_COMMANDS = 100  # of one sender that wait to be looked at
+_ROOM, _EACH = 4, 512  # as in the wire: messages of the largest size, and bytes that any frame takes
 NEVER = Turn((1 << 31) - 1)
 
 
@@ -40,7 +43,10 @@ class Control:
 class Lines:
     """Frames and commands to and from other nodes, in turns."""
 
-    def __init__(self, wire: Wire, network: Network, tell: Tell, *, deadline: float | None = None) -> None:
+    def __init__(
+        self, wire: Wire, network: Network, tell: Tell, *, deadline: float | None = None, leads: bool = False
+    ) -> None:
+        """`leads`: nobody can be in a turn before this node is."""
         self.wire, self.network, self.tell = wire, network, tell
         self.gate = Gate(network.strikes, tell)
         self.lives: dict[str, set[int]] = {}  # that can be seen, by node
@@ -51,6 +57,11 @@ class Lines:
         self.on_presence: Callable[[str], None] = _ignore
         self._deadline = deadline
         self.turn = Turn(-2)
+        self._leads = leads
+        self.backlog: Callable[[str], int] = _nothing  # bytes of a sender that the host holds and nobody has asked for
+        self._over = True  # nothing of this turn is waited for any more
+        self._held: dict[str, int] = {}  # bytes of early frames and of this turn's, by sender
+        self._since, self._waits = 0.0, {}  # type: float, dict[str, list[str]]
         self._frames: list[Frame] = []
         self._early: list[tuple[Turn, Frame]] = []
         self._ended: set[str] = set()
@@ -62,12 +73,17 @@ class Lines:
     def begin(self, turn: Turn, expected: Sequence[str]) -> None:
         """Enter a turn, in which these nodes elsewhere are waited for."""
         self.turn, self._expected = turn, tuple(expected)
-        self._ended, self.fell, self._frames = set(), {}, []
+        self._ended, self.fell, self._frames, self._held = set(), {}, [], {}
+        self._over = False
         early, self._early = self._early, []
         for at, frame in early:
             self._sort(at, frame)
         for name in self._expected:
             self._end_if_over(name)
+
+    def finish(self) -> None:
+        """Nobody here waits for a frame of this turn any more."""
+        self._over, self._frames, self._waits = True, [], {}
 
     def post(self, phase: int, sender: str, receivers: Sequence[str], data: bytes | None) -> None:
         """Send a message; None stands for one that an injected fault has hit."""
@@ -80,57 +96,88 @@ class Lines:
 
     def arrived(self) -> list[Frame]:
         """Frames of this turn that have arrived, without waiting."""
-        while self._take(0):
-            pass
+        for _ in range(self.wire.inbox.qsize()):  # what came until now: a sender must not keep us here
+            self._take(0)
         return self._handed()
 
     def wait(self, host: Waiting) -> list[Frame]:
         """Frames of this turn; waits for the next if there is none."""
-        since = time.monotonic()
+        if self._deadline and (waits := host.waits()) != self._waits:  # a frame that helps nobody on gives no more time
+            self._since, self._waits = time.monotonic(), waits
         while not self._frames:
             self._take(_LOOK)
-            if self._deadline and time.monotonic() - since > self._deadline:
+            if self._deadline and time.monotonic() - self._since > self._deadline:
                 for name in {name for names in host.waits().values() for name in names}:
-                    self._drop(name, f"nothing came from it for {self._deadline:g} s")
+                    self.drop(name, f"nothing came from it for {self._deadline:g} s")
         return self._handed()
 
     def _handed(self) -> list[Frame]:
         frames, self._frames = self._frames, []
+        for frame in frames:
+            self._held[frame.sender] = self._held.get(frame.sender, 0) - _size(frame)
         return frames
 
     def _sort(self, at: Turn, frame: Frame) -> None:
-        if at > self.turn:
+        if at < self.turn or (at == self.turn and (self._over or frame.sender in self._ended)):
+            return  # too late
+        if at > self.turn and self._leads:
+            self.gate.strike(frame.sender, "a message of a turn that has not begun")
+        elif not self._has_room(frame):
+            self.gate.strike(frame.sender, "more messages than this node can hold")
+        elif at > self.turn:
             self._early.append((at, frame))
             self._end_if_over(frame.sender)
-        elif at == self.turn and frame.sender not in self._ended:
+        else:
             if frame.is_end:
                 self._ended.add(frame.sender)
             self._frames.append(frame)
 
+    def _has_room(self, frame: Frame) -> bool:
+        """Whether what is held of a sender, here and by the host, stays within bounds."""
+        held = self._held.get(frame.sender, 0) + _size(frame)
+        if held + self.backlog(frame.sender) > _ROOM * self.network.message_limit:
+            return False
+        self._held[frame.sender] = held
+        return True
+
     def _end_if_over(self, name: str) -> None:
         """Nobody waits for a node that is out, gone, elsewhere, or already further."""
         if name in self.gate.out:
-            self._drop(name, "it is out")
+            self.drop(name, "it is out")
         elif not self.is_here(name):
-            self._drop(name, "it is gone")
+            self.drop(name, "it is gone")
         elif self.meet.get(name, self.turn) > self.turn or self.seen.get(name, self.turn) > self.turn:
-            self._drop(name, "")
+            self.drop(name, "")
 
-    def _drop(self, name: str, why: str) -> None:
+    def drop(self, name: str, why: str) -> None:
+        """Go on without a node in this turn."""
         if name not in self._ended:
             self._ended.add(name)
             self._frames.append(Frame(self.turn.phase, name, [], b"", is_end=True))
             if why and name in self._expected:
                 self.fell[name] = why
 
+    def let_in(self, name: str, life: int, number: int) -> None:
+        """Let a life of a node in; what is left of another one, or from before the link was cut, does not count."""
+        if self.gate.life(name) != life:
+            self.seen.pop(name, None)
+            self._early = [(at, frame) for at, frame in self._early if frame.sender != name]
+            self._control = deque(control for control in self._control if control.sender != name)
+        self.gate.open(name, life, number)
+
     # --- commands -------------------------------------------------------------------------------
 
     def command(
-        self, *receivers: str, kind: Kind = Kind.CONTROL, arrays: Mapping[str, Any] | None = None, **content: Any
+        self,
+        *receivers: str,
+        kind: Kind = Kind.CONTROL,
+        reached: Turn | None = None,
+        arrays: Mapping[str, Any] | None = None,
+        **content: Any,
     ) -> None:
-        """Send a command or an answer."""
+        """Send a command or an answer; `reached`: the turn that this node goes to, if it is not in it yet."""
         text = json.dumps(content, separators=(",", ":"))
-        self.wire.send(receivers, kind, self.turn, encode(arrays or {}, {"json": text}))
+        self.wire.send(receivers, kind, reached or self.turn, encode(arrays or {}, {"json": text}))
 
     def next_control(self, timeout: float) -> Control | None:
         """The next command or answer; None if there is none in time."""
@@ -162,7 +209,7 @@ class Lines:
             case Overflow():
                 self.gate.strike(event.sender, "it sent more than this node can hold")
         if event.__class__ is not Presence and event.sender in self.gate.out:  # type: ignore[union-attr]
-            self._drop(event.sender, "it is out")  # type: ignore[union-attr]
+            self.drop(event.sender, "it is out")  # type: ignore[union-attr]
         return True
 
     def _hear(self, heard: Heard, head: Head) -> None:
@@ -170,21 +217,36 @@ class Lines:
         if len(heard.payload) > self.network.message_limit:
             self.gate.strike(sender, f"a message of {len(heard.payload)} bytes, above the limit")
             return
-        if head.kind in (Kind.CONTROL, Kind.HELLO):
+        if head.kind is Kind.HELLO:
+            hello = self._read(heard, head)
+            if hello is not None:
+                self.on_hello(hello)
+            return
+        if not self._leads:  # nobody is further than who leads, whatever turn of an earlier hub it has seen
+            self.seen[sender] = max(head.turn, self.seen.get(sender, head.turn))
+        if head.kind is Kind.CONTROL:
             control = self._read(heard, head)
             if control is not None:
-                (self.on_hello if head.kind is Kind.HELLO else self._control.append)(control)
+                self._queue(control)
+            self._end_if_over(sender)
             return
-        self.seen[sender] = max(head.turn, self.seen.get(sender, head.turn))
         frame = Frame(
             head.turn.phase, sender, [self.wire.me], heard.payload,
             lost=head.kind is Kind.LOST, is_end=head.kind is Kind.END,
         )  # fmt: skip
         self._sort(head.turn, frame)
 
+    def _queue(self, control: Control) -> None:
+        if sum(waiting.sender == control.sender for waiting in self._control) >= _COMMANDS:
+            self.gate.strike(control.sender, f"more than {_COMMANDS} commands that nobody asked for")
+            return
+        self._control.append(control)
+
     def _read(self, heard: Heard, head: Head) -> Control | None:
         try:
             arrays, values = decode(heard.payload, finite=False, limit=_CONTROL_LIMIT)
+            if len(values["json"]) > _TEXT_LIMIT:
+                raise ValueError(f"a text of {len(values['json'])} characters")
             content = json.loads(values["json"])
             if not isinstance(content, dict) or not isinstance(content.get("do"), str):
                 raise ValueError("no command")
@@ -199,8 +261,16 @@ class Lines:
         (lives.add if presence.here else lives.discard)(presence.life)
         if before and not self.is_here(name):
             self.gate.close(name)
-            self._drop(name, "it is gone")
+            self.drop(name, "it is gone")
         self.on_presence(name)
+
+
+def _size(frame: Frame) -> int:
+    return len(frame.payload) + _EACH
+
+
+def _nothing(sender: str) -> int:
+    return 0
 
 
 def _ignore(_: Any) -> None:

@@ -26,6 +26,7 @@ from codistill.topology import HUB
 from codistill.wire.state import pack, unpack
 
 _AGAIN = 1.0  # seconds between two greetings that nobody answers
+_COUNTED = 10.0  # seconds that an agent which is to stop waits to hear that its last round counts
 _WORRY = 15.0  # seconds after which an operator is told what might be wrong
 
 Settle = Callable[[Terms], Stage]  # brings the agent to life under the hub's terms
@@ -57,6 +58,7 @@ class Member:
         self._welcome: Control | None = None
         self._run = ""
         self._begun = self._dirty = False
+        self._answered = 0.0  # when it last had something to say
         self._beginning = Report()  # what happened before the first round, told with it
         self._done = 0
         lines.on_hello = self._welcomed
@@ -78,17 +80,12 @@ class Member:
                 raise
 
     def _welcomed(self, welcome: Control) -> None:
-        if welcome.do == "refused":
+        mine = welcome.content.get("life") == self._lines.wire.life
+        if mine and welcome.do == "refused":
             raise _refusal(welcome)
-        if welcome.content.get("life") != self._lines.wire.life:
-            if self._run:
-                raise NetworkError(
-                    "Only one process may take part as an agent.",
-                    f"another process of '{self._lines.wire.me}' has joined",
-                    "Stop one of the two, or find out who else has this certificate's key.",
-                )
+        if not mine:
             return  # said to another process of this agent
-        self._lines.gate.open(HUB, welcome.head.life, welcome.head.number)
+        self._lines.let_in(HUB, welcome.head.life, welcome.head.number)
         self._welcome = welcome
 
     def _join(self) -> bool:
@@ -119,6 +116,7 @@ class Member:
             self._terms, self._stage = content["terms"], self._settle(content["terms"])
             self._agent = self._stage.agents()[0]
             self._host: Host = self._stage.host([self._agent], self._lines)
+            self._lines.backlog = self._host.backlog
         elif content["terms"] != self._terms:
             raise NetworkError("A hub must come back with the same terms.", "others", "Join anew, with a new process.")
         if run != self._run:
@@ -160,7 +158,12 @@ class Member:
     def _serve(self) -> bool | None:
         """Do as told. True: the run is over. False: asked to stop. None: the hub is gone, or back anew."""
         while self._lines.is_here(HUB):
-            if self._stopping() and not self._dirty:  # a round in hand is finished first
+            if HUB in self._lines.gate.out:
+                raise NetworkError(
+                    "A hub must send commands that make sense.", self._lines.gate.out[HUB], "Ask whoever runs the hub."
+                )
+            # A round in hand is finished first, if the hub says within a while that it counts.
+            if self._stopping() and (not self._dirty or time.monotonic() - self._answered > _COUNTED):
                 self._lines.command(HUB, do="leaving", why="its operator has stopped it")
                 return False
             control = self._lines.next_control(0.2)
@@ -186,6 +189,7 @@ class Member:
             self._lines.gate.strike(HUB, f"a command '{control.do[:40]}' that makes no sense: {error!r}"[:300])
             return
         arrays, answer = act()
+        self._answered = time.monotonic()
         self._lines.command(HUB, do="answer", number=number, arrays=arrays, **answer)
 
     def _understood(self, control: Control) -> tuple[Callable[[], tuple[View, dict[str, Any]]], int]:
@@ -203,6 +207,8 @@ class Member:
             case "keep":
                 done, store = _whole(content["round"], rounds), content["store"] is True
                 return lambda: ({}, {"trouble": self._keep(done, store=store)}), number
+            case "store":
+                return lambda: ({}, {"trouble": self._store()}), number
             case "evaluate":
                 part = None if content["samples"] is None else _whole(content["samples"], 1 << 62)
                 samples, views = _whole(content["of"], 1 << 62), content["views"] is True
@@ -238,7 +244,9 @@ class Member:
         self._dirty = True
         self._lines.begin(turn, (HUB,))
         before, self._beginning = self._beginning, Report()
-        return before.add(self._host.run(turn.phase, present))
+        report = before.add(self._host.run(turn.phase, present))
+        self._lines.finish()
+        return report
 
     def _begin(self, samples: int) -> None:
         """What comes before its first round, whether it is to take part in a round or only to be measured."""
@@ -258,6 +266,13 @@ class Member:
         except StorageError as error:
             self._lines.tell(f"{error.must} Found: {error.found}. Going on from memory: make room.")
             return f"it could not store round {done}: {error.found}; it goes on from memory"
+        return None
+
+    def _store(self) -> str | None:
+        try:
+            self._shelf.store_newest()
+        except StorageError as error:
+            return f"it could not store its state: {error.found}; it goes on from memory"
         return None
 
     def _evaluate(self, part: int | None, samples: int, *, views: bool) -> tuple[View, dict[str, Any]]:
@@ -282,7 +297,7 @@ def _whole(value: Any, most: int) -> int:
 
 def _worry(seconds: float, *, seen: bool) -> str:
     if seen:
-        return f"the hub has not answered for {seconds:.0f} s: it may be busy"
+        return f"no answer from the hub for {seconds:.0f} s: it may be busy, or another process of this agent is there"
     return (
         f"no hub for {seconds:.0f} s: it may be down; or it does not expect an agent of this name; or it knows that "
         "this certificate is revoked"

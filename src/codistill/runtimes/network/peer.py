@@ -22,9 +22,11 @@ from codistill.runtimes.network.hub import RETURN, Stopped, never
 from codistill.runtimes.network.lines import Control, Lines
 from codistill.runtimes.network.terms import Terms, difference
 from codistill.runtimes.runtime import Runtime, Scores, Stage, load_nodes, one_thread, save_nodes, score
+from codistill.text import printable
 
 _LOOK = 0.2  # seconds between looks while waiting for neighbours
 _AGAIN = 1.0  # seconds between two greetings that nobody answers
+_WORDS, _EVENTS = 600, 1000  # characters of an event, and events of a round: others have a say in them
 _REMIND = 30.0  # seconds between two lines that say who is waited for
 _FAREWELL = 60.0  # seconds that a peer which is done stays for neighbours that are not
 
@@ -57,7 +59,7 @@ class PeerRuntime(Runtime):
         self._events: list[str] = []
         self._single = ExitStack()
         self._single.enter_context(one_thread())
-        lines.on_hello, lines.on_presence = self._greeted, self._noticed
+        lines.on_hello, lines.on_presence, lines.backlog = self._greeted, self._noticed, self._host.backlog
         self._met = False
         self._greeted_at = 0.0
         self._samples = {self._agent.name: len(self._agent.shard)}
@@ -109,7 +111,7 @@ class PeerRuntime(Runtime):
 
     def part(self) -> None:
         """Say that it is done, and stay for a while until its neighbours have heard all that it said."""
-        self._lines.command(*self._lines.wire.others, do="done")
+        self._lines.command(*self._lines.wire.others, reached=Turn(int(self._terms["rounds"])), do="done")
         end = time.monotonic() + _FAREWELL
         while time.monotonic() < end and any(
             self._lines.is_here(name) and name not in self._finished for name in self._lines.wire.others
@@ -123,7 +125,8 @@ class PeerRuntime(Runtime):
 
     def tell(self, text: str) -> None:
         """Say something to the operator, and into the log of this round."""
-        self._events.append(text)
+        text = printable(text, _WORDS)
+        self._events = [*self._events[-_EVENTS:], text]
         self._lines.tell(f"round {self._at + 1}: {text}" if self._at > BEGIN else text)
 
     # --- in step ------------------------------------------------------------------------------------
@@ -141,8 +144,8 @@ class PeerRuntime(Runtime):
         while True:
             self._pump(0)
             self._greet_again()
-            here = [name for name in others if self._lines.is_here(name)]
             possible = [name for name in others if name not in self._lines.gate.out and name not in self._finished]
+            here = [name for name in possible if self._lines.is_here(name)]
             waited = time.monotonic() - began
             everybody = not self._met and (patience is None or waited < patience)
             share = 1.0 if everybody else self._lines.network.quorum
@@ -164,7 +167,8 @@ class PeerRuntime(Runtime):
             return
         match control.do:
             case "jump" if type(control.content.get("to")) is int:
-                self._jump(min(control.content["to"], int(self._terms["rounds"])), f"'{control.sender}'")
+                if control.content["to"] < int(self._terms["rounds"]):
+                    self._jump(control.content["to"], f"'{control.sender}'")
             case "done":
                 self._finished.add(control.sender)
             case _:
@@ -190,6 +194,9 @@ class PeerRuntime(Runtime):
 
     def _greeted(self, hello: Control) -> None:
         name, life, at = hello.sender, hello.head.life, hello.content.get("at")
+        if hello.do == "refused" and self._met:
+            self._lines.gate.bar(name, "it refuses to go on with this peer")
+            return
         if hello.do == "refused":
             raise NetworkError(
                 f"The neighbour '{name}' must agree to the terms.",
@@ -205,7 +212,7 @@ class PeerRuntime(Runtime):
         samples = hello.content.get("samples")
         self._samples[name] = samples if type(samples) is int and 0 < samples < 1 << 48 else 0
         new = self._lines.gate.life(name) != life
-        self._lines.gate.open(name, life, hello.head.number)
+        self._lines.let_in(name, life, hello.head.number)
         if not new:
             return
         self._finished.discard(name)
@@ -222,4 +229,5 @@ class PeerRuntime(Runtime):
             return
         self._resume_at = to
         self.tell(f"skips rounds to meet {whom} in round {to + 1}")
-        self._lines.command(*(name for name in self._lines.wire.others if self._lines.is_here(name)), do="jump", to=to)
+        here = [name for name in self._lines.wire.others if self._lines.is_here(name)]
+        self._lines.command(*here, reached=Turn(to), do="jump", to=to)

@@ -24,7 +24,6 @@ from codistill.runtimes.network.settings import Network
 from codistill.runtimes.network.solitude import train_alone
 from codistill.runtimes.network.wire import Wire
 from codistill.runtimes.observers import Observer, Record, Row
-from codistill.runtimes.observers.history import History
 from codistill.runtimes.observers.progress import Progress
 from codistill.wire.codec import decode, encode
 
@@ -48,7 +47,7 @@ def walk(
 ) -> bool:
     """Take part as a peer, for the rounds that are left; True if all are done. `kept`: checkpoints at a time."""
     keeper = Keeper(folder, plan.rounds, checkpoint_every, kept)
-    observers: list[Observer] = [History(), journal, keeper]
+    observers: list[Observer] = [journal, keeper]
     stage = charter.stage(agent)
     peer: PeerRuntime | None = None
     try:
@@ -58,7 +57,8 @@ def walk(
             journal.tell(note)
         if alone and charter.has_yardstick and start == 0 and not (folder / "alone" / METRICS).exists():
             scores = train_alone(stage, agent, plan.rounds, stopping)
-            write_alone(folder, (agent.name,), plan.rounds, {agent.name: scores}, charter.test)
+            if not stopping():
+                write_alone(folder, (agent.name,), plan.rounds, {agent.name: scores}, charter.test)
         lines = Lines(wire, network, journal.tell, deadline=network.deadline)
         peer = PeerRuntime(
             stage, lines, charter.terms(), done=start, stopping=stopping,
@@ -88,9 +88,12 @@ def align(folders: Iterable[Path], rounds: int) -> None:
     """Bring peers that were all stopped back to a round that each of them has a checkpoint of: they go on exactly."""
     keepers = [Keeper(folder, rounds) for folder in folders]
     try:
-        common = max(set.intersection(*(keeper.reached() for keeper in keepers)), default=0)
+        reached = [keeper.reached() for keeper in keepers]
+        common = set.intersection(*reached)
+        if not common and all(reached):
+            return  # too far apart, after faults: those behind skip rounds to meet the others
         for keeper in keepers:
-            keeper.forget_after(common)
+            keeper.forget_after(max(common, default=0))  # without any checkpoint of one, from the beginning
     finally:
         for keeper in keepers:
             keeper.closed()

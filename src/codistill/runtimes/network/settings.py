@@ -34,7 +34,7 @@ class Network:
         at_most=600,
     )
     message_limit: int = setting(
-        1 << 30, "bytes of the largest message that is taken", at_least=1 << 16, at_most=1 << 32
+        1 << 30, "bytes of the largest message that is taken", at_least=1 << 16, at_most=1 << 30
     )
     strikes: int = setting(3, "bad messages after which their sender is out for the run", at_least=1)
 

@@ -19,6 +19,7 @@ class Shelf:
         self._folder = folder
         self._states: dict[int, bytes] = {}
         self._stored: set[int] = set()
+        self._anchors: list[int] = [0]  # rounds that the hub may go back to, whether the disk has taken them or not
         self.notes: list[str] = []
         if folder is not None and folder.is_dir():
             for path in folder.glob("state-*"):
@@ -27,6 +28,7 @@ class Shelf:
                 if found and data is not None:
                     self._states[int(found[1])] = data
                     self._stored.add(int(found[1]))
+        self._anchors = sorted({0, *self._stored})[-_KEPT:]
 
     def _read(self, path: Path) -> bytes | None:
         data = path.read_bytes()
@@ -38,6 +40,11 @@ class Shelf:
     def put(self, done: int, state: bytes, *, store: bool) -> None:
         """Keep a state, in memory whatever happens, and on disk if asked to; raises `StorageError`."""
         self._states[done] = state
+        if store:
+            self._anchors = [*(a for a in self._anchors if a != done), done][-_KEPT:]
+        for old in sorted(self._states)[:-_KEPT]:
+            if old not in self._anchors and old not in self._stored:
+                del self._states[old]
         if store and self._folder is not None:
             with writing(self._folder):
                 self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -46,9 +53,11 @@ class Shelf:
             for old in sorted(self._stored)[:-_KEPT]:
                 self._path(old).unlink(missing_ok=True)
                 self._stored.discard(old)
-        for old in sorted(self._states)[:-_KEPT]:
-            if old not in self._stored:
-                del self._states[old]
+
+    def store_newest(self) -> None:
+        """Put the newest state that counts on disk, if it is not there yet."""
+        if self._states and (newest := max(self._states)) not in self._stored:
+            self.put(newest, self._states[newest], store=True)
 
     def newest(self, at_most: int) -> tuple[int, bytes] | None:
         """The newest state of no more than so many rounds."""

@@ -9,6 +9,7 @@ import shutil
 import signal
 import socket
 import tempfile
+import threading
 import time
 import traceback
 import warnings
@@ -88,11 +89,13 @@ class Trial:
             asked = False
             while hub.is_alive():
                 hub.join(timeout=0.2)
-                dead = [name for name, process in members.items() if process.exitcode not in (None, 0)]
-                enough = len(members) - len(dead) >= self.network.quorum * len(members)
-                if not asked and (stopping() or not enough) and hub.pid is not None:
+                broken = any(process.exitcode == _FAILED for process in members.values())
+                if not asked and (stopping() or broken):
                     asked = True
-                    os.kill(hub.pid, signal.SIGTERM)
+                    hub.terminate()
+            if hub.exitcode != 0:
+                for process in members.values():
+                    process.terminate()
         finally:
             _end([hub, *members.values()])
         failed = [name for name, process in {HUB: hub, **members}.items() if process.exitcode == _FAILED]
@@ -102,7 +105,7 @@ class Trial:
 
     def _hub(self, charter: Charter, certs: Path, port: int) -> bool:
         journal = Journal(HUB, form=self.form, health=self.folder / HEALTH, quiet=not self.verbose)
-        with GentleInterrupt() as interrupt:
+        with GentleInterrupt(quiet=True, signals=(signal.SIGTERM,)) as interrupt:
             own = read_credentials(certs / HUB, HUB)
             wire = Wire(HUB, charter.topology.names, self.network, own, listen=f"127.0.0.1:{port}")
             return conduct(
@@ -179,7 +182,7 @@ class Trial:
         # One link for each edge: the one who is later in the roster dials.
         dialled = others[: sum(topology.names.index(name) < topology.names.index(me) for name in others)]
         journal = Journal(me, form=self.form, quiet=not self.verbose)
-        with GentleInterrupt(quiet=True) as interrupt:
+        with GentleInterrupt(quiet=True, signals=(signal.SIGTERM,)) as interrupt:
             wire = Wire(
                 me, others, self.network, read_credentials(certs / me, "agent"),
                 listen=f"127.0.0.1:{ports[me]}", dial=[f"127.0.0.1:{ports[name]}" for name in dialled],
@@ -224,8 +227,11 @@ def _fork(name: str, life: Callable[[], bool], home: Path) -> BaseProcess:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, who asks the others
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         torch.set_num_threads(1)
+        threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
         try:
             code = 0 if life() else _STOPPED
+        except KeyboardInterrupt:
+            code = _STOPPED
         except Exception as error:  # a mistake of a user's or a defect: kept where the parent finds it
             with suppress(OSError):
                 text = "" if isinstance(error, CodistillError) else traceback.format_exc()
@@ -239,6 +245,13 @@ def _fork(name: str, life: Callable[[], bool], home: Path) -> BaseProcess:
         warnings.simplefilter("ignore", DeprecationWarning)  # of forks that copy only one thread
         process.start()
     return process
+
+
+def _end_with(parent: int) -> None:
+    """No node stays behind when whoever started it is killed."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(_STOPPED)
 
 
 def _end(processes: Sequence[BaseProcess]) -> None:
