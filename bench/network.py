@@ -264,7 +264,11 @@ def taking_turns(sides: Sequence[Side], turns: int) -> list[list[list[float]]]:
 def live_as_hub(charter: Charter, certs: Path, port: int, by_exchange: bool, pipe: Connection) -> None:
     wire = Wire(HUB, charter.topology.names, Network(), read_credentials(certs / HUB, HUB), listen=f"127.0.0.1:{port}")
     runtime = HubRuntime(
-        charter.stage(Hub()), Lines(wire, Network(), quiet), charter.terms(), run=secrets.token_hex(8), stores=no_disk
+        charter.stage(Hub()),
+        Lines(wire, Network(), quiet, leads=True),
+        charter.terms(),
+        run=secrets.token_hex(8),
+        stores=no_disk,
     )
     names = charter.topology.names
     pipe.send(bare_network.resident())

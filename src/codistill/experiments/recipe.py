@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import re
-import sys
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +12,7 @@ from typing import Any
 
 from codistill.data import partition as partitions
 from codistill.errors import RecipeError, nearest
+from codistill.experiments.own_code import run_file
 from codistill.federation import Engine
 from codistill.graphs import KINDS as GRAPHS
 from codistill.graphs import Graph
@@ -297,15 +296,8 @@ def _protocol_class(name: str) -> type[Protocol]:
             f"'{name}'",
             nearest(name, PROTOCOLS),
         )
-    # One's own code, named in one's own recipe: imported as any Python module is, but beside all others.
-    spec = importlib.util.spec_from_file_location(f"own_{Path(path).stem}", path)
     try:
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[spec.name] = module
-        spec.loader.exec_module(module)
-        cls = getattr(module, attribute)
+        cls = getattr(run_file(Path(path), "own"), attribute)
     except Exception as error:  # whatever the file does when it is run
         raise RecipeError(
             f"'{name}' must be importable.",

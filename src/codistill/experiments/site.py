@@ -14,8 +14,6 @@ A recipe (`.toml`) can stand in its place: then the agent is the one of that nam
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +26,7 @@ from codistill.agent import Agent
 from codistill.data.checks import validate_samples
 from codistill.data.shard import Reference
 from codistill.errors import CodistillError, DataError, NetworkError, RecipeError
+from codistill.experiments.own_code import run_file
 from codistill.experiments.recipe import Recipe, read_recipe
 from codistill.experiments.run import build
 from codistill.federation import Federation
@@ -123,18 +122,12 @@ def _from_recipe(path: Path, name: str, data_dir: str | None, overrides: list[st
 
 
 def _run(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"site_{path.stem}", path)
     try:
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[spec.name] = module
-        spec.loader.exec_module(module)
+        return run_file(path, "site")
     except Exception as error:  # whatever the file does when it is run
         raise RecipeError(
             f"{path} must run.", f"{type(error).__name__}: {error}", "Check the path, and run it by itself."
         ) from error
-    return module
 
 
 def _call(path: Path, module: ModuleType, function: str, *given: Any) -> Any:

@@ -17,10 +17,11 @@ from codistill.experiments.store import METRICS, Keeper, write_atomically, writi
 from codistill.runtimes.drive import Plan, drive
 from codistill.runtimes.host import BEGIN
 from codistill.runtimes.network.charter import Charter
-from codistill.runtimes.network.hub import HubRuntime, Stopped, never
+from codistill.runtimes.network.hub import HubRuntime
 from codistill.runtimes.network.journal import Journal
 from codistill.runtimes.network.lines import Lines
 from codistill.runtimes.network.settings import Network
+from codistill.runtimes.network.stopping import Stopped, never
 from codistill.runtimes.network.wire import Wire
 from codistill.runtimes.observers import Observer
 from codistill.runtimes.observers.progress import Progress

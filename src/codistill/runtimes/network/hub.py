@@ -22,28 +22,14 @@ from codistill.runtimes.network.answers import checked_report, checked_scores, c
 from codistill.runtimes.network.heads import Kind, Turn
 from codistill.runtimes.network.lines import Control, Lines
 from codistill.runtimes.network.settings import WIRE_VERSION
+from codistill.runtimes.network.stopping import RETURN, Stopped, always, never
 from codistill.runtimes.network.terms import objection
 from codistill.runtimes.runtime import Runtime, Scores, Stage, load_nodes, one_thread, save_nodes
 from codistill.text import printable
 
 _LOOK = 0.2  # seconds between looks while the hub waits for agents
-RETURN = 10.0  # seconds that a hub which was started again waits for agents that may be gone for good
 _WORDS, _EVENTS = 600, 1000  # characters of an event, and events of a round: others have a say in them
 _REMIND = 30.0  # seconds between two lines that say who is waited for
-
-
-def always(done: int) -> bool:
-    """Every round is stored."""
-    return True
-
-
-def never() -> bool:
-    """Nobody asks to stop."""
-    return False
-
-
-class Stopped(Exception):
-    """Somebody asked the hub to stop while it was waiting."""
 
 
 @dataclass
@@ -54,7 +40,6 @@ class Seat:
     owes: int | None = None  # the command that it has not answered yet
     answered: int = 0  # the last command that it has answered
     samples: int = 0
-    model: str = ""
 
 
 class HubRuntime(Runtime):
@@ -363,7 +348,7 @@ class HubRuntime(Runtime):
         if seat.ready and known == life:  # it greets again: it has lost us, though we have not lost it
             seat.ready, seat.owes = False, None
             self._lines.drop(name, "it has lost the link")
-        seat.samples, seat.model = int(hello.content["samples"]), str(hello.content["model"])[:200]
+        seat.samples = int(hello.content["samples"])
         if known != life:
             seat.ready, seat.owes = False, None
         if not seat.ready:

@@ -16,10 +16,10 @@ from codistill.outputs import View
 from codistill.runtimes.host import BEGIN, Host, Report
 from codistill.runtimes.network.answers import as_plain
 from codistill.runtimes.network.heads import Kind, Turn
-from codistill.runtimes.network.hub import never
 from codistill.runtimes.network.lines import Control, Lines
 from codistill.runtimes.network.shelf import Shelf
 from codistill.runtimes.network.solitude import train_alone
+from codistill.runtimes.network.stopping import never
 from codistill.runtimes.network.terms import Terms, check_terms
 from codistill.runtimes.runtime import Scores, Stage, one_thread, score
 from codistill.topology import HUB

@@ -18,8 +18,8 @@ from codistill.errors import NetworkError
 from codistill.outputs import View
 from codistill.runtimes.host import BEGIN, Report
 from codistill.runtimes.network.heads import Kind, Turn
-from codistill.runtimes.network.hub import RETURN, Stopped, never
 from codistill.runtimes.network.lines import Control, Lines
+from codistill.runtimes.network.stopping import RETURN, Stopped, never
 from codistill.runtimes.network.terms import Terms, difference
 from codistill.runtimes.runtime import Runtime, Scores, Stage, load_nodes, one_thread, save_nodes, score
 from codistill.text import printable

@@ -16,12 +16,12 @@ from codistill.outputs import View, collect
 from codistill.runtimes.drive import Plan, drive
 from codistill.runtimes.network.charter import Charter
 from codistill.runtimes.network.conduct import write_alone
-from codistill.runtimes.network.hub import Stopped, never
 from codistill.runtimes.network.journal import Journal
 from codistill.runtimes.network.lines import Lines
 from codistill.runtimes.network.peer import PeerRuntime
 from codistill.runtimes.network.settings import Network
 from codistill.runtimes.network.solitude import train_alone
+from codistill.runtimes.network.stopping import Stopped, never
 from codistill.runtimes.network.wire import Wire
 from codistill.runtimes.observers import Observer, Record, Row
 from codistill.runtimes.observers.progress import Progress

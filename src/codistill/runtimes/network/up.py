@@ -34,12 +34,12 @@ from codistill.runtimes.network.authority import Authority
 from codistill.runtimes.network.charter import Charter
 from codistill.runtimes.network.conduct import conduct, write_alone
 from codistill.runtimes.network.credentials import read_credentials
-from codistill.runtimes.network.hub import never
 from codistill.runtimes.network.journal import HEALTH, Journal
 from codistill.runtimes.network.lines import Lines
 from codistill.runtimes.network.member import Member
 from codistill.runtimes.network.peers import Gathering, align, walk
 from codistill.runtimes.network.settings import Network
+from codistill.runtimes.network.stopping import never
 from codistill.runtimes.network.terms import hello_of
 from codistill.runtimes.network.wire import Wire
 from codistill.runtimes.observers import Observer
