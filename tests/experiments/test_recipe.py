@@ -189,7 +189,7 @@ def test_any_set_is_taken_or_refused_in_words(tmp_path_factory, text):
         (changed(data={"name": "wine", "scale": "big"}), ["data.scale must be one of unit, standard, none."]),
         (changed(data={"name": "wine", "test_fraction": 0}), ["data.test_fraction must be above 0."]),
         (changed(agents=[{"name": "a"}]), ["[agents] must say 'learner'.", "no such key"]),
-        (changed(agents=[{"learner": 5}]), ["agents.learner must be a string or a table.", "5"]),
+        (changed(agents=[{"learner": 5}]), ["agents.learner must be a string or a table or absent.", "5"]),
         (changed(agents=[{"learner": {"lr": 1}}]), ["must say its kind", 'Write kind = "name"']),
         (changed(agents=[{"learner": {"kind": 3}}]), ["must say its kind, a string"]),
         (changed(agents=[{"learner": "mlp", "naem": "x"}]), ["[agents]", "'naem'", "Did you mean 'name'?"]),
