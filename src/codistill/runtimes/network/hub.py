@@ -95,6 +95,7 @@ class HubRuntime(Runtime):
             self.tell(f"tried again: it ended without {', '.join(missing)}")
             load_nodes(self._stage.nodes, before)
             attempt += 1
+            time.sleep(min(1.0, 0.05 * attempt))  # whatever went wrong may need time to get well
         self.done = phase + 1
         store = self._stores(self.done)
         self._unstored = self._unstored - set(done) if store else self._unstored | set(done)
