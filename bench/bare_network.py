@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -61,6 +62,43 @@ def hub(names: list[str], home: Path, port: int, size: int, pipe: Connection) ->
                 said.recv().payload.to_bytes()
             for publisher in down:
                 publisher.put(payload)
+            stamps.append(time.perf_counter())
+        pipe.send(stamps)
+
+
+def asked(name: str, home: Path, port: int, size: int) -> None:
+    """Answer whenever the hub asks."""
+    session = zenoh.open(config(home, dial=[f"tls/127.0.0.1:{port}"]))
+    payload = zenoh.ZBytes(bytes(size))
+
+    def answer(query: zenoh.Query) -> None:
+        query.payload.to_bytes()
+        query.reply(f"bench/ask/{name}", payload, express=True)
+        query.drop()
+
+    _ear = session.declare_queryable(f"bench/ask/{name}", answer)  # it hears for as long as it is held
+    threading.Event().wait()
+
+
+def asking(names: list[str], home: Path, port: int, size: int, pipe: Connection) -> None:
+    """As often as asked for: get something from everybody, with a payload in the question; tells when."""
+    session = zenoh.open(config(home, listen=[f"tls/127.0.0.1:{port}"]))
+    pipe.send(resident())
+    payload = zenoh.ZBytes(bytes(size))
+
+    def get_all() -> int:
+        how = {"payload": payload, "express": True, "congestion_control": zenoh.CongestionControl.BLOCK}
+        replies = [session.get(f"bench/ask/{name}", **how) for name in names]
+        return sum(len(reply.ok.payload.to_bytes()) for channel in replies for reply in channel)
+
+    while get_all() < size * len(names):  # until everybody is there
+        time.sleep(0.1)
+    pipe.send(resident())
+    while True:
+        count = pipe.recv()
+        stamps = [time.perf_counter()]
+        for _ in range(count):
+            get_all()
             stamps.append(time.perf_counter())
         pipe.send(stamps)
 

@@ -67,12 +67,17 @@ def exchanging(label: str, size: int, steps: int, turns: int) -> list[Figure]:
         sides = [
             stack.enter_context(federation_side(ours, certs, 1, by_exchange=True)),
             stack.enter_context(bare_side(AGENTS, certs, encoded, steps)),
+            stack.enter_context(bare_side(AGENTS, certs, encoded, steps, by_get=True)),
         ]
         spent = taking_turns(sides, turns)
     name = f"network: exchange of {label} with 10 agents"
     middles = [[statistics.median(repeat) for repeat in side] for side in spent]
-    figures = [ratio(f"{name}, against bare Zenoh", *middles, 1.3)]
-    for side, repeats, middle in zip(("codistill", "bare Zenoh"), spent, middles, strict=True):
+    ours, puts, gets = middles
+    figures = [
+        ratio(f"{name}, against bare Zenoh, put both ways", ours, puts, 1.3),
+        ratio(f"{name}, against bare Zenoh, get from each", ours, gets, 1.3),
+    ]
+    for side, repeats, middle in zip(("codistill", "bare put", "bare get"), spent, middles, strict=True):
         late = float(np.quantile(np.concatenate(repeats), 0.99))
         figures.append(Figure(f"  {side}, median", [1e3 * value for value in middle], "ms", "", True))
         figures.append(Figure(f"  {side}, 99th percentile of all repeats", [1e3 * late], "ms", "", True))
@@ -236,11 +241,14 @@ def federation_side(
 
 
 @contextmanager
-def bare_side(count: int, certs: Path, size: int, exchanges: int, **how: Any) -> Iterator[Side]:
+def bare_side(
+    count: int, certs: Path, size: int, exchanges: int, *, by_get: bool = False, **how: Any
+) -> Iterator[Side]:
     """Bare Zenoh with as many processes."""
     names, port = [f"a{i}" for i in range(count)], free_port()
-    lives = [partial(bare_network.agent, name, certs / name, port, size) for name in names]
-    side = Side(partial(bare_network.hub, names, certs / HUB, port, size), lives, exchanges, **how)
+    agent, hub = (bare_network.asked, bare_network.asking) if by_get else (bare_network.agent, bare_network.hub)
+    lives = [partial(agent, name, certs / name, port, size) for name in names]
+    side = Side(partial(hub, names, certs / HUB, port, size), lives, exchanges, **how)
     try:
         yield side
     finally:
