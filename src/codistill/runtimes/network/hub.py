@@ -25,10 +25,8 @@ from codistill.runtimes.network.settings import WIRE_VERSION
 from codistill.runtimes.network.stopping import RETURN, Stopped, always, never
 from codistill.runtimes.network.terms import objection
 from codistill.runtimes.runtime import Runtime, Scores, Stage, load_nodes, one_thread, save_nodes
-from codistill.text import printable
 
 _LOOK = 0.2  # seconds between looks while the hub waits for agents
-_WORDS, _EVENTS = 600, 1000  # characters of an event, and events of a round: others have a say in them
 _REMIND = 30.0  # seconds between two lines that say who is waited for
 
 
@@ -65,7 +63,6 @@ class HubRuntime(Runtime):
         self._answers: dict[str, Control] = {}
         self._keeping: dict[str, int] = {}  # who still has to say that it has kept the last round
         self._unstored: set[str] = set()  # who has kept a round in memory only
-        self._events: list[str] = []
         self._mustered = False
         self._dismissed: set[str] = set()  # who has been told that it is out
         self._turned_away: set[int] = set()  # lives of agents that were there already
@@ -102,7 +99,7 @@ class HubRuntime(Runtime):
         number = self._ask(done, do="keep", round=self.done, store=store)
         self._keeping = dict.fromkeys(done, number)
         self._dismiss_the_barred()
-        report.events, self._events = self._events, []
+        report.events = self._lines.noted()
         report.waited = waited
         return report
 
@@ -208,9 +205,7 @@ class HubRuntime(Runtime):
 
     def tell(self, text: str) -> None:
         """Say something to the operator, and into the log of this round."""
-        text = printable(text, _WORDS)
-        self._events = [*self._events[-_EVENTS:], text]
-        self._lines.tell(f"round {self.done + 1}: {text}")
+        self._lines.note(text, self.done + 1)
 
     # --- the book ---------------------------------------------------------------------------------
 

@@ -17,15 +17,15 @@ from codistill.runtimes.links import Frame, Waiting
 from codistill.runtimes.network.gate import Gate, Tell
 from codistill.runtimes.network.heads import Head, Kind, Turn
 from codistill.runtimes.network.settings import Network
-from codistill.runtimes.network.wire import Heard, Overflow, Presence, Wire
+from codistill.runtimes.network.wire import EACH, ROOM, Heard, Overflow, Presence, Wire
+from codistill.text import printable
 from codistill.wire.codec import Arrays, decode, encode
 
 _LOOK = 0.5  # seconds between looks at the clock while waiting
 _CONTROL_LIMIT = 1 << 26  # bytes of a command or an answer
 _TEXT_LIMIT = 1 << 23  # characters of its text
 _COMMANDS = 100  # of one sender that wait to be looked at
-_ROOM, _EACH = 4, 512  # as in the wire: messages of the largest size, and bytes that any frame takes
-NEVER = Turn((1 << 31) - 1)
+_WORDS, _EVENTS = 600, 1000  # characters of an event, and events of a round: others have a say in them
 
 
 class Control:
@@ -49,6 +49,7 @@ class Lines:
         """`leads`: nobody can be in a turn before this node is."""
         self.wire, self.network, self.tell = wire, network, tell
         self.gate = Gate(network.strikes, tell)
+        self._events: list[str] = []  # of this round, for its log
         self.lives: dict[str, set[int]] = {}  # that can be seen, by node
         self.fell: dict[str, str] = {}  # who fell out of this turn, and why
         self.seen: dict[str, Turn] = {}  # the newest turn that something came from a node for
@@ -114,7 +115,8 @@ class Lines:
     def _handed(self) -> list[Frame]:
         frames, self._frames = self._frames, []
         for frame in frames:
-            self._held[frame.sender] = self._held.get(frame.sender, 0) - _size(frame)
+            # An end that nobody sent was never held.
+            self._held[frame.sender] = max(0, self._held.get(frame.sender, 0) - _size(frame))
         return frames
 
     def _sort(self, at: Turn, frame: Frame) -> None:
@@ -135,7 +137,7 @@ class Lines:
     def _has_room(self, frame: Frame) -> bool:
         """Whether what is held of a sender, here and by the host, stays within bounds."""
         held = self._held.get(frame.sender, 0) + _size(frame)
-        if held + self.backlog(frame.sender) > _ROOM * self.network.message_limit:
+        if held + self.backlog(frame.sender) > ROOM * self.network.message_limit:
             return False
         self._held[frame.sender] = held
         return True
@@ -164,6 +166,19 @@ class Lines:
             self._early = [(at, frame) for at, frame in self._early if frame.sender != name]
             self._control = deque(control for control in self._control if control.sender != name)
         self.gate.open(name, life, number)
+
+    # --- what an operator is told ---------------------------------------------------------------
+
+    def note(self, text: str, number: int) -> None:
+        """Say something to the operator, and into the log of a round; 0: before the first."""
+        text = printable(text, _WORDS)
+        self._events = [*self._events[-_EVENTS:], text]
+        self.tell(f"round {number}: {text}" if number else text)
+
+    def noted(self) -> list[str]:
+        """What has been noted since the last time."""
+        events, self._events = self._events, []
+        return events
 
     # --- commands -------------------------------------------------------------------------------
 
@@ -208,8 +223,8 @@ class Lines:
                 self._see(event)
             case Overflow():
                 self.gate.strike(event.sender, "it sent more than this node can hold")
-        if event.__class__ is not Presence and event.sender in self.gate.out:  # type: ignore[union-attr]
-            self.drop(event.sender, "it is out")  # type: ignore[union-attr]
+        if not isinstance(event, Presence) and event.sender in self.gate.out:
+            self.drop(event.sender, "it is out")
         return True
 
     def _hear(self, heard: Heard, head: Head) -> None:
@@ -266,7 +281,7 @@ class Lines:
 
 
 def _size(frame: Frame) -> int:
-    return len(frame.payload) + _EACH
+    return len(frame.payload) + EACH
 
 
 def _nothing(sender: str) -> int:

@@ -22,11 +22,9 @@ from codistill.runtimes.network.lines import Control, Lines
 from codistill.runtimes.network.stopping import RETURN, Stopped, never
 from codistill.runtimes.network.terms import Terms, difference
 from codistill.runtimes.runtime import Runtime, Scores, Stage, load_nodes, one_thread, save_nodes, score
-from codistill.text import printable
 
 _LOOK = 0.2  # seconds between looks while waiting for neighbours
 _AGAIN = 1.0  # seconds between two greetings that nobody answers
-_WORDS, _EVENTS = 600, 1000  # characters of an event, and events of a round: others have a say in them
 _REMIND = 30.0  # seconds between two lines that say who is waited for
 _FAREWELL = 60.0  # seconds that a peer which is done stays for neighbours that are not
 
@@ -56,7 +54,6 @@ class PeerRuntime(Runtime):
         self._resume_at = BEGIN  # phases before this one are skipped
         self._skipped = False
         self._finished: set[str] = set()  # neighbours that are done
-        self._events: list[str] = []
         self._single = ExitStack()
         self._single.enter_context(one_thread())
         lines.on_hello, lines.on_presence, lines.backlog = self._greeted, self._noticed, self._host.backlog
@@ -87,8 +84,7 @@ class PeerRuntime(Runtime):
                 self._lines.gate.strike(sender, reason)
         if gone and phase != BEGIN:
             report.events.append(f"without {', '.join(name for name in self._lines.wire.others if name in gone)}")
-        report.events += self._events
-        self._events = []
+        report.events += self._lines.noted()
         report.waited = waited
         return report
 
@@ -125,9 +121,7 @@ class PeerRuntime(Runtime):
 
     def tell(self, text: str) -> None:
         """Say something to the operator, and into the log of this round."""
-        text = printable(text, _WORDS)
-        self._events = [*self._events[-_EVENTS:], text]
-        self._lines.tell(f"round {self._at + 1}: {text}" if self._at > BEGIN else text)
+        self._lines.note(text, max(0, self._at + 1))
 
     # --- in step ------------------------------------------------------------------------------------
 

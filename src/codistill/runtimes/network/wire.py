@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from codistill.runtimes.network.credentials import Credentials
     from codistill.runtimes.network.settings import Network
 
-_ROOM = 4  # messages of the largest size that one sender may have waiting in the inbox
-_EACH = 512  # bytes that a frame takes here beside what it carries: many empty ones fill the inbox, too
+ROOM = 4  # messages of the largest size that one sender may have waiting in the inbox
+EACH = 512  # bytes that a frame takes here beside what it carries: many empty ones fill the inbox, too
 _AT_ONCE = 1 << 16  # bytes that a link takes without waiting: less than its queue and the sockets' buffers hold
 _PENDING = 512  # links that may be half open at a time: a few hundred idle callers do not keep others out
 _OPENING = 5000  # milliseconds that a caller has to become a link
@@ -42,7 +42,7 @@ class Heard:
     @property
     def size(self) -> int:
         """Bytes that it takes in the inbox."""
-        return len(self.head) + len(self.payload) + _EACH
+        return len(self.head) + len(self.payload) + EACH
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class Wire:
         self._speakers = {} if credentials is None else {name: credentials.speaker(name) for name in others}
         self.life = secrets.randbits(64)
         self.inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        self._room = _ROOM * network.message_limit
+        self._room = ROOM * network.message_limit
         # Bytes that came into the inbox and that were taken from it, by sender: each has one writer, so no lock.
         self._came, self._taken = dict.fromkeys(others, 0), dict.fromkeys(others, 0)
         self._full: set[str] = set()
@@ -146,7 +146,7 @@ class Wire:
 
     def send(self, receivers: Sequence[str], kind: Kind, turn: Turn, payload: bytes = b"") -> None:
         """Queue a frame for each receiver; a receiver that is slow or gone holds up nobody else."""
-        shared, size = self._make_bytes(payload), len(payload) + _EACH
+        shared, size = self._make_bytes(payload), len(payload) + EACH
         for name in receivers:
             self._senders[name].send(kind, turn, shared, size)
 
