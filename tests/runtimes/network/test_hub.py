@@ -413,6 +413,28 @@ def test_what_an_agent_learnt_between_checkpoints_is_stored_with_the_next_one(tm
     lives["c"].end()
 
 
+def test_a_checkpoint_waits_until_every_agent_has_kept_its_own_state(tmp_path: Path) -> None:
+    net, whole = Net(), charter(NAMES, 1)
+    lives = {name: Life(net, name, whole, tmp_path / name) for name in NAMES}
+    keep = lives["b"].member._keep
+    lives["b"].member._keep = lambda *given, **how: (time.sleep(0.5), keep(*given, **how))[1]  # type: ignore[method-assign]
+    centre = Centre(net, whole)
+    centre.rounds(0, 1)
+    assert not (tmp_path / "b" / "run1").exists()
+    centre.runtime.save()
+    assert unpack(_newest(tmp_path / "b" / "run1"))["state"]["sums"] == [12.0]
+    centre.finish()
+    lives["b"].end()
+
+
+def test_scores_of_another_kind_than_the_others_do_not_count() -> None:
+    centre = Centre(Net(), charter(NAMES, 1))
+    scores = {"a": {"accuracy": 0.5}, "b": {"rmse": 1.0}, "c": {"accuracy": 0.6}}
+    centre.runtime._strike_other_kinds(scores)
+    assert scores == {"a": {"accuracy": 0.5}, "b": {}, "c": {"accuracy": 0.6}}
+    assert centre.told == ["'b': strike 1 of 3: scores of another kind than the others'"]
+
+
 def test_a_quorum_that_cannot_be_reached_any_more_is_an_error() -> None:
     net, whole = Net(), charter(NAMES, 2)
     lives = [Life(net, name, whole) for name in NAMES]
