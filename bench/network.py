@@ -28,18 +28,18 @@ import codistill as cd
 from bench import bare_network
 from bench.measure import Figure, ratio
 from codistill.agent import Hub
+from codistill.certs.authority import Authority
+from codistill.certs.credentials import read_credentials
 from codistill.learners.zoo import build
 from codistill.message import Message
 from codistill.runtimes.host import BEGIN
-from codistill.runtimes.network.authority import Authority
 from codistill.runtimes.network.charter import Charter
-from codistill.runtimes.network.credentials import read_credentials
-from codistill.runtimes.network.hub import HubRuntime
-from codistill.runtimes.network.lines import Lines
-from codistill.runtimes.network.member import Member
-from codistill.runtimes.network.settings import Network
+from codistill.runtimes.network.connections import Lines
+from codistill.runtimes.network.hub_runtime import HubRuntime
+from codistill.runtimes.network.options import Network
+from codistill.runtimes.network.remote_agent import Member
 from codistill.runtimes.network.terms import hello_of
-from codistill.runtimes.network.wire import Wire
+from codistill.runtimes.network.transport import Wire
 from codistill.settings import setting
 from codistill.topology import HUB
 

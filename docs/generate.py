@@ -9,12 +9,12 @@ from typing import Any
 from codistill.data.partition import KINDS
 from codistill.experiments.recipe import AgentEntry, Data, Evaluation
 from codistill.experiments.sweep import Compare
+from codistill.faults import Fault
 from codistill.federation import Engine
-from codistill.graphs import KINDS as GRAPHS
 from codistill.protocols import PROTOCOLS
-from codistill.runtimes.faults import Fault
-from codistill.runtimes.network.settings import Network
+from codistill.runtimes.network.options import Network
 from codistill.topology import KINDS as TOPOLOGIES
+from codistill.topology.graphs import KINDS as GRAPHS
 from codistill.wire.compression import Compression
 
 HEAD = """\

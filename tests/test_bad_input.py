@@ -22,6 +22,7 @@ from sklearn.neighbors import KNeighborsClassifier
 from torch import nn
 
 import codistill as cd
+from codistill import files
 from codistill.cli import main
 from codistill.errors import (
     CheckpointError,
@@ -33,7 +34,6 @@ from codistill.errors import (
     RuntimeFault,
     StorageError,
 )
-from codistill.experiments import store
 
 # --- through the command line ---------------------------------------------------------------------------
 
@@ -360,7 +360,7 @@ def test_a_folder_that_may_not_be_written_to(here, capsys, monkeypatch, number, 
 @pytest.mark.parametrize("moment", [1, 2, 3, 6, 11, 14, 15, 18, 19])
 def test_a_full_disk_loses_nothing(whole, here, capsys, monkeypatch, moment):
     """The write in question is cut short; once there is room again the run goes on to the same figures."""
-    real, seen = store._write_all, [0]
+    real, seen = files.write_all, [0]
 
     def write(file, data):
         seen[0] += 1
@@ -371,7 +371,7 @@ def test_a_full_disk_loses_nothing(whole, here, capsys, monkeypatch, moment):
 
     (here / "recipe.toml").write_text(tomli_w.dumps(TABLES))
     with monkeypatch.context() as patch:
-        patch.setattr(store, "_write_all", write)
+        patch.setattr(files, "write_all", write)
         complaint(capsys, RUN, 7, ["must be writable", "the disk is full", "Free some space; 'codistill resume'"])
     assert not list(here.rglob("*.part"))
     assert all(data.endswith(b"\n") for name, data in content(here).items() if data and name.endswith(".jsonl"))

@@ -101,7 +101,7 @@ def test_a_unit_stops_gently_and_comes_back(unit: Path) -> None:
 def test_every_network_setting_is_on_the_page() -> None:
     import dataclasses
 
-    from codistill.runtimes.network.settings import Network
+    from codistill.runtimes.network.options import Network
 
     for field in dataclasses.fields(Network):
         assert f"\n| `{field.name}` |" in PAGE

@@ -10,8 +10,8 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "codistill"
 ALLOWED = {
     "codistill.protocol",
-    "codistill.losses",
-    "codistill.aggregation",
+    "codistill.protocols.parts.losses",
+    "codistill.protocols.parts.aggregation",
     "codistill.learners.ability",
     "numpy",
     "torch",

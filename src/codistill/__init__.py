@@ -10,14 +10,18 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from codistill.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from codistill.agent import Agent as Agent
     from codistill.agent import Hub as Hub
     from codistill.errors import CodistillError as CodistillError
+    from codistill.faults import Fault as Fault
     from codistill.federation import Federation as Federation
+    from codistill.federation.result import Result as Result
     from codistill.learners.ability import Ability as Ability
     from codistill.learners.ability import Learner as Learner
-    from codistill.learners.kernel import KernelRidge as KernelRidge
+    from codistill.learners.kernel_ridge import KernelRidge as KernelRidge
     from codistill.learners.torch import TorchLearner as TorchLearner
     from codistill.learners.zoo import register_architecture as register_architecture
     from codistill.message import Message as Message
@@ -38,8 +42,6 @@ if TYPE_CHECKING:
     from codistill.protocols import FedMD as FedMD
     from codistill.protocols import FedProto as FedProto
     from codistill.protocols import SiloSGD as SiloSGD
-    from codistill.result import Result as Result
-    from codistill.runtimes.faults import Fault as Fault
     from codistill.settings import setting as setting
     from codistill.topology import Topology as Topology
     from codistill.wire.compression import Compression as Compression
@@ -57,7 +59,7 @@ _HOMES = {
     "Compression": "wire.compression",
     "EKD": "protocols",
     "FD": "protocols",
-    "Fault": "runtimes.faults",
+    "Fault": "faults",
     "FedAvg": "protocols",
     "FedAL": "protocols",
     "FedDF": "protocols",
@@ -68,12 +70,12 @@ _HOMES = {
     "FedProto": "protocols",
     "Federation": "federation",
     "Hub": "agent",
-    "KernelRidge": "learners.kernel",
+    "KernelRidge": "learners.kernel_ridge",
     "Learner": "learners.ability",
     "Message": "message",
     "PKD": "protocols",
     "Protocol": "protocol",
-    "Result": "result",
+    "Result": "federation.result",
     "Topology": "topology",
     "TorchLearner": "learners.torch",
     "register_architecture": "learners.zoo",
@@ -81,7 +83,6 @@ _HOMES = {
 }
 
 __all__ = sorted(_HOMES)
-__version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from codistill.data.checks import validate_samples
-from codistill.data.shard import Reference, Shard
+from codistill.data.shard import PublicData, Shard
+from codistill.data.validation import validate_samples
 from codistill.errors import MessageError, RecipeError, RuntimeFault
 from codistill.learners import Learner, as_learner
 from codistill.message import Expectation, Message
@@ -56,7 +56,7 @@ class Node:
         self.state: dict[str, Any] = {}  # kept in the checkpoint
         self.memo: dict[Any, Any] = {}  # what can be computed again: not kept
         self.residue: Residue = {}  # what compression has lost of its messages; kept in the checkpoint
-        self.public: Reference = None  # type: ignore[assignment]  # absent unless the federation has one
+        self.public: PublicData = None  # type: ignore[assignment]  # absent unless the federation has one
         self.topology = Topology.silent(())
         self.present: tuple[str, ...] = ()  # agents of this round, in the order of the roster
         self.seed = 0

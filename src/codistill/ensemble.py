@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from codistill.agent import Agent
-from codistill.data.checks import digest
+from codistill.data.validation import digest
 from codistill.message import Message
 
 _INPUTS = 4  # sets of inputs (test set, own samples, ...) whose sums are remembered

@@ -23,7 +23,7 @@ import codistill as cd
 from codistill.errors import LearnerError
 from codistill.learners.zoo import build
 from codistill.protocols import PROTOCOLS
-from codistill.runtimes.observers.guard import PrivacyGuard
+from codistill.runtimes.observers.privacy_guard import PrivacyGuard
 from codistill.topology import HUB
 
 Models = Callable[[], list[Any]]

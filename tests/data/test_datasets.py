@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from codistill.data import sources as datasets
-from codistill.data.checks import digest, validate_samples
 from codistill.data.dataset import Dataset
-from codistill.data.datasets import catalogue, load
+from codistill.data.loading import catalogue, load
 from codistill.data.partition import Unequal
 from codistill.data.scale import scaled
-from codistill.data.split import hold_out, split_reference, with_validation_part
+from codistill.data.split import hold_out, split_public, with_validation_part
+from codistill.data.validation import digest, validate_samples
 from codistill.errors import CodistillError, DataError, RecipeError
 
 
@@ -649,30 +649,30 @@ def test_objects_have_no_digest():
 def test_the_reference_set_is_disjoint_from_the_rest(size, seed):
     x = np.arange(30, dtype=np.float32)[:, None]
     data = Dataset("d", x, np.arange(30) % 3, x[:2], np.arange(2), 3, ("a", "b", "c"), {"n": np.arange(30)})
-    public, rest = split_reference(data, size, seed)
+    public, rest = split_public(data, size, seed)
     assert len(public) == (size if isinstance(size, int) else round(size * 30))
     assert sorted([*public.ravel(), *rest.x.ravel()]) == list(range(30))
     np.testing.assert_array_equal(rest.x[:, 0], rest.ids["n"])
     np.testing.assert_array_equal(rest.ids["n"] % 3, rest.y)
     np.testing.assert_array_equal(rest.x_test, data.x_test)
-    again, _ = split_reference(data, size, seed)
+    again, _ = split_public(data, size, seed)
     np.testing.assert_array_equal(again, public)
 
 
 def test_another_seed_gives_another_reference_set():
     data = load("wine")
-    assert digest(split_reference(data, 50, 0)[0]) != digest(split_reference(data, 50, 1)[0])
+    assert digest(split_public(data, 50, 0)[0]) != digest(split_public(data, 50, 1)[0])
 
 
 def test_the_reference_set_is_chosen_independently_of_a_subset():
     """Of 1438 samples two independent choices of 100 share 7 on average, deviation below sqrt(7)."""
     subset = {row.tobytes() for row in load("digits", samples=100).x}
-    public, _ = split_reference(load("digits"), 100, 0)
+    public, _ = split_public(load("digits"), 100, 0)
     assert sum(row.tobytes() in subset for row in public) < 7 + 5 * 7**0.5
 
 
 @pytest.mark.parametrize("size", [0, 142, -3, 1.0, 0.0, 2.5, 0.001, True, float("nan"), "50"])
 def test_an_impossible_reference_size_is_named(size):
     with pytest.raises(DataError) as error:
-        split_reference(load("wine"), size, 0)
+        split_public(load("wine"), size, 0)
     assert_says(error, "data set 'wine'", "142 training samples", f"size {size!r}", "a fraction")

@@ -14,13 +14,13 @@ from rich.console import Console
 from rich.table import Table
 
 from codistill.cli import main
-from codistill.experiments.charts import arrange
-from codistill.experiments.report import write_comparison, write_report
 from codistill.experiments.sweep import means, read_sweep
 from codistill.experiments.sweep_view import tables
-from codistill.runtimes.observers import Record, Row
+from codistill.plots.charts import arrange
+from codistill.reports.pages import write_comparison, write_report
+from codistill.results.records import Record, Row
+from codistill.results.summary import Summary, comparison_table
 from codistill.runtimes.observers.progress import Progress
-from codistill.summary import Summary, comparison_table
 
 SWEEP = """
 seed = 0

@@ -9,11 +9,11 @@ import tomli_w
 from hypothesis import given
 from hypothesis import strategies as st
 
-from codistill import graphs
 from codistill.data.partition import Dirichlet, Iid
 from codistill.errors import RecipeError
 from codistill.experiments.recipe import make_recipe, read_recipe
 from codistill.protocols import FedMD
+from codistill.topology import graphs
 
 TABLES = {
     "seed": 3,

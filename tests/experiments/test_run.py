@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 import tomli_w
 
+from codistill import files
 from codistill.cli import main
 from codistill.data.partition import counts
 from codistill.errors import CheckpointError, RecipeError
 from codistill.experiments import run as module
-from codistill.experiments import store
 from codistill.experiments.recipe import make_recipe
 from codistill.experiments.run import agent_names, build, execute, hand_out, load_data, read_summary, reopen
 
@@ -49,8 +49,8 @@ def run_of(folder, **tables):
 @pytest.fixture
 def no_report(monkeypatch):
     """A report takes longer than such a run; it has tests of its own."""
-    plain = lambda summary, path: store.write_atomically(path, b"a report")  # noqa: E731
-    monkeypatch.setattr("codistill.experiments.report.write_report", plain)
+    plain = lambda summary, path: files.write_atomically(path, b"a report")  # noqa: E731
+    monkeypatch.setattr("codistill.reports.pages.write_report", plain)
 
 
 def figures(folder):
@@ -306,7 +306,7 @@ def at_write(number, act):
     """Do something in the middle of the n-th write of the run."""
 
     def prepare():
-        real, seen = store._write_all, [0]
+        real, seen = files.write_all, [0]
 
         def write(file, data):
             seen[0] += 1
@@ -314,7 +314,7 @@ def at_write(number, act):
                 act(file, data)
             real(file, data)
 
-        store._write_all = write
+        files.write_all = write
 
     return prepare
 

@@ -25,7 +25,7 @@ from sklearn.neighbors import KNeighborsClassifier
 
 import codistill as cd
 from codistill.learners import zoo
-from codistill.learners.onnx_graph import to_message
+from codistill.learners.portable.onnx_graph import to_message
 from codistill.learners.sklearn import SklearnLearner
 from codistill.learners.torch import TorchLearner
 from codistill.message import Message

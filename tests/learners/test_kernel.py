@@ -9,7 +9,7 @@ from sklearn.metrics.pairwise import pairwise_kernels, rbf_kernel
 
 from codistill.errors import LearnerError
 from codistill.learners.ability import Ability
-from codistill.learners.kernel import KernelRidge
+from codistill.learners.kernel_ridge import KernelRidge
 from codistill.wire.state import pack, unpack
 
 

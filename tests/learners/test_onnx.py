@@ -19,11 +19,12 @@ from torch import nn
 
 import codistill as cd
 from codistill.errors import LearnerError, MessageError
-from codistill.learners import as_learner, portable_onnx, zoo
+from codistill.learners import as_learner, zoo
 from codistill.learners.ability import Ability
-from codistill.learners.onnx_graph import to_message
 from codistill.learners.plain import PlainLearner
+from codistill.learners.portable import onnx_models as portable_onnx
 from codistill.learners.portable import open_model
+from codistill.learners.portable.onnx_graph import to_message
 from codistill.learners.torch import TorchLearner
 from codistill.message import Message
 

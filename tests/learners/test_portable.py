@@ -62,10 +62,10 @@ from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor, ExtraTre
 from codistill.errors import CheckpointError, MessageError
 from codistill.learners import zoo
 from codistill.learners.ability import Ability
-from codistill.learners.at_rest import load_own_estimator
-from codistill.learners.kernel import KernelRidge
+from codistill.learners.kernel_ridge import KernelRidge
 from codistill.learners.portable import open_model
-from codistill.learners.portable_sklearn import TRAVELLING, may_travel
+from codistill.learners.portable.estimator_state import load_own_estimator
+from codistill.learners.portable.sklearn_models import TRAVELLING, may_travel
 from codistill.learners.sklearn import SklearnLearner
 from codistill.learners.torch import TorchLearner
 from codistill.message import Message
@@ -706,7 +706,7 @@ def test_an_archive_that_is_larger_than_it_may_be_is_not_unpacked(monkeypatch):
     outline, files = opened(Message.decode(exported("ridge")))
     message = closed(outline, files | {"more.npy": b"\0" * 1_000_000})
     open_model(message, (D,), CLASSES)
-    monkeypatch.setattr("codistill.learners.skops_archive.UNPACKED_LIMIT", 1_000_000)
+    monkeypatch.setattr("codistill.learners.portable.skops_archive.UNPACKED_LIMIT", 1_000_000)
     refused(message, said="an archive that unpacks to")
 
 
@@ -748,7 +748,7 @@ def test_an_array_is_as_long_as_it_says():
 
 
 def test_one_file_may_not_be_read_over_and_over(monkeypatch):
-    monkeypatch.setattr("codistill.learners.skops_archive.UNPACKED_LIMIT", 1_000_000)
+    monkeypatch.setattr("codistill.learners.portable.skops_archive.UNPACKED_LIMIT", 1_000_000)
     outline, files = opened(Message.decode(exported("ridge")))
     open_model(closed(outline, files), (D,), CLASSES)
     files["big.npy"] = npy(np.zeros(50_000))

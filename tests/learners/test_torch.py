@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch import nn
 
+from codistill.data.shard import cut
 from codistill.errors import LearnerError
 from codistill.learners import zoo
 from codistill.learners.ability import Ability
-from codistill.learners.torch import TorchLearner, cut
+from codistill.learners.torch import TorchLearner
 from codistill.randomness import seed_libraries
 from codistill.wire.state import pack, unpack
 
@@ -484,7 +485,7 @@ def test_a_state_before_the_first_step_has_no_optimiser():
 def test_abilities_and_names(monkeypatch):
     own, registered = TorchLearner(noisy()), TorchLearner(zoo.build("mlp", (3,), 3))
     assert own.abilities == registered.abilities  # as ONNX, since the extra is there
-    monkeypatch.setattr("codistill.learners.portable_onnx.is_installed", lambda: False)
+    monkeypatch.setattr("codistill.learners.portable.onnx_models.is_installed", lambda: False)
     own, registered = TorchLearner(noisy()), TorchLearner(zoo.build("mlp", (3,), 3))
     assert own.abilities == Ability.PREDICT | Ability.GRADIENTS | Ability.WEIGHTS | Ability.FEATURES
     assert registered.abilities == own.abilities | Ability.PORTABLE

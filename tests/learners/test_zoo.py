@@ -15,7 +15,7 @@ from torch.nn import functional
 from codistill.errors import LearnerError
 from codistill.learners import zoo
 from codistill.learners.zoo import registry
-from codistill.learners.zoo.parts import flat_size
+from codistill.learners.zoo.layers import flat_size
 
 SMALLEST_IMAGE = {
     "cnn": 4,

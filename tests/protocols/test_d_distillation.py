@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 import codistill as cd
-from codistill import graphs
 from codistill.errors import CodistillError
+from codistill.topology import graphs
 
 NAMES = ["d0", "d1", "d2"]
 # A path d0 - d1 - d2: Metropolis-Hastings weights are 1 / (1 + 2) on both links.

@@ -17,10 +17,10 @@ from codistill.agent import Hub
 from codistill.errors import RecipeError, RuntimeFault
 from codistill.experiments.recipe import make_recipe
 from codistill.experiments.run import build, execute, read_summary
+from codistill.faults import Fault
 from codistill.learners.zoo import build as build_model
 from codistill.message import Message
-from codistill.runtimes.faults import Fault
-from codistill.runtimes.observers.guard import PrivacyGuard
+from codistill.runtimes.observers.privacy_guard import PrivacyGuard
 from codistill.wire.codec import decode
 
 EIGHT = cd.Compression(bits=8, error_feedback=True)

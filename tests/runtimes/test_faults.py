@@ -11,7 +11,7 @@ from sklearn.naive_bayes import GaussianNB
 
 import codistill as cd
 from codistill.errors import RecipeError
-from codistill.runtimes.faults import Fault, Faults
+from codistill.faults import Fault, Faults
 
 NAMES = ("a", "b", "c", "d")
 X, Y = load_wine(return_X_y=True)

@@ -17,7 +17,7 @@ from codistill.agent import Hub
 from codistill.errors import RuntimeFault
 from codistill.message import Message
 from codistill.runtimes.links import RemoteError
-from codistill.runtimes.observers.guard import PrivacyGuard
+from codistill.runtimes.observers.privacy_guard import PrivacyGuard
 
 both_runtimes = pytest.mark.parametrize("runtime", ["simulation", "processes"])
 

@@ -11,9 +11,9 @@ import pytest
 
 import codistill as cd
 from codistill.errors import RecipeError
+from codistill.faults import Fault, Faults
 from codistill.message import Message
-from codistill.runtimes.faults import Fault, Faults
-from codistill.runtimes.observers import Row
+from codistill.results.records import Row
 from codistill.topology import Topology
 
 NAMES = ("a", "b", "c")

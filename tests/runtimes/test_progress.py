@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from codistill.runtimes.observers import Record
+from codistill.results.records import Record
 from codistill.runtimes.observers import progress as module
 from codistill.runtimes.observers.history import History
 from codistill.runtimes.observers.progress import Progress

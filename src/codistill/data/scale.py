@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from codistill.data.checks import check_finite
 from codistill.data.dataset import Dataset
+from codistill.data.validation import check_finite
 
 SCALES = ("unit", "standard", "none")
 

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from codistill.data.checks import digest, validate_samples
-from codistill.learners.torch import cut
+from codistill.data.validation import digest, validate_samples
 from codistill.randomness import Key, derive
 
 
@@ -59,7 +58,7 @@ class Shard:
                 yield Batch(x[rows], wanted[rows])
 
 
-class Reference:
+class PublicData:
     """Public samples without labels, equal on every agent: so are their batches, without a message."""
 
     def __init__(self, x: Any, seed: int) -> None:
@@ -79,6 +78,14 @@ class Reference:
         """One pass in a new order, or exactly `steps` batches, passing over the data as often as needed."""
         for chosen in _steps(len(self), size, steps, self.seed, "public", "batches", t):
             yield PublicBatch(chosen.numpy(), self._inputs[chosen])
+
+
+def cut(length: int, size: int) -> list[slice]:
+    """Cut samples into batches; a single left-over sample joins the last batch (batch norm needs two)."""
+    starts = list(range(0, length, size))
+    if len(starts) > 1 and length - starts[-1] == 1:
+        starts.pop()
+    return [slice(start, end) for start, end in zip(starts, [*starts[1:], length], strict=True)]
 
 
 def _one_hot(labels: np.ndarray, classes: int) -> np.ndarray:

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from codistill.data.checks import channels_first, checked_dataset, checked_labels
 from codistill.data.dataset import Dataset, DatasetInfo
 from codistill.data.split import with_test_part
+from codistill.data.validation import channels_first, checked_dataset, checked_labels
 from codistill.errors import DataError, nearest
 
 BUNDLED = ("breast_cancer", "digits", "linear", "wine")

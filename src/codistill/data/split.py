@@ -64,7 +64,7 @@ def with_validation_part(dataset: Dataset, fraction: float, seed: int) -> Datase
     return replace(_training_part(dataset, kept), x_test=dataset.x[held], y_test=dataset.y[held])
 
 
-def split_reference(dataset: Dataset, size: int | float, seed: int) -> tuple[np.ndarray, Dataset]:
+def split_public(dataset: Dataset, size: int | float, seed: int) -> tuple[np.ndarray, Dataset]:
     """Split off `size` training samples (a count, or a fraction below 1) as public, unlabelled ones.
 
     Returns the public x, in random order, and the data set without those samples.

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from codistill.data.shard import Reference
+from codistill.certs.credentials import Credentials
+from codistill.data.shard import PublicData
 from codistill.errors import CheckpointError, DataError, NetworkError, RecipeError
-from codistill.experiments.graph_facts import as_plain
 from codistill.experiments.recipe import Recipe, make_recipe
 from codistill.experiments.run import (
     RECIPE,
@@ -26,24 +26,25 @@ from codistill.experiments.run import (
     versions,
 )
 from codistill.experiments.site import Site
-from codistill.experiments.store import check_vacant, locked, writing
+from codistill.faults import Faults
+from codistill.files import locked, writing
+from codistill.results.summary import Summary
 from codistill.runtimes.drive import Plan
-from codistill.runtimes.faults import Faults
 from codistill.runtimes.network.charter import Charter
 from codistill.runtimes.network.conduct import conduct
-from codistill.runtimes.network.credentials import Credentials
-from codistill.runtimes.network.journal import HEALTH, Journal
-from codistill.runtimes.network.lines import Lines
-from codistill.runtimes.network.member import Member
+from codistill.runtimes.network.connections import Lines
+from codistill.runtimes.network.diagnosis import look
+from codistill.runtimes.network.event_log import HEALTH, Journal
+from codistill.runtimes.network.options import Network
 from codistill.runtimes.network.peers import walk
-from codistill.runtimes.network.preflight import look
-from codistill.runtimes.network.settings import Network
+from codistill.runtimes.network.remote_agent import Member
 from codistill.runtimes.network.terms import Terms, hello_of
+from codistill.runtimes.network.transport import Wire
 from codistill.runtimes.network.up import Trial
-from codistill.runtimes.network.wire import Wire
 from codistill.runtimes.runtime import Stage, warm_up
-from codistill.summary import Summary
+from codistill.runtimes.store import check_vacant
 from codistill.topology import HUB
+from codistill.topology.facts import as_plain
 
 Stopping = Callable[[], bool]
 
@@ -235,7 +236,7 @@ def charter_of_sites(recipe: Recipe) -> Charter:
     )  # fmt: skip
 
 
-def read_reference(recipe: Recipe) -> Reference | None:
+def read_reference(recipe: Recipe) -> PublicData | None:
     """The reference data of a recipe with data at sites."""
     path = recipe.data.reference
     if path is None:
@@ -252,7 +253,7 @@ def read_reference(recipe: Recipe) -> Reference | None:
         raise DataError(
             "Reference data must be a .npy file.", f"{path}: {error}"[:200], "Write it by numpy.save."
         ) from None
-    return Reference(samples, recipe.seed)
+    return PublicData(samples, recipe.seed)
 
 
 def spread(recipe: Recipe, agents: int) -> Recipe:

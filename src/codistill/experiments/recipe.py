@@ -12,16 +12,16 @@ from typing import Any
 
 from codistill.data import partition as partitions
 from codistill.errors import RecipeError, nearest
-from codistill.experiments.own_code import run_file
+from codistill.experiments.user_code import run_file
+from codistill.faults import Fault
 from codistill.federation import Engine
-from codistill.graphs import KINDS as GRAPHS
-from codistill.graphs import Graph
 from codistill.protocol import Protocol
 from codistill.protocols import PROTOCOLS
-from codistill.runtimes.faults import Fault
-from codistill.runtimes.network.settings import Network
+from codistill.runtimes.network.options import Network
 from codistill.settings import check_settings, from_table, setting
 from codistill.topology import KINDS as TOPOLOGIES
+from codistill.topology.graphs import KINDS as GRAPHS
+from codistill.topology.graphs import Graph
 from codistill.wire.compression import Compression
 
 

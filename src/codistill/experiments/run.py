@@ -14,30 +14,22 @@ import numpy as np
 import tomli_w
 
 from codistill.agent import Agent
-from codistill.data import datasets, tables
-from codistill.data.checks import digest
+from codistill.data import loading as datasets
+from codistill.data import tables
 from codistill.data.partition import counts
 from codistill.data.split import with_validation_part
+from codistill.data.validation import digest
 from codistill.errors import CheckpointError, RecipeError
-from codistill.experiments.graph_facts import as_plain, from_plain
 from codistill.experiments.recipe import Data, Recipe, make_recipe
-from codistill.experiments.store import (
-    METRICS,
-    TIMES,
-    check_vacant,
-    locked,
-    read_outputs,
-    read_rows,
-    whole_lines,
-    write_atomically,
-    writing,
-)
 from codistill.federation import Federation
+from codistill.files import locked, write_atomically, writing
 from codistill.learners.catalogue import make_learner
 from codistill.randomness import generator, seed_libraries
-from codistill.summary import Summary
+from codistill.results.summary import Summary
+from codistill.runtimes.store import METRICS, TIMES, check_vacant, read_outputs, read_rows, whole_lines
 from codistill.topology import KINDS as TOPOLOGIES
 from codistill.topology import Topology
+from codistill.topology.facts import as_plain, from_plain
 
 RECIPE, FACTS, REPORT, NETWORK = "recipe.toml", "run.json", "report.html", "network.json"
 _PACKAGES = ("codistill", "numpy", "scikit-learn", "scipy", "torch", "safetensors", "skops")
@@ -114,7 +106,7 @@ def build(recipe: Recipe, data_dir: str | None = None) -> tuple[Federation, data
     data = load_data(recipe.data, recipe.seed, data_dir)
     public = None
     if recipe.data.public:
-        public, data = datasets.split_reference(data, recipe.data.public, recipe.seed)
+        public, data = datasets.split_public(data, recipe.data.public, recipe.seed)
     names, parts = agent_names(recipe), hand_out(recipe, data)
     entries = [entry for entry in recipe.agents for _ in range(entry.count)]
     agents = []
@@ -193,7 +185,7 @@ def new_folder(parent: Path, stem: str) -> Path:
 
 def report_on(folder: Path) -> Summary:
     """Write the report of a run; returns what it is made from."""
-    from codistill.experiments.report import write_report
+    from codistill.reports.pages import write_report
 
     summary = read_summary(folder)
     write_report(summary, folder / REPORT)

@@ -23,12 +23,12 @@ from typing import Any
 import numpy as np
 
 from codistill.agent import Agent
-from codistill.data.checks import validate_samples
-from codistill.data.shard import Reference
+from codistill.data.shard import PublicData
+from codistill.data.validation import validate_samples
 from codistill.errors import CodistillError, DataError, NetworkError, RecipeError
-from codistill.experiments.own_code import run_file
 from codistill.experiments.recipe import Recipe, read_recipe
 from codistill.experiments.run import build
+from codistill.experiments.user_code import run_file
 from codistill.federation import Federation
 from codistill.protocol import Protocol
 
@@ -38,7 +38,7 @@ class Site:
     """What a site brings into a federation."""
 
     agent: Agent
-    public: Reference | None = None
+    public: PublicData | None = None
     test: tuple[Any, Any] | None = None  # not yet held to the number of classes
     protocol: type[Protocol] | None = None
     finished: Callable[[Agent], Any] | None = None
@@ -96,7 +96,7 @@ def read_site(path: Path, name: str, *, data_dir: str | None = None, overrides: 
         raise RecipeError(
             f"protocol in {path} must be a class derived from Protocol.", f"{own!r}"[:80], "Name a class."
         )
-    reference = None if public is None else Reference(public, 0)
+    reference = None if public is None else PublicData(public, 0)
     accepts = getattr(module, "accepts", None)
     names = None if accepts is None else (accepts,) if isinstance(accepts, str) else tuple(map(str, accepts))
     return Site(agent, reference, test, own, getattr(module, "finished", None), names)

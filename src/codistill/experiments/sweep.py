@@ -15,7 +15,7 @@ import pandas as pd
 from codistill.errors import LearnerError, RecipeError, nearest
 from codistill.experiments.recipe import Recipe, make_recipe, override, put, read_tables
 from codistill.experiments.run import RECIPE, execute, reopen, topology_of
-from codistill.experiments.store import METRICS, read_rows
+from codistill.runtimes.store import METRICS, read_rows
 from codistill.settings import check_settings, from_table, setting
 
 TABLE, PICTURE, OUTPUTS_PICTURE = "sweep.csv", "sweep.png", "outputs.png"

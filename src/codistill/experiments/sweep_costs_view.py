@@ -25,7 +25,7 @@ from codistill.experiments.sweep_view import (
     score_words,
     table_of,
 )
-from codistill.look import MUTED
+from codistill.plots.style import MUTED
 from codistill.text import bytes_text
 
 _CAPTION = "bytes: sent by all agents and the hub in all rounds, each message counted once"

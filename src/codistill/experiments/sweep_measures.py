@@ -9,10 +9,10 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.axes import Axes
 
-from codistill.experiments.measures import measures
 from codistill.experiments.run import read_summary
 from codistill.experiments.sweep import Sweep, has_liars, lines_of, panels, shown_keys, slug
 from codistill.experiments.sweep_view import draw_lines, draw_panels, honest_words, rounds_below
+from codistill.plots.measures import measures
 
 _LOG_FROM = 100  # ratio of the largest to the smallest value
 _WIDEST = 38  # letters beside an axis

@@ -6,11 +6,12 @@ import io
 import itertools
 from pathlib import Path
 
-from codistill.experiments.heatmaps import Map, draw_grid
 from codistill.experiments.run import read_summary
-from codistill.experiments.store import OUTPUTS, write_atomically
 from codistill.experiments.sweep import Sweep, lines_of, panels_of, slug
-from codistill.outputs import Outputs, pool
+from codistill.files import write_atomically
+from codistill.plots.heatmaps import Map, draw_grid
+from codistill.results.outputs import Outputs, pool
+from codistill.runtimes.store import OUTPUTS
 
 Labels = frozenset[tuple[str, str]]  # (field, label) of a combination
 

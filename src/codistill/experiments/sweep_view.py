@@ -17,7 +17,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from codistill.experiments.sweep import Axis, Sweep, lines_of, panels, panels_of
-from codistill.look import BLUE, COLOURS, INK, STYLE
+from codistill.plots.style import BLUE, COLOURS, INK, STYLE
 
 _MOST_ROUNDS = 7  # columns of a table
 _MOST_MARKERS = 30  # beyond, they would run into one another

@@ -15,7 +15,7 @@ from sklearn.base import BaseEstimator
 from codistill.errors import LearnerError, nearest
 from codistill.learners import as_learner, zoo
 from codistill.learners.ability import Learner
-from codistill.learners.kernel import KernelRidge
+from codistill.learners.kernel_ridge import KernelRidge
 from codistill.learners.torch import OPTIMISERS, TorchLearner
 from codistill.settings import check_settings, from_table, setting
 

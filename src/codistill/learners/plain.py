@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from codistill.errors import LearnerError
-from codistill.learners import portable_onnx
 from codistill.learners.ability import Ability, Learner
+from codistill.learners.portable import onnx_models as portable_onnx
 from codistill.message import Message
 
 
@@ -56,13 +56,13 @@ class PlainLearner(Learner):
 
     def state(self) -> dict[str, Any]:
         """The object's attributes, in a format made for safe loading."""
-        from codistill.learners.at_rest import dump_estimator
+        from codistill.learners.portable.estimator_state import dump_estimator
 
         return {"columns": self._columns, "model": dump_estimator(self.model)}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Return to a saved object of the same class."""
-        from codistill.learners.at_rest import load_own_estimator
+        from codistill.learners.portable.estimator_state import load_own_estimator
 
         self.model = load_own_estimator(state["model"], self.model)
         self._columns = state["columns"]

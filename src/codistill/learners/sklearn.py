@@ -42,7 +42,7 @@ class SklearnLearner(Learner):
         self.abilities = Ability.LABELS
         if self._takes_soft_targets():
             self.abilities |= Ability.PREDICT
-        from codistill.learners.portable_sklearn import may_travel
+        from codistill.learners.portable.sklearn_models import may_travel
 
         if may_travel(estimator):
             self.abilities |= Ability.PORTABLE
@@ -136,20 +136,20 @@ class SklearnLearner(Learner):
 
     def state(self) -> dict[str, Any]:
         """The fitted estimator in a format made for safe loading."""
-        from codistill.learners.at_rest import dump_estimator
+        from codistill.learners.portable.estimator_state import dump_estimator
 
         return {"columns": self._columns, "seen": self._seen, "estimator": dump_estimator(self.estimator)}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Return to a fitted estimator of one's own checkpoint."""
-        from codistill.learners.at_rest import load_own_estimator
+        from codistill.learners.portable.estimator_state import load_own_estimator
 
         self.estimator = load_own_estimator(state["estimator"], self.estimator)
         self._columns, self._seen = state["columns"], state["seen"]
 
     def export(self) -> Message:
         """The fitted estimator, for those types that hold no training rows."""
-        from codistill.learners.portable_sklearn import export_estimator
+        from codistill.learners.portable.sklearn_models import export_estimator
 
         return export_estimator(self)
 

@@ -11,9 +11,10 @@ import numpy as np
 import torch
 from torch import nn
 
+from codistill.data.shard import cut
 from codistill.errors import LearnerError
-from codistill.learners import portable_onnx
 from codistill.learners.ability import Ability, GradientLearner
+from codistill.learners.portable import onnx_models as portable_onnx
 from codistill.message import Message
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -330,11 +331,3 @@ def _lay_out_alike(optimiser: torch.optim.Optimizer) -> None:
         for name, value in memory.items():
             if isinstance(value, torch.Tensor) and value.shape == parameter.shape:
                 memory[name] = torch.empty_like(parameter, dtype=value.dtype, requires_grad=False).copy_(value)
-
-
-def cut(length: int, size: int) -> list[slice]:
-    """Cut samples into batches; a single left-over sample joins the last batch (batch norm needs two)."""
-    starts = list(range(0, length, size))
-    if len(starts) > 1 and length - starts[-1] == 1:
-        starts.pop()
-    return [slice(start, end) for start, end in zip(starts, [*starts[1:], length], strict=True)]

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from codistill.aggregation import Aggregation
 from codistill.protocol import Agent, LearnerError
+from codistill.protocols.parts.aggregation import Aggregation
 
 
 def class_means(sums: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

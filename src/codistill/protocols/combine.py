@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from codistill.aggregation import Aggregation
 from codistill.protocol import HUB, Agent, Hub, Message
 from codistill.protocols.discriminator import Discriminator
+from codistill.protocols.parts.aggregation import Aggregation
 
 
 async def ask(me: Agent, f: np.ndarray, rows: int = 1, **extra: np.ndarray) -> list[np.ndarray] | None:

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from codistill.aggregation import PLAIN_KINDS, Aggregation
 from codistill.learners.ability import Ability
-from codistill.losses import distillation
 from codistill.protocol import Agent, Foothold, Hub, Message, Protocol, setting
 from codistill.protocols.classes import check_classes, class_means, of_known_classes, of_others
+from codistill.protocols.parts.aggregation import PLAIN_KINDS, Aggregation
+from codistill.protocols.parts.losses import distillation
 
 
 @dataclass(frozen=True, kw_only=True)

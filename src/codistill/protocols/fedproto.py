@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from codistill.aggregation import PLAIN_KINDS, Aggregation
 from codistill.learners.ability import Ability
 from codistill.protocol import Agent, Foothold, Hub, LearnerError, Message, Protocol, setting
 from codistill.protocols.classes import check_classes, class_means, of_known_classes
 from codistill.protocols.combine import ask, combine
+from codistill.protocols.parts.aggregation import PLAIN_KINDS, Aggregation
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from codistill.aggregation import KINDS, Aggregation
 from codistill.learners.ability import Ability
-from codistill.losses import distillation
 from codistill.protocol import Agent, Foothold, Hub, Protocol, setting
 from codistill.protocols.classes import check_classes
 from codistill.protocols.combine import ask, combine
 from codistill.protocols.discriminator import Discriminator
+from codistill.protocols.parts.aggregation import KINDS, Aggregation
+from codistill.protocols.parts.losses import distillation
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
-from codistill.outputs import View, collect
+from codistill.results.outputs import View, collect
+from codistill.results.records import Record, Row
 from codistill.runtimes.host import BEGIN, Report
-from codistill.runtimes.observers import Observer, Record, Row
+from codistill.runtimes.observers import Observer
 from codistill.runtimes.runtime import Runtime, Scores, Stage
 from codistill.settings import check_settings, setting
 from codistill.topology import HUB

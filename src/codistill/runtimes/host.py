@@ -19,8 +19,8 @@ from codistill.message import Message
 from codistill.topology import HUB
 
 if TYPE_CHECKING:
+    from codistill.faults import Faults
     from codistill.protocol import Protocol
-    from codistill.runtimes.faults import Faults
     from codistill.runtimes.links import Carrier, Frame
     from codistill.wire.compression import Compression
 

@@ -17,7 +17,7 @@ import torch
 
 from codistill.agent import Node
 from codistill.errors import RuntimeFault
-from codistill.outputs import View
+from codistill.results.outputs import View
 from codistill.runtimes.host import Report
 from codistill.runtimes.links import Links, describe_error
 from codistill.runtimes.runtime import (

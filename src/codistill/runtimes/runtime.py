@@ -12,10 +12,10 @@ import torch
 from threadpoolctl import threadpool_limits
 
 from codistill.agent import Agent, Node
-from codistill.outputs import View, view
+from codistill.faults import Faults
 from codistill.protocol import Protocol
 from codistill.randomness import generator, seed_libraries
-from codistill.runtimes.faults import Faults
+from codistill.results.outputs import View, view
 from codistill.runtimes.host import Host, Report, Watcher
 from codistill.runtimes.links import Carrier
 from codistill.wire.compression import Compression

@@ -15,6 +15,7 @@ from codistill.theory.averages import (
     pkd,
     pkd_limit,
 )
+from codistill.theory.baselines import alone, centralised
 from codistill.theory.chains import akd, akd_chains, akd_limit, ekd, ekd_limit, self_distilled
 from codistill.theory.forecast import Forecast, Outlook, forecast, forecast_of
 from codistill.theory.kernels import Kernel
@@ -29,7 +30,6 @@ from codistill.theory.propositions import (
     rho,
     two_rounds,
 )
-from codistill.theory.yardsticks import alone, centralised
 
 __all__ = [
     "Forecast",

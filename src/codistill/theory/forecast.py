@@ -11,13 +11,13 @@ import numpy as np
 
 from codistill.errors import DataError
 from codistill.theory.averages import avgkd_limit, pkd_limit
+from codistill.theory.baselines import alone, centralised
 from codistill.theory.chains import akd_limit, ekd_limit
 from codistill.theory.iteration import EQUAL, ON_CIRCLE
 from codistill.theory.kernels import KernelFunction
 from codistill.theory.operators import angle_cosine
 from codistill.theory.problem import Model, Problem
 from codistill.theory.propositions import spectrum
-from codistill.theory.yardsticks import alone, centralised
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -9,10 +9,10 @@ from itertools import islice
 import numpy as np
 
 from codistill.theory.averages import avgkd_iteration, pkd_iteration
+from codistill.theory.baselines import alone, centralised
 from codistill.theory.chains import akd_iteration, ekd_iteration
 from codistill.theory.iteration import Iteration, at_least
 from codistill.theory.problem import Problem
-from codistill.theory.yardsticks import alone, centralised
 
 DIMENSION, SAMPLES, SHARE = 100, 150, 0.6  # d, n = 1.5 d, and agent 1's part
 YARDSTICKS = ("agent 1 alone", "agent 2 alone", "centralised")

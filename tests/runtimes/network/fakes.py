@@ -15,16 +15,16 @@ from sklearn.dummy import DummyClassifier
 
 import codistill as cd
 from codistill.agent import Hub
+from codistill.faults import Faults
 from codistill.protocol import Protocol
-from codistill.runtimes.faults import Faults
 from codistill.runtimes.network.charter import Charter
-from codistill.runtimes.network.heads import Head, Kind, Turn
-from codistill.runtimes.network.hub import HubRuntime
-from codistill.runtimes.network.lines import Lines
-from codistill.runtimes.network.member import Member
-from codistill.runtimes.network.settings import Network
+from codistill.runtimes.network.connections import Lines
+from codistill.runtimes.network.frame_header import Head, Kind, Turn
+from codistill.runtimes.network.hub_runtime import HubRuntime
+from codistill.runtimes.network.options import Network
+from codistill.runtimes.network.remote_agent import Member
 from codistill.runtimes.network.terms import hello_of
-from codistill.runtimes.network.wire import Event, Heard, Presence
+from codistill.runtimes.network.transport import Event, Heard, Presence
 from codistill.topology import HUB, Topology
 
 

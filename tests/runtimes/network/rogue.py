@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 import zenoh
 
-from codistill.runtimes.network.heads import Head, Kind, Turn
+from codistill.runtimes.network.frame_header import Head, Kind, Turn
 from codistill.wire.codec import decode, encode
 
 SOON = 10.0  # seconds in which everything has to happen

@@ -28,16 +28,16 @@ import tomli_w
 import torch
 from threadpoolctl import threadpool_limits
 
+from codistill.certs.authority import Authority
 from codistill.cli import main
 from codistill.errors import MessageError
 from codistill.experiments import networked
 from codistill.experiments.site import read_site
 from codistill.runtimes.network.answers import checked_report, checked_scores, checked_view
-from codistill.runtimes.network.authority import Authority
 from codistill.runtimes.network.charter import Charter
-from codistill.runtimes.network.gate import Gate
+from codistill.runtimes.network.sessions import Gate
 from codistill.runtimes.network.terms import hello_of
-from codistill.runtimes.network.wire import Heard
+from codistill.runtimes.network.transport import Heard
 from codistill.runtimes.runtime import warm_up
 from codistill.wire.codec import encode
 
@@ -183,7 +183,7 @@ def _free_port() -> int:
 @pytest.fixture
 def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Scene]]:
     """Makes a scene, and ends what is left of it."""
-    monkeypatch.setattr("codistill.experiments.report.write_report", lambda summary, path: path.write_text("a report"))
+    monkeypatch.setattr("codistill.reports.pages.write_report", lambda summary, path: path.write_text("a report"))
     warm_up()  # once here, for all that are forked
     scenes: list[Scene] = []
 

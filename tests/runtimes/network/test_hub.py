@@ -16,9 +16,9 @@ from tests.runtimes.network.fakes import HOOKS, Centre, Life, Net, charter
 
 from codistill.errors import NetworkError
 from codistill.message import Message
-from codistill.runtimes.network.heads import Head, Kind, Turn
-from codistill.runtimes.network.journal import Journal
-from codistill.runtimes.network.settings import Network
+from codistill.runtimes.network.event_log import Journal
+from codistill.runtimes.network.frame_header import Head, Kind, Turn
+from codistill.runtimes.network.options import Network
 from codistill.runtimes.network.stopping import Stopped
 from codistill.wire.state import unpack
 

@@ -13,9 +13,9 @@ from tests.runtimes.network.fakes import HOOKS, FakeWire, Gossip, Killed, Net, a
 from codistill.agent import Agent
 from codistill.errors import NetworkError
 from codistill.runtimes.drive import Plan
-from codistill.runtimes.network.journal import Journal
+from codistill.runtimes.network.event_log import Journal
+from codistill.runtimes.network.options import Network
 from codistill.runtimes.network.peers import walk
-from codistill.runtimes.network.settings import Network
 from codistill.topology import Topology
 
 NAMES = ("a", "b", "c", "d")

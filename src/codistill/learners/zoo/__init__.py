@@ -4,7 +4,7 @@ Every architecture of this room is an `nn.Sequential` that ends in an `nn.Linear
 `module[:-1](x)` are the features of `x` and `module[-1]` is the head.
 """
 
-from codistill.learners.zoo import feddkd, lenet, resnet, simple, vgg, wide_resnet  # noqa: F401  (they register)
+from codistill.learners.zoo import feddkd_models, lenet, resnet, simple, vgg, wide_resnet  # noqa: F401  (they register)
 from codistill.learners.zoo.registry import (
     Architecture,
     architecture,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from codistill.learners.zoo.parts import GlobalAveragePool, flat_size
+from codistill.learners.zoo.layers import GlobalAveragePool, flat_size
 from codistill.learners.zoo.registry import architecture
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from torch import Tensor, nn
 from torch.nn import functional
 
-from codistill.learners.zoo.parts import GlobalAveragePool, conv_norm_relu, positive
+from codistill.learners.zoo.layers import GlobalAveragePool, conv_norm_relu, positive
 from codistill.learners.zoo.registry import architecture
 
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from torch import nn
 
-from codistill.learners.zoo.parts import flat_size, positive
+from codistill.learners.zoo.layers import flat_size, positive
 from codistill.learners.zoo.registry import architecture
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from codistill.learners.zoo.parts import flat_size
+from codistill.learners.zoo.layers import flat_size
 from codistill.learners.zoo.registry import architecture
 
 _STAGES = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))

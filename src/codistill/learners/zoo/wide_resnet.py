@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from codistill.learners.zoo.parts import GlobalAveragePool
+from codistill.learners.zoo.layers import GlobalAveragePool
 from codistill.learners.zoo.registry import architecture
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from codistill.errors import MessageError
-from codistill.outputs import View
+from codistill.results.outputs import View
 from codistill.runtimes.host import Report
 from codistill.text import printable
 from codistill.topology import HUB

@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from codistill import __version__
-from codistill.admission import check_abilities, check_shapes
 from codistill.agent import Agent, Hub, Node
-from codistill.data.shard import Reference
+from codistill.data.shard import PublicData
 from codistill.errors import CodistillError, NetworkError
+from codistill.faults import Fault, Faults
+from codistill.federation.checks import check_abilities, check_shapes
 from codistill.protocol import Protocol
-from codistill.runtimes.faults import Fault, Faults
-from codistill.runtimes.network.settings import WIRE_VERSION
+from codistill.runtimes.network.options import WIRE_VERSION
 from codistill.runtimes.network.terms import Terms, check_terms, describe_protocol, describe_reference, protocol_from
 from codistill.runtimes.runtime import Stage
 from codistill.settings import from_table
 from codistill.topology import Topology
+from codistill.version import __version__
 from codistill.wire.compression import Compression
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class Charter:
     classes: int
     faults: Faults
     rounds: int
-    public: Reference | None = None
+    public: PublicData | None = None
     test: tuple[np.ndarray, np.ndarray] | None = None
     shape: tuple[int, ...] | None = None  # of a sample; None: whatever the agents have
     compression: Compression | None = None
@@ -56,7 +56,7 @@ class Charter:
     def under(
         cls,
         terms: Any,
-        public: Reference | None,
+        public: PublicData | None,
         test: tuple[np.ndarray, np.ndarray] | None,
         own: type[Protocol] | None = None,
     ) -> Charter:

@@ -13,19 +13,20 @@ import numpy as np
 
 from codistill.agent import Hub
 from codistill.errors import CheckpointError
-from codistill.experiments.store import METRICS, Keeper, write_atomically, writing
+from codistill.files import write_atomically, writing
 from codistill.runtimes.drive import Plan, drive
 from codistill.runtimes.host import BEGIN
 from codistill.runtimes.network.charter import Charter
-from codistill.runtimes.network.hub import HubRuntime
-from codistill.runtimes.network.journal import Journal
-from codistill.runtimes.network.lines import Lines
-from codistill.runtimes.network.settings import Network
+from codistill.runtimes.network.connections import Lines
+from codistill.runtimes.network.event_log import Journal
+from codistill.runtimes.network.hub_runtime import HubRuntime
+from codistill.runtimes.network.options import Network
 from codistill.runtimes.network.stopping import Stopped, never
-from codistill.runtimes.network.wire import Wire
+from codistill.runtimes.network.transport import Wire
 from codistill.runtimes.observers import Observer
 from codistill.runtimes.observers.progress import Progress
 from codistill.runtimes.runtime import Scores
+from codistill.runtimes.store import METRICS, Keeper
 
 RUN = "network.json"  # in the folder of a run: its name
 

@@ -11,20 +11,22 @@ import numpy as np
 
 from codistill.agent import Agent
 from codistill.errors import MessageError
-from codistill.experiments.store import METRICS, TIMES, Keeper, read_rows, whole_lines, write_atomically
-from codistill.outputs import View, collect
+from codistill.files import write_atomically
+from codistill.results.outputs import View, collect
+from codistill.results.records import Record, Row
 from codistill.runtimes.drive import Plan, drive
 from codistill.runtimes.network.charter import Charter
 from codistill.runtimes.network.conduct import write_alone
-from codistill.runtimes.network.journal import Journal
-from codistill.runtimes.network.lines import Lines
-from codistill.runtimes.network.peer import PeerRuntime
-from codistill.runtimes.network.settings import Network
+from codistill.runtimes.network.connections import Lines
+from codistill.runtimes.network.event_log import Journal
+from codistill.runtimes.network.options import Network
+from codistill.runtimes.network.peer_runtime import PeerRuntime
 from codistill.runtimes.network.solitude import train_alone
 from codistill.runtimes.network.stopping import Stopped, never
-from codistill.runtimes.network.wire import Wire
-from codistill.runtimes.observers import Observer, Record, Row
+from codistill.runtimes.network.transport import Wire
+from codistill.runtimes.observers import Observer
 from codistill.runtimes.observers.progress import Progress
+from codistill.runtimes.store import METRICS, TIMES, Keeper, read_rows, whole_lines
 from codistill.wire.codec import decode, encode
 
 VIEW = "view.safetensors"

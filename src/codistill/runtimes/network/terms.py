@@ -13,13 +13,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from codistill import __version__
 from codistill.errors import CodistillError, NetworkError
-from codistill.runtimes.network.settings import WIRE_VERSION
+from codistill.runtimes.network.options import WIRE_VERSION
+from codistill.version import __version__
 
 if TYPE_CHECKING:
     from codistill.agent import Agent
-    from codistill.data.shard import Reference
+    from codistill.data.shard import PublicData
     from codistill.protocol import Protocol
 
 Terms = dict[str, Any]
@@ -44,12 +44,12 @@ def code_digest(kind: type[Any]) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def describe_reference(public: Reference | None) -> dict[str, Any] | None:
+def describe_reference(public: PublicData | None) -> dict[str, Any] | None:
     """Reference data by size and digest."""
     return None if public is None else {"samples": len(public), "digest": public.digest}
 
 
-def hello_of(agent: Agent, public: Reference | None, shape: tuple[int, ...], samples: int) -> dict[str, Any]:
+def hello_of(agent: Agent, public: PublicData | None, shape: tuple[int, ...], samples: int) -> dict[str, Any]:
     """What an agent says of itself when it joins: not a sample, not a label."""
     return {
         "version": __version__,

@@ -23,28 +23,29 @@ from pathlib import Path
 import torch
 
 from codistill.agent import Agent
+from codistill.certs.authority import Authority
+from codistill.certs.credentials import read_credentials
 from codistill.errors import CodistillError, RuntimeFault
-from codistill.experiments.store import METRICS, Keeper, read_rows, writing
 from codistill.federation import Federation
+from codistill.files import writing
 from codistill.runtimes.drive import Plan
 from codistill.runtimes.interrupt import GentleInterrupt
 from codistill.runtimes.links import describe_error, rebuild_error
 from codistill.runtimes.network.answers import SCORES
-from codistill.runtimes.network.authority import Authority
 from codistill.runtimes.network.charter import Charter
 from codistill.runtimes.network.conduct import conduct, write_alone
-from codistill.runtimes.network.credentials import read_credentials
-from codistill.runtimes.network.journal import HEALTH, Journal
-from codistill.runtimes.network.lines import Lines
-from codistill.runtimes.network.member import Member
+from codistill.runtimes.network.connections import Lines
+from codistill.runtimes.network.event_log import HEALTH, Journal
+from codistill.runtimes.network.options import Network
 from codistill.runtimes.network.peers import Gathering, align, walk
-from codistill.runtimes.network.settings import Network
+from codistill.runtimes.network.remote_agent import Member
 from codistill.runtimes.network.stopping import never
 from codistill.runtimes.network.terms import hello_of
-from codistill.runtimes.network.wire import Wire
+from codistill.runtimes.network.transport import Wire
 from codistill.runtimes.observers import Observer
 from codistill.runtimes.observers.progress import Progress
 from codistill.runtimes.runtime import Scores, warm_up
+from codistill.runtimes.store import METRICS, Keeper, read_rows
 from codistill.topology import HUB
 
 TROUBLE = "trouble.json"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from codistill.outputs import Outputs
-from codistill.runtimes.observers import Observer, Record, Row
+from codistill.results.outputs import Outputs
+from codistill.results.records import Record, Row
+from codistill.runtimes.observers import Observer
 
 
 class History(Observer):

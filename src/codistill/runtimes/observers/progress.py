@@ -9,7 +9,8 @@ from rich.console import Console
 from rich.progress import BarColumn, SpinnerColumn, TextColumn
 from rich.progress import Progress as Bar
 
-from codistill.runtimes.observers import Observer, Record
+from codistill.results.records import Record
+from codistill.runtimes.observers import Observer
 from codistill.text import bytes_text, duration_text
 
 _PLAIN_EVERY = 5.0  # seconds between plain lines, so that a log stays short

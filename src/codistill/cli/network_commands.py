@@ -1,0 +1,204 @@
+"""The commands between machines: hub, join and up."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from codistill.errors import NetworkError, RecipeError
+
+if TYPE_CHECKING:
+    from codistill.certs.credentials import Credentials
+    from codistill.experiments.recipe import Recipe
+    from codistill.results.summary import Summary
+    from codistill.runtimes.network.options import Network
+
+Show = Callable[["Summary", bool, Path, str], int]
+RecipeOptions = Callable[[argparse.ArgumentParser], None]
+
+
+def add_parsers(commands: Any, recipe_options: RecipeOptions, show: Show) -> None:
+    """Add the commands to the command line."""
+    hub = commands.add_parser(
+        "hub", help="the hub of a federation between machines: waits for its agents, runs the rounds"
+    )
+    hub.add_argument("recipe", type=Path, help="a TOML recipe")
+    hub.add_argument("--listen", required=True, metavar="HOST:PORT", help="where agents reach it")
+    hub.add_argument(
+        "--out", type=Path, help="the run's folder (default: runs/RECIPE-hub); a run that is there goes on"
+    )
+    _secure_options(hub)
+    recipe_options(hub)
+    _log_options(hub)
+    hub.set_defaults(command=lambda options: _hub(options, show))
+
+    join = commands.add_parser("join", help="take part with this site's model and data")
+    join.add_argument("site", type=Path, help="my_agent.py with this site's model and data, or a recipe")
+    join.add_argument("--hub", metavar="HOST:PORT", help="the hub to join")
+    join.add_argument("--listen", metavar="HOST:PORT", help="among peers: where neighbours reach this one")
+    join.add_argument(
+        "--peer", action="append", default=[], metavar="NAME=HOST:PORT", help="among peers: a neighbour to dial"
+    )
+    join.add_argument("--recipe", type=Path, help="among peers, with my_agent.py: the recipe that all peers have")
+    join.add_argument("--name", help="the agent's name, where there is no certificate that says it")
+    join.add_argument("--state", type=Path, help="folder for what it has learnt (default: agents/NAME)")
+    _secure_options(join)
+    recipe_options(join)
+    _log_options(join)
+    join.set_defaults(command=lambda options: _join(options, show))
+
+    up = commands.add_parser(
+        "up", help="a whole federation on this machine: one process each, real sockets, mutual TLS"
+    )
+    up.add_argument("recipe", type=Path, help="a TOML recipe")
+    up.add_argument("--agents", type=int, metavar="N", help="how many agents (default: as the recipe says)")
+    up.add_argument("--out", type=Path, help="the run's folder (default: a new one in runs/)")
+    up.add_argument("--verbose", action="store_true", help="show what every node tells its operator")
+    recipe_options(up)
+    _log_options(up)
+    up.set_defaults(command=lambda options: _up(options, show))
+
+
+def _secure_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--certs", type=Path, metavar="DIR", help="this node's folder, made by 'codistill certs'")
+    parser.add_argument("--insecure", action="store_true", help="no certificates: anyone may read, join and forge")
+
+
+def _log_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--log-format", choices=("text", "json"), default="text", help="how events are told (default: text)"
+    )
+    parser.add_argument("--quiet", action="store_true", help="no progress display")
+
+
+def _hub(options: argparse.Namespace, show: Show) -> int:
+    from codistill.experiments.networked import run_hub
+    from codistill.experiments.recipe import read_recipe
+    from codistill.runtimes.interrupt import GentleInterrupt
+
+    own = _credentials(options, "hub", [options.listen])
+    recipe = read_recipe(options.recipe, options.set)
+    folder = options.out or Path("runs") / f"{options.recipe.stem}-hub"
+    with GentleInterrupt() as interrupt:
+        summary, complete = run_hub(
+            recipe, folder, own, options.listen, data_dir=options.data_dir, stopping=lambda: interrupt.asked,
+            progress=not options.quiet, form=options.log_format,
+        )  # fmt: skip
+    return show(summary, complete, folder, "give the same command again")
+
+
+def _join(options: argparse.Namespace, show: Show) -> int:
+    from codistill.experiments.networked import join_hub, join_peers
+    from codistill.experiments.recipe import read_recipe
+    from codistill.experiments.run import report_on
+    from codistill.experiments.site import read_site
+    from codistill.runtimes.interrupt import GentleInterrupt
+
+    dial = _peers(options.peer)
+    if (options.hub is None) == (options.listen is None):
+        raise RecipeError(
+            "An agent joins a hub, or listens for its peers.",
+            "both --hub and --listen" if options.hub else "neither --hub nor --listen",
+            "Give --hub HOST:PORT; or --listen HOST:PORT with a --peer NAME=HOST:PORT for each neighbour to dial.",
+        )
+    addresses = [options.hub] if options.hub else [options.listen, *dial.values()]
+    own = _credentials(options, "agent", addresses)
+    name = own.name if own is not None else options.name
+    if name is None:
+        raise RecipeError("Without a certificate an agent must say its name.", "no --name", "Add --name NAME.")
+    if own is not None and options.name not in (None, own.name):
+        raise NetworkError(
+            "An agent's name is its certificate's name.",
+            f"--name {options.name}, certificate of '{own.name}'",
+            "Drop --name.",
+        )
+    folder = options.state or Path("agents") / name
+    site = read_site(options.site, name, data_dir=options.data_dir, overrides=options.set)
+    with GentleInterrupt() as interrupt:
+        common: dict[str, Any] = {"stopping": lambda: interrupt.asked, "form": options.log_format}
+        if options.hub:
+            network = site.recipe.network if site.recipe else _own_network(options.set)
+            complete = join_hub(site, own, options.hub, folder, network=network, **common)
+        else:
+            recipe = _recipe_of_peers(options, site.recipe, read_recipe)
+            complete = join_peers(site, recipe, own, options.listen, dial, folder, progress=not options.quiet, **common)
+            return show(report_on(folder), complete, folder, "give the same command again")
+    return 0 if complete else 130
+
+
+def _up(options: argparse.Namespace, show: Show) -> int:
+    from codistill.experiments.networked import run_up, spread
+    from codistill.experiments.recipe import read_recipe
+    from codistill.experiments.run import new_folder
+    from codistill.runtimes.interrupt import GentleInterrupt
+
+    recipe = read_recipe(options.recipe, options.set)
+    if options.agents is not None:
+        recipe = spread(recipe, options.agents)
+    folder = options.out or new_folder(Path("runs"), f"{options.recipe.stem}-up")
+    with GentleInterrupt() as interrupt:
+        summary, complete = run_up(
+            recipe, folder, data_dir=options.data_dir, stopping=lambda: interrupt.asked, progress=not options.quiet,
+            form=options.log_format, verbose=options.verbose or options.log_format == "json",
+        )  # fmt: skip
+    return show(summary, complete, folder, f"give the same command again, with --out {folder}")
+
+
+def _own_network(changes: list[str]) -> Network:
+    """What `--set network.KEY=VALUE` says at a site that has no recipe."""
+    from codistill.experiments.recipe import override
+    from codistill.runtimes.network.options import Network
+    from codistill.settings import from_table
+
+    tables: dict[str, Any] = {}
+    for change in changes:
+        override(tables, change)
+    strange = [key for key in tables if key != "network"]
+    if strange:
+        raise RecipeError(
+            "With my_agent.py, --set changes this node's [network] only: the rest is the hub's.",
+            f"'{strange[0]}'",
+            "Example: --set network.lease=30.",
+        )
+    network: Network = from_table(Network, tables.get("network", {}), "network")
+    return network
+
+
+def _recipe_of_peers(options: argparse.Namespace, of_site: Recipe | None, read: Any) -> Recipe:
+    if of_site is not None:
+        return of_site
+    if options.recipe is None:
+        raise RecipeError(
+            "Peers have no hub that tells them the terms, so each needs the recipe.",
+            "no --recipe",
+            "Add --recipe RECIPE.toml, the same on every peer.",
+        )
+    recipe: Recipe = read(options.recipe, options.set)
+    return recipe
+
+
+def _peers(given: list[str]) -> dict[str, str]:
+    dial: dict[str, str] = {}
+    for text in given:
+        name, equals, address = text.partition("=")
+        if not equals or not name or not address:
+            raise RecipeError("--peer must have the form NAME=HOST:PORT.", f"'{text}'", "Example: bank=10.0.0.7:7447.")
+        dial[name] = address
+    return dial
+
+
+def _credentials(options: argparse.Namespace, role: str, addresses: list[str]) -> Credentials | None:
+    from codistill.runtimes.network.addresses import check_privacy, split
+
+    for address in addresses:
+        split(address)
+    check_privacy(addresses, certs=options.certs is not None, insecure=options.insecure)
+    if options.certs is None:
+        return None
+    if options.insecure:
+        raise RecipeError("Certificates are used, or they are not.", "--certs beside --insecure", "Remove one of them.")
+    from codistill.certs.credentials import read_credentials
+
+    return read_credentials(options.certs, role)

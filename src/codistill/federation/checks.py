@@ -1,0 +1,209 @@
+"""What must hold before anything runs: each check raises an error that names a way out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+
+from codistill.agent import Agent, count_classes
+from codistill.data.shard import PublicData
+from codistill.data.validation import REAL_VALUES
+from codistill.errors import DataError, LearnerError, RecipeError
+from codistill.learners.ability import Ability
+from codistill.learners.plain import PlainLearner
+from codistill.learners.sklearn import SklearnLearner
+from codistill.learners.torch import TorchLearner
+from codistill.protocol import Protocol
+from codistill.topology import Topology
+from codistill.wire.compression import Compression
+
+_FEW_CLASSES = 1000  # as many are believed of any data; more than there are samples are a mistake
+
+
+def as_agents(agents: Sequence[Agent]) -> list[Agent]:
+    """A list of agents, each with a name and a model of its own."""
+    if isinstance(agents, Agent):
+        raise RecipeError("Agents must be given as a list.", f"the agent '{agents.name}' alone", "Write [agent].")
+    try:
+        given = list(agents)
+    except TypeError:
+        raise RecipeError("Agents must be given as a list.", _shown(agents), "Write [agent, ...].") from None
+    _check_agents(given)
+    return given
+
+
+def _check_agents(agents: list[Agent]) -> None:
+    if not agents:
+        raise RecipeError("A federation must have at least one agent.", "none", "Add agents.")
+    for agent in agents:
+        if not isinstance(agent, Agent):
+            raise RecipeError(
+                "Every agent must be an Agent.", _shown(agent), "Write codistill.Agent(name, model, x, y)."
+            )
+    names = [agent.name for agent in agents]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise RecipeError("Every agent must have a name of its own.", f"'{twice[0]}' more than once", "Rename one.")
+    owners: dict[int, str] = {}
+    for agent in agents:
+        for part in (agent.learner, _wrapped(agent.learner)):
+            other = owners.setdefault(id(part), agent.name)
+            if other != agent.name:
+                raise LearnerError(
+                    "Every agent must have a model of its own.",
+                    f"agents '{other}' and '{agent.name}' share one",
+                    "Make one for each, or give each a copy.deepcopy(model).",
+                )
+
+
+def _shown(given: Any) -> str:
+    """Whatever was given, in one line."""
+    line = " ".join(repr(given).split())
+    return line if len(line) <= 80 else f"{line[:76]} ..."
+
+
+def _wrapped(learner: Any) -> Any:
+    match learner:
+        case TorchLearner():
+            return learner.module
+        case SklearnLearner():
+            return learner.estimator
+        case PlainLearner():
+            return learner.model
+    return learner
+
+
+def as_compression(given: Any) -> Compression | None:
+    """How messages are compressed, if at all."""
+    if given is not None and not isinstance(given, Compression):
+        raise RecipeError(
+            "compression must be a Compression.", _shown(given), "Write compression=codistill.Compression(bits=8)."
+        )
+    return given
+
+
+def as_seed(seed: Any) -> int:
+    """A seed as a Python integer."""
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
+        raise RecipeError("seed must be an integer of at least 0.", repr(seed), "Choose another seed.")
+    return int(seed)  # numpy's integers are other keys of randomness than Python's
+
+
+def as_count(count: Any, name: str) -> int:
+    """A positive Python integer."""
+    if isinstance(count, bool) or not isinstance(count, int | np.integer) or count < 1:
+        raise RecipeError(f"{name} must be an integer of at least 1.", repr(count), "Change it, or leave it out.")
+    return int(count)
+
+
+def as_public_data(public: Any, seed: int) -> PublicData:
+    """The reference set of what a user calls public."""
+    try:
+        len(public)
+    except TypeError:
+        raise DataError(
+            "The reference data must be samples.", _shown(public), "Pass the samples themselves as public=..."
+        ) from None
+    return PublicData(public, seed)
+
+
+def check_pair(test: Any, owner: str) -> None:
+    """Test data are samples and labels."""
+    if test is not None and not (isinstance(test, tuple | list) and len(test) == 2):
+        raise DataError(
+            f"{owner} must be a pair of samples and labels.",
+            f"{type(test).__name__} of {len(test)}" if hasattr(test, "__len__") else type(test).__name__,
+            "Write test=(x, y).",
+        )
+
+
+def count_all_classes(agents: Sequence[Agent], test: tuple[Any, Any] | None) -> int:
+    """How many classes the labels of all agents and of the test set call for."""
+    given = [agent._data[1] for agent in agents] + ([] if test is None else [test[1]])
+    classes = samples = 0
+    for y in given:
+        with suppress(ValueError, TypeError):  # not an array at all: said when its owner is settled
+            classes, samples = max(classes, count_classes(y)), samples + len(y)
+    if classes > max(_FEW_CLASSES, samples):
+        raise DataError(
+            "Labels must number the classes 0, 1, 2 and so on.",
+            f"a label {classes - 1} among {samples} samples",
+            "Number them anew, e.g. by np.unique(y, return_inverse=True)[1]; or say classes=... if this is meant."
+            + REAL_VALUES,
+        )
+    return classes
+
+
+def check_topology(topology: Topology, names: Sequence[str], protocol: Protocol) -> None:
+    """A topology of one's own must join these agents in a way that the protocol can use."""
+    if not isinstance(topology, Topology):
+        raise RecipeError(
+            "The topology must be a Topology.", repr(topology), "Write for example codistill.Topology.ring(names)."
+        )
+    if sorted(topology.names) != sorted(names):
+        raise RecipeError(
+            "The topology must have the federation's agents, each once.",
+            f"a topology of {', '.join(topology.names) or 'nobody'}; agents {', '.join(names)}",
+            "Make it from the agents' names.",
+        )
+    if protocol.topology == "star" and not topology.hub:
+        raise RecipeError(
+            f"{protocol.name} needs a topology with a hub.",
+            "a topology without",
+            "Use a star, or leave it out.",
+        )
+    linked = any(topology.neighbours(name) for name in names)
+    if protocol.topology in ("complete", "ring") and topology.hub and not linked:
+        raise RecipeError(
+            f"Agents of {protocol.name} speak to one another, so its topology needs links between them.",
+            "a star, with links to the hub only",
+            "Use complete or ring, or leave it out.",
+        )
+
+
+def check_shapes(
+    agents: Sequence[Agent], test: tuple[np.ndarray, np.ndarray] | None, public: PublicData | None
+) -> None:
+    """All samples of a federation have one shape."""
+    first = agents[0]
+    wanted = first.shard.x.shape[1:]
+    others = [(f"agent '{agent.name}'", agent.shard.x) for agent in agents[1:]]
+    others += [(f"the test data of agent '{agent.name}'", agent.test[0]) for agent in agents if agent.test]
+    others += [("the test set", test[0])] if test else []
+    others += [("the reference set", public.x)] if public else []
+    for owner, x in others:
+        if x.shape[1:] != wanted:
+            raise DataError(
+                f"All samples must have the shape of those of agent '{first.name}', {wanted}.",
+                f"{owner} has {x.shape[1:]}",
+                "Bring all samples to one shape.",
+            )
+
+
+def check_abilities(agents: Sequence[Agent], protocol: Protocol, public: PublicData | None) -> None:
+    """Every learner can do what the protocol needs; the error names a way out."""
+    if protocol.needs_public and public is None:
+        raise RecipeError(
+            f"{protocol.name} needs unlabelled reference data that all agents share.",
+            "none",
+            "Pass public=..., or set [data] public in the recipe; or use a protocol without: avgkd, fedavg.",
+        )
+    for agent in agents:
+        has = agent.learner.abilities
+        missing = protocol.needs & ~has
+        if missing:
+            from codistill.protocols import PROTOCOLS
+
+            fitting = [name for name, other in PROTOCOLS.items() if other.needs in has and not other.pools_data]
+            raise LearnerError(
+                f"{protocol.name} needs learners with the ability '{protocol.needs.words()}'.",
+                f"agent '{agent.name}' has {agent.learner.describe()}, which lacks '{missing.words()}'",
+                f"{agent.learner.advice(missing)} Protocols that work with it as it is: {', '.join(fitting)}.",
+            )
+        agent.learner.check(agent.shard.x, agent.shard.targets, agent.name)
+        if Ability.PORTABLE in protocol.needs:
+            agent.learner.check_travel(agent.shard.x, agent.name)
+    protocol.check(agents)

@@ -1,0 +1,96 @@
+"""Files that are whole or not there, and folders that one process uses at a time."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import FileIO
+from pathlib import Path
+from typing import Any
+
+from codistill.errors import StorageError
+
+LOCK = ".lock"
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """All of it or nothing: a file appears under its name only when it is whole and on disk."""
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    with writing(path):
+        try:
+            with part.open("wb", buffering=0) as file:
+                write_all(file, data)
+            part.replace(path)
+            _sync_folder(path.parent)
+        except BaseException:
+            part.unlink(missing_ok=True)
+            raise
+
+
+def write_all(file: FileIO, data: bytes) -> None:
+    """Without a buffer, which would try once more to write what did not fit when the file is closed."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[file.write(rest) :]
+    os.fsync(file.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold a folder for as long as it takes to look into it and to write there."""
+    with writing(folder):
+        handle = lock(folder)
+    try:
+        yield
+    finally:
+        handle.close()
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn a failure to write into a sentence: full disk, read-only folder, no permission."""
+    try:
+        yield
+    except OSError as error:
+        free = "Free some space; 'codistill resume' then goes on from the last checkpoint."
+        other = "Choose another folder, by --out on the command line."
+        reasons = {
+            errno.ENOSPC: ("the disk is full", free),
+            errno.EDQUOT: ("the disk quota is used up", free),
+            errno.EFBIG: ("the file is larger than is allowed here", free),
+            errno.EROFS: ("the folder is read-only", other),
+            errno.EACCES: ("no permission to write", other),
+            errno.EPERM: ("no permission to write", other),
+            errno.ENOENT: ("no such folder", other),
+            errno.ENOTDIR: ("a file is in the place of a folder", other),
+            errno.EEXIST: ("a file is in the place of a folder", other),
+            errno.EISDIR: ("a folder is in the place of a file", "Choose another name."),
+            errno.EAGAIN: ("another run is writing there", f"Wait for it to end. Or: {other}"),
+        }
+        found, do = reasons.get(error.errno or 0, (str(error), other))
+        raise StorageError(f"{path} must be writable.", found, do) from None
+
+
+def lock(folder: Path) -> Any:
+    """One run per folder at a time. The lock ends with its owner, and forked workers do not inherit it."""
+    handle = (folder / LOCK).open("w")
+    try:
+        import fcntl
+
+        fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except ImportError:
+        pass  # a system without this kind of lock
+    except OSError:
+        handle.close()
+        raise BlockingIOError(errno.EAGAIN, "locked") from None
+    return handle

@@ -1,0 +1,139 @@
+"""scikit-learn models that travel: in the skops format, and only types that hold no training rows.
+
+What arrives is checked before it is built (its outline: types and sizes) and before it is used (its structure).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import warnings
+import zipfile
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import skops.io
+from sklearn.exceptions import InconsistentVersionWarning
+
+from codistill.learners.portable import skops_archive
+from codistill.learners.portable.estimator_state import dump_estimator
+from codistill.learners.portable.estimator_structure import HELPERS, check_structure
+from codistill.learners.portable.skops_archive import canonical, nodes, read_array, unzipped, zipped
+from codistill.message import Message
+
+if TYPE_CHECKING:
+    from codistill.learners.sklearn import SklearnLearner
+
+# Estimators that may be sent: what they hold after `fit` are parameters and thresholds, no rows. (Naive
+# Bayes and discriminant analysis hold class means: the row itself, where a class has one sample.)
+TRAVELLING = frozenset(
+    {
+        "DecisionTreeClassifier DecisionTreeRegressor ExtraTreeClassifier ExtraTreeRegressor",
+        "RandomForestClassifier RandomForestRegressor ExtraTreesClassifier ExtraTreesRegressor",
+        "GradientBoostingClassifier GradientBoostingRegressor",
+        "HistGradientBoostingClassifier HistGradientBoostingRegressor",
+        "AdaBoostClassifier BaggingClassifier BaggingRegressor",
+        "LogisticRegression LinearRegression Ridge RidgeClassifier Lasso ElasticNet SGDClassifier Perceptron",
+        "LinearSVC MLPClassifier MLPRegressor MultiOutputRegressor",
+        "Pipeline StandardScaler MinMaxScaler MaxAbsScaler RobustScaler Normalizer PCA",
+    }
+)
+_TRAVELLING_NAMES = frozenset(name for line in TRAVELLING for name in line.split())
+
+# Of what a received estimator may be made, by the node of the skops format that builds it.
+_NUMBERS = {f"numpy.{kind.__name__}" for kind in (np.bool_, *(np.dtype(code).type for code in "bhilqBHILQefd"))}
+_PARTS: dict[str, set[str]] = {
+    "JsonNode": {"builtins.str"},
+    "DictNode": {"builtins.dict"},
+    "ListNode": {"builtins.list"},
+    "TupleNode": {"builtins.tuple"},
+    "TypeNode": {"builtins.str", "builtins.int", "builtins.float", "builtins.bool", *_NUMBERS},
+    "NdArrayNode": {"numpy.ndarray", *_NUMBERS},
+    "TreeNode": {"sklearn.tree._tree.Tree"},
+}
+_LOSSES = {"sklearn._loss._loss", "sklearn.linear_model._sgd_fast"}
+
+# Compiled types that skops does not trust by itself, since it cannot check their content; `check_structure` does.
+_TRUSTED_PARTS = ["sklearn.tree._tree.Tree", "sklearn.ensemble._hist_gradient_boosting.predictor.TreePredictor"]
+
+
+def may_travel(estimator: Any) -> bool:
+    """Whether a scikit-learn estimator, with all it is made of, holds no training rows."""
+    return all(_is_listed(part) for part in _parts(estimator))
+
+
+def _is_listed(estimator: Any) -> bool:
+    kind = type(estimator)
+    # Boosting may start from any other estimator, and categories are values of the data.
+    plain = all(isinstance(getattr(estimator, name, None), str | None) for name in ("init", "categorical_features"))
+    return kind.__module__.split(".")[0] == "sklearn" and kind.__name__ in _TRAVELLING_NAMES and plain
+
+
+def _parts(estimator: Any) -> Iterator[Any]:
+    yield estimator
+    if hasattr(estimator, "get_params"):
+        yield from (value for value in estimator.get_params().values() if hasattr(value, "get_params"))
+
+
+def export_estimator(learner: SklearnLearner) -> Message:
+    """The fitted estimator in the skops format, equal bytes for equal models."""
+    data = canonical(dump_estimator(learner.estimator))
+    return Message({"model": np.frombuffer(data, dtype=np.uint8)}, {"kind": "skops", "classes": learner.columns})
+
+
+def open_estimator(message: Message, shape: tuple[int, ...], classes: int) -> SklearnLearner:
+    """The estimator in a message; anything unsound raises, in whatever way."""
+    from codistill.learners.sklearn import SklearnLearner
+
+    if message.plain.get("classes") != classes:
+        raise ValueError(f"a model for {message.plain.get('classes')} classes")
+    contents = unzipped(message.arrays["model"].tobytes())
+    _check_outline(contents, classes)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", InconsistentVersionWarning)
+        estimator = skops.io.loads(zipped(contents, zipfile.ZIP_STORED), trusted=_TRUSTED_PARTS)
+    if not may_travel(estimator):
+        raise ValueError(f"a {type(estimator).__name__}, which is not on the list of models that may travel")
+    features = math.prod(shape)
+    if getattr(estimator, "n_features_in_", features) != features:
+        raise ValueError(f"a model for {estimator.n_features_in_} features")
+    check_structure(estimator, classes)
+    learner = SklearnLearner(estimator)
+    learner._columns = classes
+    return learner
+
+
+def _check_outline(contents: Mapping[str, bytes], classes: int) -> None:
+    left = skops_archive.UNPACKED_LIMIT
+    for node in nodes(json.loads(contents["schema.json"])):
+        if not _is_part(node["__loader__"], node["__module__"], node["__class__"]):
+            raise ValueError(f"a part of type {node['__module__']}.{node['__class__']}, which may not travel")
+        if "__id__" in node:
+            raise ValueError("parts that refer to one another")  # a few of them can make a giant, or a circle
+        if "file" in node:
+            left -= len(contents[node["file"]])
+            if left < 0:
+                raise ValueError(f"a model of more than {skops_archive.UNPACKED_LIMIT} bytes")
+            read_array(contents[node["file"]])
+        if node["__loader__"] == "TreeNode":
+            _check_tree_outline(node, contents, classes)
+
+
+def _is_part(loader: str, module: str, name: str) -> bool:
+    if loader == "LossNode":
+        return module in _LOSSES
+    if loader == "ObjectNode":
+        known = name in _TRAVELLING_NAMES or name in HELPERS or module.startswith("sklearn._loss.")
+        return module.startswith("sklearn.") and known
+    return f"{module}.{name}" in _PARTS.get(loader, ())
+
+
+def _check_tree_outline(node: Mapping[str, Any], contents: Mapping[str, bytes], classes: int) -> None:
+    """The compiled tree reads as many class counts as it is told that there are outputs."""
+    features, counts, outputs = node["__reduce__"]["args"]["content"]
+    sizes = [json.loads(size["content"]) for size in (features, outputs)]
+    if not all(type(size) is int for size in sizes) or not 1 <= sizes[1] <= classes:
+        raise ValueError(f"a tree with {sizes[1]} outputs")
+    if read_array(contents[counts["file"]]).shape != (sizes[1],):
+        raise ValueError("a tree with other class counts than outputs")

@@ -1,0 +1,182 @@
+"""Pieces of an HTML page that opens anywhere: charts, tables, switches, sections, and the page around them."""
+
+from __future__ import annotations
+
+import io
+import re
+import warnings
+from collections.abc import Mapping, Sequence
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import matplotlib
+from matplotlib.figure import Figure
+
+from codistill.files import write_atomically, writing
+from codistill.plots import charts
+from codistill.plots import style as look
+
+# Colours of the charts become variables, so that the style sheet can choose others on a dark background.
+# The last three are those of the partition's picture.
+_NAMED = {
+    look.INK: "var(--ink)", look.MUTED: "var(--muted)", look.AXIS: "var(--axis)", look.GRID: "var(--grid)",
+    look.BLUE: "var(--blue)", look.GREY: "var(--grey)", look.WORSE: "var(--worse)",
+    look.HEAT: "var(--heat)", look.PAPER: "var(--paper)",
+    "#000000": "var(--ink)", "#cccccc": "var(--axis)", "#ebebeb": "var(--grid)",
+}  # fmt: skip
+
+_SWATCH_DASHES = {"solid": "none", "dashed": "6 3", "dotted": "2 3", "dashdot": "7 3 2 3"}
+
+
+def switch(selector: str, name: str, swatch: str = "", *, on: bool = False) -> str:
+    """A box that shows and hides the lines of a selector; without one, it works all boxes of its form."""
+    checked = " checked" if on else ""
+    return f"<label><input type='checkbox' value='{selector}'{checked}>{swatch} {escaped(name)}</label>"
+
+
+def swatch(index: int) -> str:
+    """A short piece of the line that a series is drawn with."""
+    colour, dash = charts.series_style(index)
+    return (
+        "<svg class='swatch' viewBox='0 0 22 8' aria-hidden='true'><path d='M1 4h20' "
+        f"stroke='{colour}' stroke-dasharray='{_SWATCH_DASHES[dash]}'/></svg>"
+    )
+
+
+def cards(named: Mapping[str, str]) -> str:
+    """A few figures with their names."""
+    items = "".join(f"<div><dt>{escaped(name)}</dt><dd>{escaped(value)}</dd></div>" for name, value in named.items())
+    return f"<dl class='figures few'>{items}</dl>"
+
+
+def chart(
+    figure: Figure, name: str, label: str, titles: Mapping[str, str] | None = None, *, hidden: bool = False
+) -> str:
+    """The figure; artists with a gid in `titles` can be switched, and say who they are."""
+    out = io.BytesIO()
+    settings: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": name}
+    with matplotlib.rc_context(settings), warnings.catch_warnings():
+        # Text stays text: letters that matplotlib's font lacks are drawn by the browser's.
+        warnings.filterwarnings("ignore", message="Glyph")
+        figure.savefig(out, format="svg", transparent=True, dpi=150, metadata={"Date": None})
+    root = ElementTree.fromstring(out.getvalue())
+    for parent in list(root.iter()):
+        for child in [child for child in parent if _local(child.tag) in ("metadata", "style")]:
+            parent.remove(child)
+    for element in list(root.iter()):
+        gid = element.get("id", "")
+        _adapt(element, name)
+        if titles and gid in titles:
+            element.attrib |= {"data-series": gid} | ({"class": "hidden"} if hidden else {})
+            ElementTree.SubElement(element, "title").text = titles[gid]
+    root.attrib |= {"role": "img", "aria-label": label}
+    return f"<figure class='chart' id='{name}'>{ElementTree.tostring(root, encoding='unicode')}</figure>"
+
+
+def _adapt(element: ElementTree.Element, name: str) -> None:
+    """No namespaces, ids unlike those of the page's other charts, named colours, short numbers."""
+    element.tag = _local(element.tag)
+    for key, value in list(element.attrib.items()):
+        del element.attrib[key]
+        key = _local(key)
+        if key == "id":
+            value = f"{name}-{value}"
+        elif key == "href":
+            value = re.sub("^#", f"#{name}-", value)
+        elif key == "clip-path":
+            value = value.replace("url(#", f"url(#{name}-")
+        elif key == "style":
+            value = re.sub("#[0-9a-f]{6}", lambda hit: _NAMED.get(hit[0], hit[0]), value)
+        elif key == "d":
+            value = re.sub(r"\d+\.\d+", lambda hit: f"{float(hit[0]):.2f}", " ".join(value.split()))
+        element.set(key, value)
+
+
+def _local(name: str) -> str:
+    return name.rpartition("}")[2]
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[int], foot: Sequence[str] = ()) -> str:
+    """A table whose columns can be sorted; `left`: columns of words."""
+    head = "".join(
+        f"<th scope='col'{' class=left' if place in left else ''}><button type='button'>{escaped(text)}</button></th>"
+        for place, text in enumerate(heads)
+    )
+    body = "\n".join(f"<tr>{''.join(row)}</tr>" for row in rows)
+    ending = f"<tfoot><tr>{''.join(foot)}</tr></tfoot>" if foot else ""
+    return f"<div class='scroll'><table><thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody>{ending}</table></div>"
+
+
+def cell(text: str) -> str:
+    """A cell of words."""
+    return f"<td class='left'>{escaped(text)}</td>"
+
+
+def numbers(*texts: str, by: Sequence[float]) -> list[str]:
+    """Cells of numbers as people read them, and the plain numbers to sort them by."""
+    return [f"<td data-by='{number!r}'>{escaped(text)}</td>" for text, number in zip(texts, by, strict=True)]
+
+
+def sorted_by(value: float | None) -> str:
+    """The attribute of a cell that its column is sorted by."""
+    return "" if value is None else f" data-by='{float(value)!r}'"
+
+
+def section(heading: str, content: str) -> str:
+    """A heading and what stands below it."""
+    return f"<section><h2>{escaped(heading)}</h2>{content}</section>"
+
+
+def note(*sentences: str) -> str:
+    """Small print; nothing if there is nothing to say."""
+    text = " ".join(filter(None, sentences))
+    return f"<p class='note'>{escaped(text)}</p>" if text else ""
+
+
+def page(title: str, *parts: str) -> str:
+    """The whole page, with its style and script inside."""
+    style, script = ((files("codistill.reports") / f"report.{kind}").read_text("utf-8") for kind in ("css", "js"))
+    body = "\n".join(filter(None, parts))
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; \
+style-src 'unsafe-inline'; script-src 'unsafe-inline'">
+<title>{escaped(title)} - codistill</title>
+<style>
+{style}</style>
+</head>
+<body>
+<main>
+<h1>{escaped(title)}</h1>
+{body}
+</main>
+<script>
+{script}</script>
+</body>
+</html>
+"""
+
+
+def write(page: str, path: Path) -> Path:
+    """Write a page to a file, whose folder is made if need be."""
+    with writing(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, page.encode("utf-8", "replace"))
+    return path
+
+
+def escaped(text: str) -> str:
+    """Words as they may stand in a page."""
+    return escape(str(text))
+
+
+def upper(text: str) -> str:
+    """Words at the start of a sentence."""
+    return text[:1].upper() + text[1:]

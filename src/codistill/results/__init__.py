@@ -1,0 +1,1 @@
+"""What a run brought: outputs and summaries."""

@@ -1,0 +1,205 @@
+"""A run's folder: metrics, log and checkpoints, written so that a kill at any moment loses nothing.
+
+At the end of a round the figures are appended first, then the checkpoint is put in place by one atomic
+rename. It records how long the other files were, so a resumed run cuts them back to that moment and
+goes on as if it had never been killed. Times are kept apart from metrics: metrics are equal to the bit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from codistill import files
+from codistill.errors import CheckpointError, MessageError, RecipeError
+from codistill.files import LOCK, lock, write_atomically, writing
+from codistill.results.outputs import Outputs
+from codistill.results.records import Record, Row
+from codistill.runtimes.observers import Observer
+from codistill.wire.state import pack, unpack
+
+METRICS, TIMES, LOG = "metrics.jsonl", "times.jsonl", "log.txt"
+OUTPUTS = "outputs.safetensors"
+_FILES = (METRICS, TIMES, LOG)
+_KEPT = 2  # the newest checkpoint, and the one before in case the newest cannot be read
+_DIGEST = 32
+
+
+class Keeper(Observer):
+    """Keeps a run in its folder as it goes on."""
+
+    def __init__(self, folder: Path, rounds: int, checkpoint_every: int = 1, kept: int = _KEPT) -> None:
+        self.folder, self._rounds, self._every, self._kept = folder, rounds, checkpoint_every, kept
+        self._checkpoints = folder / "checkpoints"
+        self.notes: list[str] = []  # what whoever resumes should know
+        with writing(folder):
+            self._checkpoints.mkdir(parents=True, exist_ok=True)
+            self._lock = lock(folder)
+
+    def begin(self, *, resume: bool) -> None:
+        """Open the run's files; a new run must find none, so that it overwrites nothing."""
+        there = [name for name in _FILES if (self.folder / name).exists()] + [path.name for path in self._found()]
+        if there and not resume:
+            raise occupied(self.folder, there[0])
+        with writing(self.folder):
+            for name in _FILES:
+                (self.folder / name).touch()
+
+    def round_ended(self, record: Record, save: Callable[[], dict[str, bytes]]) -> None:
+        """Append the figures; then, where due, put a checkpoint in place."""
+        if record.outputs is not None:  # before the figures: whose last round is there, has these too
+            write_atomically(self.folder / OUTPUTS, record.outputs.encode())
+        self._append(METRICS, "".join(json.dumps(row) + "\n" for row in record.rows))
+        self._append(TIMES, json.dumps({"round": record.round, "seconds": round(record.seconds, 6)}) + "\n")
+        self._append(LOG, "".join(event + "\n" for event in record.events))
+        if self._every and (record.round % self._every == 0 or record.round == self._rounds):
+            self._put(record.round, save())
+
+    def _append(self, name: str, text: str) -> None:
+        path = self.folder / name
+        with writing(path), path.open("ab", buffering=0) as file:
+            size = file.tell()
+            try:
+                files.write_all(file, text.encode())
+            except BaseException:
+                file.truncate(size)  # nothing half-written
+                raise
+
+    def _put(self, done: int, saved: dict[str, bytes]) -> None:
+        sizes = {name: (self.folder / name).stat().st_size for name in _FILES}
+        body = pack({"round": done, "sizes": sizes, "nodes": saved})
+        write_atomically(self._path(done), hashlib.sha256(body).digest() + body)
+        for old in self._found()[: -self._kept]:
+            old.unlink(missing_ok=True)
+
+    def reached(self) -> set[int]:
+        """After how many rounds there is a checkpoint."""
+        return {int(path.stem.rpartition("-")[2]) for path in self._found()}
+
+    def forget_after(self, done: int) -> None:
+        """Remove the checkpoints of later rounds."""
+        for later in self.reached():
+            if later > done:
+                self._path(later).unlink(missing_ok=True)
+
+    def _path(self, done: int) -> Path:
+        return self._checkpoints / f"round-{done:06d}.state"
+
+    def _found(self) -> list[Path]:
+        return sorted(self._checkpoints.glob("round-*.state"))
+
+    def latest(self) -> tuple[int, dict[str, bytes] | None, list[Row]]:
+        """Rounds done, what was saved, and the figures up to there; cuts the files back to that moment."""
+        with writing(self._checkpoints):
+            for path in self._checkpoints.glob("*.part"):
+                path.unlink()
+        found = self._found()
+        for path in reversed(found):
+            try:
+                content = _read(path)
+            except CheckpointError as error:
+                self.notes.append(f"The checkpoint {path} cannot be used: {error.found}.")
+                continue
+            if self.notes:
+                self.notes.append(f"Going on from {path.name}, the one before.")
+            return self._cut_back(content)
+        if found:
+            raise CheckpointError(
+                f"A checkpoint of {self.folder} must be readable.",
+                f"{len(found)} damaged: {', '.join(path.name for path in found)}",
+                "Start the run again with 'codistill run', in another folder.",
+            )
+        with writing(self.folder):
+            for name in _FILES:  # figures of rounds after which no checkpoint was reached
+                os.truncate(self.folder / name, 0)
+        return 0, None, []
+
+    def _cut_back(self, content: dict[str, Any]) -> tuple[int, dict[str, bytes], list[Row]]:
+        for name, size in content["sizes"].items():
+            path = self.folder / name
+            if not path.exists() or path.stat().st_size < size:
+                raise CheckpointError(
+                    f"{path} must hold what it held at the checkpoint.",
+                    "it is missing or shorter",
+                    "Restore the file, or start the run again with 'codistill run', in another folder.",
+                )
+            with writing(path):
+                os.truncate(path, size)
+        return content["round"], content["nodes"], read_rows(self.folder / METRICS)
+
+    def outputs(self, done: int) -> Outputs | None:
+        """What the agents answer after `done` rounds, if that was kept."""
+        return read_outputs(self.folder, done)
+
+    def closed(self) -> None:
+        """Let others use the folder."""
+        self._lock.close()
+
+
+def occupied(folder: Path, by: str) -> RecipeError:
+    """The error for a new run in a folder that is not its own."""
+    return RecipeError(
+        "A new run needs a folder of its own.",
+        f"{folder} already holds {by}",
+        f"If it is a run, go on with it: codistill resume {folder} (in Python: resume=True); or choose another folder.",
+    )
+
+
+def check_vacant(folder: Path) -> None:
+    """A new run needs an empty folder; what an attempt that was killed at once left behind does not count."""
+    with writing(folder):
+        held = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    held = [name for name in held if name != LOCK and not name.endswith(".part")]
+    if held:
+        raise occupied(folder, held[0])
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise CheckpointError("A checkpoint must be readable.", f"{error.strerror}", "Use an earlier one.") from None
+    if hashlib.sha256(data[_DIGEST:]).digest() != data[:_DIGEST]:
+        raise CheckpointError(
+            "A checkpoint must be as it was written.", "its digest does not match", "Use an earlier one."
+        )
+    content: dict[str, Any] = unpack(data[_DIGEST:])
+    return content
+
+
+def whole_lines(path: Path) -> list[str]:
+    """All lines that end as lines do."""
+    return path.read_text("utf-8").rpartition("\n")[0].splitlines()
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The rows of a metrics file; a last line that was cut off by a kill does not count."""
+    try:
+        rows = [json.loads(line) for line in whole_lines(path)]
+        for row in rows:
+            if not {"round", "agent", "present", "sent", "received"} <= row.keys():
+                raise ValueError(f"a row without what every row has: {row}")
+        return rows
+    except (OSError, ValueError, AttributeError) as error:
+        raise CheckpointError(
+            f"{path} must be a metrics file.", f"{type(error).__name__}: {error}"[:200], "Check the run's folder."
+        ) from None
+
+
+def read_outputs(folder: Path, done: int) -> Outputs | None:
+    """What the agents of a run answer after `done` rounds, if that was kept."""
+    path = folder / OUTPUTS
+    try:
+        outputs = Outputs.decode(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, MessageError) as error:
+        found = error.found if isinstance(error, MessageError) else f"{error.strerror}"
+        raise CheckpointError(
+            f"{path} must be as it was written.", found, "Remove it: everything else can be shown without it."
+        ) from None
+    return outputs if outputs.round == done else None

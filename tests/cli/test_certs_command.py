@@ -1,0 +1,167 @@
+"""`codistill certs`: what it says, on which stream, and with which exit code."""
+
+import json
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from codistill.certs.authority import Authority
+from codistill.certs.credentials import read_credentials
+from codistill.cli import main
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def said(capsys, *arguments):
+    """Exit code, standard output and standard error."""
+    try:
+        code = main(["certs", *arguments])
+    except SystemExit as end:
+        code = end.code
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+NOW = datetime.now(UTC).replace(microsecond=0)
+
+
+def day(after):
+    return f"{NOW + timedelta(days=after):%Y-%m-%d}"
+
+
+def test_from_an_authority_to_a_second_generation(here, capsys, monkeypatch):
+    monkeypatch.setattr(Authority, "now", NOW)
+    code, out, err = said(capsys, "init")
+    assert (code, err) == (0, "")
+    assert f"authority: certs, valid until {day(3650)}" in out
+    assert "Keep certs/ca.key to yourself" in out
+
+    code, out, _ = said(capsys, "hub", "localhost", "--address", "10.0.0.1", "h.example", "--address", "::1")
+    assert code == 0
+    assert f"hub 'localhost', generation 1, valid until {day(365)}\nfolder: certs/localhost\n" in out
+    ledger = json.loads((here / "certs" / "ledger.json").read_text())["issued"]
+    assert ledger[0]["addresses"] == ["localhost", "10.0.0.1", "h.example", "::1"]
+
+    code, out, _ = said(capsys, "agent", "Ward 3", "--days", "20")
+    assert code == 0
+    assert f"agent 'Ward 3', generation 1, valid until {day(20)}\nfolder: certs/Ward 3\n" in out
+    assert "holds the key" in out
+
+    code, out, _ = said(capsys, "renew", "Ward 3", "--days", "40")
+    assert code == 0
+    assert f"agent 'Ward 3', generation 1, valid until {day(40)}" in out
+
+    code, out, _ = said(capsys, "revoke", "Ward 3")
+    assert code == 0
+    assert out.count("revoked: agent 'Ward 3', generation 1") == 1, "once for both certificates"
+    assert "Copy certs/crl.pem over the crl.pem of every machine" in out
+    assert "codistill certs agent 'Ward 3'" in out
+    assert "hubs" not in out
+
+    code, out, _ = said(capsys, "agent", "Ward 3")
+    assert code == 0
+    assert "generation 2" in out
+    assert read_credentials(here / "certs" / "Ward 3", "agent").common_name == "Ward 3~2"
+
+
+def test_hubs_are_revoked_together_and_that_is_said(here, capsys):
+    for arguments in (["init"], ["hub", "localhost"], ["hub", "10.0.0.1"]):
+        assert said(capsys, *arguments)[0] == 0
+    code, out, _ = said(capsys, "revoke", "localhost")
+    assert code == 0
+    assert "revoked: hub 'localhost', generation 1\nrevoked: hub '10.0.0.1', generation 1\nAll hubs speak" in out
+    code, out, _ = said(capsys, "revoke", "10.0.0.1")
+    assert code == 0
+    assert out.startswith("'10.0.0.1' was revoked before.\n")
+
+
+def test_the_list_shows_every_state(here, capsys, monkeypatch):
+    past = Authority(here / "certs", now=NOW - timedelta(days=100))
+    past.create()
+    past.issue("hub", "localhost", days=130)
+    past.issue("agent", "old", days=99)
+    past.issue("agent", "soon", days=99)
+    past.issue("agent", "gone")
+    past.revoke("gone")
+    Authority(here / "certs", now=NOW - timedelta(seconds=1)).renew("soon", days=30)
+    monkeypatch.setattr(Authority, "now", NOW)
+    code, out, err = said(capsys, "list")
+    assert (code, err) == (0, "")
+    rows = [[cell.strip() for cell in line.strip("│┃").replace("┃", "│").split("│")] for line in out.splitlines()]
+    until = f"{NOW + timedelta(days=30, seconds=-1):%Y-%m-%d}"
+    assert [row for row in rows if len(row) == 6] == [
+        ["name", "role", "generation", "valid until", "days left", "state"],
+        ["localhost", "hub", "1", day(30), "30", "valid"],
+        ["old", "agent", "1", day(-1), "", "expired"],
+        ["soon", "agent", "1", until, "29", "expires soon"],
+        ["gone", "agent", "1", day(265), "", "revoked"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["list", "--certs", "nowhere"], 9, "none in nowhere"),
+        (["init"], 9, "already holds an authority"),
+        (["init", "--certs", "other", "--name", "x" * 65], 9, "65 bytes"),
+        (["init", "--certs", "file"], 7, "a file is in the place of a folder"),
+        (["agent", "hub"], 9, "'hub'"),
+        (["agent", ".."], 9, "'..'"),
+        (["agent", "LAB"], 9, "'LAB' beside 'lab'"),
+        (["agent", "lab"], 9, "agent 'lab' has one"),
+        (["agent", "ä" * 32], 9, "66 bytes"),
+        (["agent", "new", "--days", "0"], 2, "found: 0"),
+        (["hub", "host:7447"], 9, "'host:7447'"),
+        (["renew", "lap"], 9, "'lap'"),
+        (["revoke", "nobody"], 9, "'nobody'"),
+    ],
+)
+def test_a_mistake_is_three_sentences_and_an_exit_code(here, capsys, arguments, code, words):
+    (here / "file").touch()
+    authority = Authority(here / "certs")
+    authority.create()
+    authority.issue("agent", "lab")
+    before = (here / "certs" / "ledger.json").read_bytes()
+    found = said(capsys, *arguments)
+    assert found[:2] == (code, "")
+    assert [line.split(":")[0] for line in found[2].splitlines()] == ["error", "found", "to do"]
+    assert words in found[2].splitlines()[1]
+    assert (here / "certs" / "ledger.json").read_bytes() == before
+
+
+def test_what_argparse_says(here, capsys):
+    for arguments in ([], ["agent"], ["agent", "lab", "--days", "many"]):
+        code, _, err = said(capsys, *arguments)
+        assert code == 2
+        assert "usage: codistill certs" in err
+    code, out, _ = said(capsys, "--help")
+    assert code == 0
+    for command in ("init", "hub", "agent", "renew", "revoke", "list"):
+        assert f"\n    {command} " in out
+
+
+def test_without_the_library(here, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "cryptography", None)
+    for name in ("credentials", "authority"):
+        monkeypatch.delitem(sys.modules, f"codistill.certs.{name}")
+    code, out, err = said(capsys, "list")
+    assert (code, out) == (9, "")
+    assert "to do: Install it: pip install 'codistill[network]'" in err
+
+
+def test_the_commands_need_no_torch(here):
+    """In a process of its own, as this one has it."""
+    script = (
+        "import sys; from codistill.cli import main; "
+        "assert 'cryptography' not in sys.modules; "
+        "assert not main(['certs', 'init']) and not main(['certs', 'agent', 'lab']) and not main(['certs', 'list']); "
+        "assert 'torch' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

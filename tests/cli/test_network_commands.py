@@ -1,0 +1,320 @@
+"""hub, join and up from the command line: what a person types, sees, and gets wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from codistill.certs.authority import Authority
+from codistill.cli import main
+from codistill.experiments.networked import spread
+from codistill.experiments.recipe import make_recipe
+from codistill.experiments.run import agent_names
+
+RECIPE = """
+seed = 3
+[data]
+name = "digits"
+samples = 200
+public = 50
+[[agents]]
+learner = "logistic_regression"
+count = 3
+[protocol]
+name = "{protocol}"
+rounds = {rounds}
+[evaluation]
+alone = false
+[network]
+lease = 2
+"""
+SITES = """
+[data]
+sites = true
+classes = 2
+reference = "reference.npy"
+[[agents]]
+name = "north"
+[[agents]]
+name = "south"
+[protocol]
+name = "fedmd"
+rounds = {rounds}
+[evaluation]
+alone = false
+"""
+SITE = """
+import numpy as np
+from sklearn.linear_model import LogisticRegression
+import codistill as cd
+
+def agent(name):
+    rng = np.random.default_rng(len(name) + ord(name[0]))
+    x = rng.normal(size=(60, 3)).astype("float32")
+    y = (x.sum(axis=1) > 0).astype(int)
+    return cd.Agent(name, LogisticRegression(), x[:40], y[:40], test=(x[40:], y[40:]))
+
+def reference():
+    return np.load("reference.npy")
+
+def finished(agent):
+    open(f"{agent.name}.done", "w").write(str(agent.learner.predict(np.ones((1, 3))).round(3).tolist()))
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "recipe.toml").write_text(RECIPE.format(protocol="fedmd", rounds=2))
+    (tmp_path / "ring.toml").write_text(RECIPE.format(protocol="d_distillation", rounds=2))
+    (tmp_path / "sites.toml").write_text(SITES.format(rounds=3))
+    (tmp_path / "my_agent.py").write_text(SITE)
+    np.save(tmp_path / "reference.npy", np.random.default_rng(0).normal(size=(30, 3)).astype("float32"))
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def certs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("authority") / "certs"
+    authority = Authority(folder)
+    authority.create(days=2)
+    authority.issue("hub", "localhost", days=2)
+    for name in ("north", "south"):
+        authority.issue("agent", name, days=2)
+    return folder
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+@pytest.mark.parametrize("recipe", ["recipe.toml", "ring.toml"])
+def test_up_runs_a_recipe_and_a_second_time_goes_on_with_it(recipe: str, here: Path, capsys: Any) -> None:
+    assert main(["run", recipe, "--out", "alone", "--set", "runtime.kind=simulation", "--quiet"]) == 0
+    assert main(["up", recipe, "--out", "up", "--quiet"]) == 0
+    metrics = (here / "up" / "metrics.jsonl").read_bytes()
+    assert metrics == (here / "alone" / "metrics.jsonl").read_bytes()
+    assert "report: up/report.html" in capsys.readouterr().out
+    assert (here / "up" / "report.html").stat().st_size > 1000
+    assert main(["up", recipe, "--out", "up", "--quiet"]) == 0  # nothing is left to do
+    assert (here / "up" / "metrics.jsonl").read_bytes() == metrics
+    assert main(["up", recipe, "--out", "up", "--quiet", "--set", "seed=4"]) == 6
+    assert "a run of another recipe" in capsys.readouterr().err
+    assert main(["resume", "up"]) == 6
+    assert "Give the same command again" in capsys.readouterr().err
+
+
+def test_agents_takes_the_kinds_in_turn() -> None:
+    agents = [{"learner": "mlp"}, {"learner": "logistic_regression", "count": 2}]
+    tables: dict[str, Any] = {"data": {"name": "digits"}, "agents": agents, "protocol": {"name": "alone"}}
+    recipe = make_recipe(tables, Path())
+    names = ["mlp-1", "mlp-2", "mlp-3", "logistic_regression-1", "logistic_regression-2"]
+    assert agent_names(spread(recipe, 5)) == names
+    assert agent_names(spread(recipe, 1)) == ["mlp"]
+    assert spread(recipe, 3) is recipe
+
+
+MISTAKES: dict[str, tuple[list[str], int, str]] = {
+    "no address": (["hub", "recipe.toml", "--listen", "7447"], 9, "An address must have the form HOST:PORT."),
+    "no port": (["join", "my_agent.py", "--hub", "hub.org:0"], 9, "An address must have the form HOST:PORT."),
+    "open and without certificates": (
+        ["hub", "recipe.toml", "--listen", "0.0.0.0:7447"],
+        9,
+        "must use certificates. | none for 0.0.0.0:7447",
+    ),
+    "certificates and none": (
+        ["hub", "recipe.toml", "--listen", "localhost:7447", "--certs", "x", "--insecure"],
+        2,
+        "--certs beside --insecure",
+    ),
+    "no folder": (["hub", "recipe.toml", "--listen", "localhost:7447", "--certs", "nowhere"], 9, "nowhere"),
+    "neither hub nor peers": (["join", "my_agent.py"], 2, "neither --hub nor --listen"),
+    "both": (["join", "my_agent.py", "--hub", "localhost:1", "--listen", "localhost:2"], 2, "both --hub and --listen"),
+    "a peer without a name": (["join", "my_agent.py", "--listen", "localhost:2", "--peer", "a:1"], 2, "NAME=HOST:PORT"),
+    "no name": (["join", "my_agent.py", "--hub", "localhost:7447"], 2, "Add --name NAME"),
+    "no such site": (["join", "their.py", "--hub", "localhost:7447", "--name", "a"], 2, "their.py must run."),
+    "not a site": (
+        ["join", "reference.npy", "--hub", "localhost:7447", "--name", "a"],
+        2,
+        "A site is a Python file or a recipe.",
+    ),
+    "not in the recipe": (
+        ["join", "recipe.toml", "--hub", "localhost:7447", "--name", "a"],
+        9,
+        "must have an agent of the certificate's name",
+    ),
+    "peers without a recipe": (["join", "my_agent.py", "--listen", "localhost:2", "--name", "a"], 2, "no --recipe"),
+    "a hub for peers": (["hub", "ring.toml", "--listen", "localhost:7447"], 9, "A hub is for protocols with a hub."),
+    "peers of a hub": (
+        ["join", "my_agent.py", "--recipe", "sites.toml", "--listen", "localhost:2", "--name", "north"],
+        9,
+        "fedmd has a hub.",
+    ),
+    "sites at one place": (["run", "sites.toml"], 2, "A recipe whose data are at the sites runs between machines."),
+    "a stranger as a peer": (
+        ["join", "ring.toml", "--listen", "localhost:2", "--name", "logistic_regression-1", "--peer", "x=localhost:3"],
+        9,
+        "must be its neighbour",
+    ),
+    "pooled": (
+        ["up", "recipe.toml", "--set", "protocol.name=centralised", "--out", "x"],
+        2,
+        "pools the data of all agents",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_told_before_anything_starts(mistake: str, here: Path, capsys: Any) -> None:
+    arguments, code, words = MISTAKES[mistake]
+    assert main(arguments) == code
+    told = capsys.readouterr().err
+    assert [line[:7] for line in told.splitlines()[:3]] == ["error: ", "found: ", "to do: "]
+    for part in words.split(" | "):
+        assert part in told
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "words"),
+    [
+        ("def agent(name): return 5", 2, "must return an Agent"),
+        ("x = 1", 2, "must define agent(name)"),
+        ("def agent(name): return 1 / 0", 3, "agent() of my_agent.py must work. | ZeroDivisionError"),
+        (SITE.replace("cd.Agent(name,", "cd.Agent('west',"), 9, "An agent's name is its certificate's name."),
+        (SITE + "\nprotocol = 'fedmd'", 2, "must be a class derived from Protocol"),
+    ],
+)
+def test_a_site_that_is_none(text: str, code: int, words: str, here: Path, capsys: Any) -> None:
+    (here / "my_agent.py").write_text(text)
+    assert main(["join", "my_agent.py", "--hub", "localhost:7447", "--name", "north"]) == code
+    told = capsys.readouterr().err
+    for part in words.split(" | "):
+        assert part in told
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ("sites = true", "must say how many classes"),
+        ('sites = true\nclasses = 2\nname = "digits"', "exactly one of name, file, files, sites"),
+        ("sites = true\nclasses = 2\npublic = 5", "'public' beside 'sites'"),
+        ('name = "digits"\nclasses = 2', "classes and reference go with sites"),
+    ],
+)
+def test_recipes_of_sites_that_contradict_themselves(data: str, words: str, here: Path, capsys: Any) -> None:
+    (here / "wrong.toml").write_text(f'[data]\n{data}\n[[agents]]\nname = "a"\n[protocol]\nname = "fedmd"\n')
+    assert main(["hub", "wrong.toml", "--listen", "localhost:7447"]) == 2
+    assert words in capsys.readouterr().err
+
+
+class Nodes:
+    """Real commands in processes of their own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.running = folder, []
+
+    def start(self, name: str, *command: str) -> subprocess.Popen[bytes]:
+        log = (self.folder / f"{name}.log").open("ab")
+        process = subprocess.Popen(
+            [sys.executable, "-m", "codistill.cli", *command], cwd=self.folder, stdout=log, stderr=log,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
+        log.close()
+        self.running.append(process)
+        return process
+
+    def told(self, name: str) -> str:
+        return (self.folder / f"{name}.log").read_text()
+
+    def until(self, name: str, words: str, seconds: float = 120) -> None:
+        end = time.monotonic() + seconds
+        while words not in self.told(name):
+            assert time.monotonic() < end, self.told(name)
+            time.sleep(0.05)
+
+    def end(self) -> None:
+        for process in self.running:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+
+
+@pytest.fixture
+def nodes(here: Path) -> Any:
+    made = Nodes(here)
+    yield made
+    made.end()
+
+
+def test_two_sites_with_their_own_data_a_hub_that_is_killed_and_a_gentle_end(
+    here: Path, certs: Path, nodes: Nodes
+) -> None:
+    (here / "sites.toml").write_text(SITES.format(rounds=100_000))
+    port = free_port()
+    hub = ("hub", "sites.toml", "--listen", f"127.0.0.1:{port}", "--certs", str(certs / "localhost"), "--out", "run",
+           "--log-format", "json")  # fmt: skip
+    first = nodes.start("hub", *hub)
+    for name in ("north", "south"):
+        nodes.start(name, "join", "my_agent.py", "--hub", f"127.0.0.1:{port}", "--certs", str(certs / name))
+    nodes.until("hub", '"round": 3,')
+    first.kill()
+    first.wait()
+    nodes.until("north", "the hub is gone; waiting for it to come back")
+    second = nodes.start("again", *hub)
+    nodes.until("again", '"event": "round ended"')
+    second.send_signal(signal.SIGTERM)
+    assert second.wait(timeout=60) == 130
+    rows = [json.loads(line) for line in (here / "run" / "metrics.jsonl").read_text().splitlines()]
+    counted = [(row["round"], row["agent"]) for row in rows]
+    assert counted == [(t + 1, name) for t in range(len(rows) // 2) for name in ("north", "south")]
+    assert len(rows) >= 8
+    assert all(0.5 < row["own_accuracy"] <= 1 for row in rows)
+    assert json.loads((here / "run" / "health.json").read_text())["status"] == "stopped"
+    assert (here / "run" / "report.html").exists()
+    events = [json.loads(line) for line in nodes.told("again").splitlines() if line.startswith("{")]
+    assert {"time", "level", "node", "event"} <= events[0].keys()
+    nodes.until("south", "waiting for it to come back")
+    agent = nodes.running[1]
+    agent.send_signal(signal.SIGTERM)
+    assert agent.wait(timeout=60) == 130
+    assert list((here / "agents" / "north").glob("*/state-*"))
+
+
+def test_sites_finish_and_other_reference_data_are_refused(here: Path, certs: Path, nodes: Nodes) -> None:
+    port = free_port()
+    hub = nodes.start("hub", "hub", "sites.toml", "--listen", f"127.0.0.1:{port}", "--certs", str(certs / "localhost"))
+    other = here / "other"
+    other.mkdir()
+    np.save(other / "reference.npy", np.zeros((30, 3), np.float32))
+    (other / "my_agent.py").write_text(SITE.replace('"reference.npy"', '"other/reference.npy"'))
+    joining = ("--hub", f"127.0.0.1:{port}", "--certs")
+    stranger = nodes.start("stranger", "join", "other/my_agent.py", *joining, str(certs / "north"), "--state", "x")
+    assert stranger.wait(timeout=120) == 9
+    assert "its reference data differ: 30 samples with digest" in nodes.told("stranger")
+    assert "'north' may not join: its reference data differ" in nodes.told("hub")
+    sites = [nodes.start(name, "join", "my_agent.py", *joining, str(certs / name)) for name in ("north", "south")]
+    assert hub.wait(timeout=120) == 0, nodes.told("hub")
+    assert [site.wait(timeout=60) for site in sites] == [0, 0]
+    assert (here / "north.done").exists()
+    assert (here / "south.done").exists()
+    assert "after 3 rounds" in nodes.told("hub")
+
+
+def test_a_site_takes_part_only_in_what_it_accepts(here: Path, capsys: Any) -> None:
+    (here / "my_agent.py").write_text(SITE + '\naccepts = ("fedmd",)\n')
+    (here / "avgkd.toml").write_text(SITES.format(rounds=3).replace("fedmd", "avgkd"))
+    arguments = ["join", "my_agent.py", "--recipe", "avgkd.toml", "--listen", "localhost:7447", "--name", "north"]
+    assert main(arguments) == 9
+    assert "avgkd; accepted: fedmd" in capsys.readouterr().err

@@ -1,0 +1,164 @@
+"""The figures that a person is shown, derived from the rows by hand."""
+
+import pytest
+from rich.console import Console
+
+from codistill.results.summary import Summary, comparison_table
+from codistill.text import bytes_text, duration_text, percent_text
+
+
+def row(done, agent, sent=0, received=0, **scores):
+    return {"round": done, "agent": agent, "present": True, "sent": sent, "received": received, **scores}
+
+
+def summary(rows, alone_rows=None, **changes):
+    values = {
+        "title": "trial", "protocol": "fedmd", "agents": {"a": "forest", "b": "mlp"}, "rows": rows,
+        "alone_rows": alone_rows, "counts": None, "class_names": ("0", "1"), "seconds": 75.0, "test_samples": 50,
+    }  # fmt: skip
+    return Summary(**{**values, **changes})
+
+
+def words(shown):
+    """The table's text however it is wrapped."""
+    return " ".join(shown.table_text().split())
+
+
+ROWS = [
+    row(1, "a", 10, 20, accuracy=0.5, own_accuracy=0.55, test_samples=20),
+    row(1, "b", 30, 40, accuracy=0.6, own_accuracy=0.65, test_samples=20),
+    row(2, "a", 1, 2),
+    row(2, "b", 3, 4),
+    row(3, "a", 100, 200, accuracy=0.7, own_accuracy=0.75, test_samples=50),
+    row(3, "b", 300, 400, accuracy=0.9, own_accuracy=0.95, test_samples=50),
+]
+ALONE = [row(3, "a", accuracy=0.4, own_accuracy=0.6, test_samples=50), row(3, "b", accuracy=1.0, test_samples=50)]
+
+
+def test_lines_are_the_last_scores_and_the_sums_of_bytes():
+    a, b = summary(ROWS, ALONE).lines()
+    assert (a.name, a.model, a.alone, a.together) == ("a", "forest", 0.4, 0.7)
+    assert (a.own_alone, a.own_together) == (0.6, 0.75)
+    assert (a.sent, a.received) == (10 + 1 + 100, 20 + 2 + 200)
+    assert a.gain == pytest.approx(0.7 - 0.4)
+    assert (b.alone, b.together, b.own_alone) == (1.0, 0.9, None)
+    assert (b.sent, b.received) == (30 + 3 + 300, 40 + 4 + 400)
+    assert b.gain == pytest.approx(0.9 - 1.0)
+
+
+def test_the_table_shows_them_with_their_means():
+    """Means: alone (0.4 + 1.0) / 2, together (0.7 + 0.9) / 2, gain (0.3 - 0.1) / 2; 111 + 333 bytes sent."""
+    text = summary(ROWS, ALONE).table_text()
+    cells = {
+        line.split("│")[1].strip(): [cell.strip() for cell in line.split("│")[2:-1]]
+        for line in text.splitlines()
+        if "│" in line
+    }
+    assert cells["a"] == ["forest", "40.0 %", "70.0 %", "+30.0", "75.0 %", "111 B", "222 B"]
+    assert cells["b"] == ["mlp", "100.0 %", "90.0 %", "-10.0", "95.0 %", "333 B", "444 B"]
+    assert cells["mean"] == ["", "70.0 %", "80.0 %", "+10.0", "85.0 %", "444 B", "666 B"]
+    assert "trial: accuracy on the common test set (50 samples) after 3 rounds" in text
+    assert "1 min 15 s" in text
+
+
+def test_a_sample_of_the_test_set_is_said():
+    shown = summary(ROWS[:2])
+    assert shown.tested_on == 20
+    assert shown.scope() == "accuracy on a random 20 of the common test set (50 samples)"
+    assert "after 1 round ┏" in words(shown)
+
+
+def test_figures_of_an_earlier_round_are_not_said_to_be_of_the_last():
+    shown = summary(ROWS[:4])
+    assert (shown.rounds, shown.evaluated) == (2, 1)
+    assert "after round 1; 2 rounds done" in words(shown)
+
+
+def test_without_a_common_test_set():
+    shown = summary([row(1, "a", own_accuracy=0.5, test_samples=0), row(1, "b")], test_samples=0)
+    assert shown.scope() == "accuracy on each agent's own test data, as there is no common test set,"
+    a, b = shown.lines()
+    assert (a.together, a.gain, a.own_together) == (0.5, None, 0.5)
+    assert (b.together, b.own_together) == (None, None)
+    assert "50.0 %" in shown.table_text()
+
+
+def test_stopped_before_the_first_evaluation():
+    shown = summary([])
+    assert (shown.rounds, shown.evaluated, shown.tested_on) == (0, 0, 0)
+    assert shown.scope() == "not evaluated yet"
+    assert "not evaluated yet after 0 rounds" in words(shown)
+
+
+@pytest.mark.parametrize("key", ["rmse", "own_rmse"])
+def test_real_values_are_measured_by_rmse(key):
+    shown = summary([row(1, "a", test_samples=50, **{key: 0.12345})])
+    assert shown.metric == "rmse"
+    assert "0.1235" in shown.table_text()
+    assert "%" not in shown.table_text()
+
+
+def test_gain_of_rmse_is_a_difference():
+    shown = summary([row(1, "a", rmse=0.5, test_samples=9)], [row(1, "a", rmse=0.75, test_samples=9)])
+    assert shown.lines()[0].gain == -0.25
+    assert "-0.25" in shown.table_text()
+
+
+def test_an_agent_that_fell_behind_is_told():
+    """'a' loses 30 points since round 2; 'b' loses 5, which evaluation on a part may explain; 'c' lies."""
+    courses = {"a": (0.5, 0.9, 0.6), "b": (0.5, 0.95, 0.9), "c": (0.9, 0.9, 0.1)}
+    rows = [
+        row(done, name, accuracy=values[done - 1], test_samples=50, **({"lies": True} if name == "c" else {}))
+        for done in (1, 2, 3)
+        for name, values in courses.items()
+    ]
+    shown = summary(rows, agents=dict.fromkeys(courses, "mlp"))
+    assert shown.fallen() == ["a: 60.0 % after 90.0 % in round 2"]
+    assert "fell behind: a: 60.0 % after 90.0 % in round 2" in words(shown)
+    assert summary(ROWS).fallen() == []
+
+
+def test_many_agents_are_cut():
+    names = {f"agent {i}": "mlp" for i in range(40)}
+    text = summary([row(1, name, 1, 1) for name in names], agents=names).table_text()
+    assert "... 10 more" in text
+    assert "agent 29" in text
+    assert "agent 30" not in text
+    assert "40 B" in text
+
+
+def test_brackets_in_a_name_are_shown_as_they_are():
+    text = summary(ROWS, title="[red] run", agents={"a": "mlp [2]", "b": "mlp"}).table_text()
+    assert "[red] run" in text
+    assert "mlp [2]" in text
+
+
+def test_runs_side_by_side():
+    """Bytes: (111 + 222) + (333 + 444)."""
+    runs = [summary(ROWS, ALONE), summary(ROWS[:2], title="short")]
+    console = Console(width=140, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(comparison_table(runs))
+    console.file.close()
+    lines = [[cell.strip() for cell in line.split("│")[1:-1]] for line in console.export_text().splitlines()]
+    assert ["trial", "fedmd", "2", "3", "70.0 %", "80.0 %", "+10.0", "85.0 %", "1.1 kB", "1 min 15 s"] in lines
+    assert ["short", "fedmd", "2", "1", "-", "55.0 %", "-", "60.0 %", "100 B", "1 min 15 s"] in lines
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 B"), (999, "999 B"), (1234, "1.2 kB"), (5_600_000, "5.6 MB"), (7.8e9, "7.8 GB"), (9e12, "9.0 TB")],
+)
+def test_bytes_as_people_read_them(count, text):
+    assert bytes_text(count) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.2, "0 s"), (59.4, "59 s"), (59.7, "1 min 0 s"), (75, "1 min 15 s"), (3599.6, "1 h 0 min"), (7384, "2 h 3 min")],
+)
+def test_durations_as_people_read_them(seconds, text):
+    assert duration_text(seconds) == text
+
+
+def test_percent():
+    assert percent_text(0.9561) == "95.6 %"
