@@ -34,12 +34,12 @@ from codistill.learners.zoo import build
 from codistill.message import Message
 from codistill.runtimes.host import BEGIN
 from codistill.runtimes.network.charter import Charter
-from codistill.runtimes.network.connections import Lines
+from codistill.runtimes.network.connections import Connections
 from codistill.runtimes.network.hub_runtime import HubRuntime
 from codistill.runtimes.network.options import Network
-from codistill.runtimes.network.remote_agent import Member
+from codistill.runtimes.network.remote_agent import RemoteAgent
 from codistill.runtimes.network.terms import hello_of
-from codistill.runtimes.network.transport import Wire
+from codistill.runtimes.network.transport import Transport
 from codistill.settings import setting
 from codistill.topology import HUB
 
@@ -270,10 +270,12 @@ def taking_turns(sides: Sequence[Side], turns: int) -> list[list[list[float]]]:
 
 
 def live_as_hub(charter: Charter, certs: Path, port: int, by_exchange: bool, pipe: Connection) -> None:
-    wire = Wire(HUB, charter.topology.names, Network(), read_credentials(certs / HUB, HUB), listen=f"127.0.0.1:{port}")
+    wire = Transport(
+        HUB, charter.topology.names, Network(), read_credentials(certs / HUB, HUB), listen=f"127.0.0.1:{port}"
+    )
     runtime = HubRuntime(
         charter.stage(Hub()),
-        Lines(wire, Network(), quiet, leads=True),
+        Connections(wire, Network(), quiet, leads=True),
         charter.terms(),
         run=secrets.token_hex(8),
         stores=no_disk,
@@ -297,10 +299,10 @@ def live_as_hub(charter: Charter, certs: Path, port: int, by_exchange: bool, pip
 
 def live_as_agent(charter: Charter, agent: cd.Agent, certs: Path, port: int) -> None:
     own = read_credentials(certs / agent.name, "agent")
-    wire = Wire(agent.name, (HUB,), Network(), own, dial=[f"127.0.0.1:{port}"])
+    wire = Transport(agent.name, (HUB,), Network(), own, dial=[f"127.0.0.1:{port}"])
     stage = charter.stage(agent)
     hello = hello_of(agent, charter.public, agent.shard.x.shape[1:], len(agent.shard))
-    Member(Lines(wire, Network(), quiet), hello, lambda _: stage).live()
+    RemoteAgent(Connections(wire, Network(), quiet), hello, lambda _: stage).live()
 
 
 def quiet(text: str) -> None:

@@ -32,14 +32,14 @@ from codistill.results.summary import Summary
 from codistill.runtimes.drive import Plan
 from codistill.runtimes.network.charter import Charter
 from codistill.runtimes.network.conduct import conduct
-from codistill.runtimes.network.connections import Lines
+from codistill.runtimes.network.connections import Connections
 from codistill.runtimes.network.diagnosis import look
-from codistill.runtimes.network.event_log import HEALTH, Journal
+from codistill.runtimes.network.event_log import HEALTH, EventLog
 from codistill.runtimes.network.options import Network
 from codistill.runtimes.network.peers import walk
-from codistill.runtimes.network.remote_agent import Member
+from codistill.runtimes.network.remote_agent import RemoteAgent
 from codistill.runtimes.network.terms import Terms, hello_of
-from codistill.runtimes.network.transport import Wire
+from codistill.runtimes.network.transport import Transport
 from codistill.runtimes.network.up import Trial
 from codistill.runtimes.runtime import Stage, warm_up
 from codistill.runtimes.store import check_vacant
@@ -98,8 +98,8 @@ def run_hub(
     else:
         federation, _ = move_in(recipe, folder, data_dir=data_dir, resume=resume)
         charter = Charter.of(federation, recipe.rounds)
-    journal = Journal(HUB, form=form, health=folder / HEALTH)
-    wire = Wire(HUB, topology.names, recipe.network, own, listen=listen)
+    journal = EventLog(HUB, form=form, health=folder / HEALTH)
+    wire = Transport(HUB, topology.names, recipe.network, own, listen=listen)
     journal.tell(f"listens at {listen}" + ("" if own else ", without certificates: anyone who gets there can join"))
     complete = conduct(
         charter, plan_of(recipe), wire, recipe.network, folder, journal,
@@ -114,12 +114,12 @@ def join_hub(
 ) -> bool:
     """Take part under a hub, until the run is over (True) or the operator stops it."""
     name = site.agent.name
-    journal = Journal(name, form=form, health=folder / HEALTH)
+    journal = EventLog(name, form=form, health=folder / HEALTH)
     warm_up()
     trouble = look(hub, HUB, own)
     if trouble:
         journal.tell(f"{trouble}; trying again until somebody does")
-    wire = Wire(name, (HUB,), network, own, dial=[hub])
+    wire = Transport(name, (HUB,), network, own, dial=[hub])
     shape, samples = site.hello()
     hello = hello_of(site.agent, site.public, shape, samples)
 
@@ -137,7 +137,7 @@ def join_hub(
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with locked(folder):  # one process per agent: two would write over each other's states
-            member = Member(Lines(wire, network, journal.tell), hello, settle, folder, stopping, watch)
+            member = RemoteAgent(Connections(wire, network, journal.tell), hello, settle, folder, stopping, watch)
             complete = member.live()
     finally:
         journal.closed()
@@ -190,13 +190,13 @@ def join_peers(
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     settle_in(folder, recipe.source, _facts_of_peer(recipe, charter, site), resume=resume)
-    journal = Journal(name, form=form, health=folder / HEALTH)
+    journal = EventLog(name, form=form, health=folder / HEALTH)
     for other, address in dial.items():
         trouble = look(address, other, own)
         if trouble:
             journal.tell(f"{trouble}; trying again until '{other}' does")
     others = [other for other in topology.names if other in linked]
-    wire = Wire(name, others, recipe.network, own, listen=listen, dial=list(dial.values()))
+    wire = Transport(name, others, recipe.network, own, listen=listen, dial=list(dial.values()))
     complete = walk(
         charter, site.agent, plan_of(recipe), wire, recipe.network, folder, journal,
         checkpoint_every=recipe.runtime.checkpoint_every, alone=recipe.evaluation.alone, stopping=stopping,

@@ -18,11 +18,11 @@ from codistill.agent import Hub
 from codistill.faults import Faults
 from codistill.protocol import Protocol
 from codistill.runtimes.network.charter import Charter
-from codistill.runtimes.network.connections import Lines
-from codistill.runtimes.network.frame_header import Head, Kind, Turn
+from codistill.runtimes.network.connections import Connections
+from codistill.runtimes.network.frame_header import FrameHeader, FrameKind, Turn
 from codistill.runtimes.network.hub_runtime import HubRuntime
 from codistill.runtimes.network.options import Network
-from codistill.runtimes.network.remote_agent import Member
+from codistill.runtimes.network.remote_agent import RemoteAgent
 from codistill.runtimes.network.terms import hello_of
 from codistill.runtimes.network.transport import Event, Heard, Presence
 from codistill.topology import HUB, Topology
@@ -32,7 +32,7 @@ class Net:
     """Who can reach whom."""
 
     def __init__(self) -> None:
-        self.wires: dict[str, list[FakeWire]] = {}
+        self.wires: dict[str, list[FakeTransport]] = {}
         self._cuts: set[frozenset[str]] = set()
         self.spoil: Callable[[str, str, bytes, bytes], tuple[bytes, bytes]] | None = None
 
@@ -55,7 +55,7 @@ class Net:
                     wire.inbox.put(Presence(other, far.life, here))
 
 
-class FakeWire:
+class FakeTransport:
     """A wire without Zenoh: what is sent is in the other's inbox at once."""
 
     def __init__(self, net: Net, me: str, others: Sequence[str]) -> None:
@@ -83,12 +83,12 @@ class FakeWire:
         except queue.Empty:
             return None
 
-    def send(self, receivers: Sequence[str], kind: Kind, turn: Turn, payload: bytes = b"") -> None:
+    def send(self, receivers: Sequence[str], kind: FrameKind, turn: Turn, payload: bytes = b"") -> None:
         if self.dead:
             raise Killed
         for name in receivers:
             self._numbers[name] += 1
-            head = Head(kind, self.life, self._numbers[name], turn).encode()
+            head = FrameHeader(kind, self.life, self._numbers[name], turn).encode()
             self.deliver(name, head, payload)
 
     def deliver(self, name: str, head: bytes, payload: bytes) -> None:
@@ -192,11 +192,11 @@ class Life(threading.Thread):
         self.agent = agent(name)
         self.stop = False
         self.result: Any = None
-        self.wire = FakeWire(net, name, (HUB,))
-        lines = Lines(self.wire, network or Network(), self.told.append)  # type: ignore[arg-type]
+        self.wire = FakeTransport(net, name, (HUB,))
+        lines = Connections(self.wire, network or Network(), self.told.append)  # type: ignore[arg-type]
         stage = whole.stage(self.agent)
         hello = hello_of(self.agent, None, (2,), len(self.agent.shard)) | changed
-        self.member = Member(lines, hello, lambda _: stage, folder, stopping=lambda: self.stop)
+        self.member = RemoteAgent(lines, hello, lambda _: stage, folder, stopping=lambda: self.stop)
         self.start()
 
     def run(self) -> None:
@@ -223,9 +223,9 @@ class Centre:
     ) -> None:
         self.told: list[str] = []
         self.node = Hub()
-        self.wire = FakeWire(net, HUB, whole.topology.names)
+        self.wire = FakeTransport(net, HUB, whole.topology.names)
         network = network or Network()
-        self.lines = Lines(self.wire, network, self.told.append, deadline=network.deadline, leads=True)  # type: ignore[arg-type]
+        self.lines = Connections(self.wire, network, self.told.append, deadline=network.deadline, leads=True)  # type: ignore[arg-type]
         self.names = whole.topology.names
         self.runtime = HubRuntime(whole.stage(self.node), self.lines, whole.terms(), run="run1", done=done)
 

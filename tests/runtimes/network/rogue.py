@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 import zenoh
 
-from codistill.runtimes.network.frame_header import Head, Kind, Turn
+from codistill.runtimes.network.frame_header import FrameHeader, FrameKind, Turn
 from codistill.wire.codec import decode, encode
 
 SOON = 10.0  # seconds in which everything has to happen
@@ -42,7 +42,7 @@ class Rogue:
         self, certs: str, name: str, port: int, *, listen: bool = False, others: tuple[str, ...] = ("hub",)
     ) -> None:
         self.name, self.life, self._numbers = name, secrets.randbits(64), dict.fromkeys(others, 0)
-        self.heard: queue.SimpleQueue[tuple[str, Head, bytes]] = queue.SimpleQueue()
+        self.heard: queue.SimpleQueue[tuple[str, FrameHeader, bytes]] = queue.SimpleQueue()
         self.seen: set[str] = set()  # keys of all that reached this session
         self.evaluations: list[dict[str, Any]] = []  # what it answers, instead of nothing
         folder = Path(certs)
@@ -74,7 +74,9 @@ class Rogue:
         key = str(sample.key_expr)
         self.seen.add(key)
         if "*" not in key:  # its own, on many keys at once
-            self.heard.put((key.split("/")[2], Head.decode(sample.attachment.to_bytes()), sample.payload.to_bytes()))
+            self.heard.put(
+                (key.split("/")[2], FrameHeader.decode(sample.attachment.to_bytes()), sample.payload.to_bytes())
+            )
 
     def is_linked(self, seconds: float = SOON) -> bool:
         """Whether somebody at the other end takes the link."""
@@ -83,19 +85,19 @@ class Rogue:
             time.sleep(0.05)
         return bool(list(self.session.info.peers_zid()))
 
-    def say(self, kind: Kind, turn: Turn, payload: bytes, *, to: str = "hub", number: int | None = None) -> int:
+    def say(self, kind: FrameKind, turn: Turn, payload: bytes, *, to: str = "hub", number: int | None = None) -> int:
         """A frame with a sound head; returns its number."""
         if number is None:
             self._numbers[to] += 1
             number = self._numbers[to]
-        self.put(f"codistill/say/{self.name}/{to}", payload, Head(kind, self.life, number, turn).encode())
+        self.put(f"codistill/say/{self.name}/{to}", payload, FrameHeader(kind, self.life, number, turn).encode())
         return number
 
     def put(self, key: str, payload: bytes, head: bytes) -> None:
         """Any bytes on any key."""
         self.session.put(key, payload, attachment=head, congestion_control=zenoh.CongestionControl.BLOCK, express=True)
 
-    def tell(self, to: str = "hub", kind: Kind = Kind.CONTROL, arrays: Any = None, **content: Any) -> None:
+    def tell(self, to: str = "hub", kind: FrameKind = FrameKind.CONTROL, arrays: Any = None, **content: Any) -> None:
         """A command or an answer of the right form."""
         self.say(kind, Turn(0), encode(arrays or {}, {"json": json.dumps(content)}), to=to)
 
@@ -105,7 +107,7 @@ class Rogue:
         while (left := end - time.monotonic()) > 0:
             with contextlib.suppress(queue.Empty):
                 who, head, payload = self.heard.get(timeout=left)
-                if head.kind in (Kind.CONTROL, Kind.HELLO) and sender in (None, who):
+                if head.kind in (FrameKind.CONTROL, FrameKind.HELLO) and sender in (None, who):
                     content: dict[str, Any] = json.loads(decode(payload, finite=False)[1]["json"])
                     if content["do"] == do:
                         return content | {"life": head.life}
@@ -115,7 +117,7 @@ class Rogue:
         """Take a place, as an honest agent does."""
         self.is_linked()
         for _ in range(20):
-            self.tell(kind=Kind.HELLO, do="hello", **hello)
+            self.tell(kind=FrameKind.HELLO, do="hello", **hello)
             with contextlib.suppress(TimeoutError):
                 self.hear("welcome", 2.0)
                 self.tell(do="ready", at=0)
@@ -139,7 +141,7 @@ class Rogue:
     def _next(self) -> dict[str, Any]:
         while True:
             _, head, payload = self.heard.get(timeout=6 * SOON)
-            if head.kind is Kind.CONTROL:
+            if head.kind is FrameKind.CONTROL:
                 content: dict[str, Any] = json.loads(decode(payload, finite=False)[1]["json"])
                 return content
 
@@ -152,7 +154,7 @@ class Rogue:
 
     def finish(self, turn: Turn, command: dict[str, Any]) -> None:
         """End a round as if nothing had been."""
-        self.say(Kind.END, turn, b"")
+        self.say(FrameKind.END, turn, b"")
         self.answer(command)
 
 
@@ -166,13 +168,13 @@ def outputs(**changes: Any) -> bytes:
 
 def nan(me: Rogue, spec: dict[str, Any]) -> None:
     for turn, command in me.rounds():
-        me.say(Kind.MESSAGE, turn, outputs(value=np.nan))
+        me.say(FrameKind.MESSAGE, turn, outputs(value=np.nan))
         me.finish(turn, command)
 
 
 def shape(me: Rogue, spec: dict[str, Any]) -> None:
     for turn, command in me.rounds():
-        me.say(Kind.MESSAGE, turn, outputs(shape=(10, 12)))
+        me.say(FrameKind.MESSAGE, turn, outputs(shape=(10, 12)))
         me.finish(turn, command)
 
 
@@ -181,7 +183,7 @@ def claim(me: Rogue, spec: dict[str, Any]) -> None:
     text = json.dumps({"f": {"dtype": "F32", "shape": [1 << 15, 1 << 14], "data_offsets": [0, 1 << 31]}}).encode()
     lies = [struct.pack("<Q", 1 << 31) + text, struct.pack("<Q", len(text)) + text]
     for number, (turn, command) in enumerate(me.rounds()):
-        me.say(Kind.MESSAGE, turn, lies[number % 2])
+        me.say(FrameKind.MESSAGE, turn, lies[number % 2])
         me.finish(turn, command)
 
 
@@ -197,8 +199,8 @@ def pickled(me: Rogue, spec: dict[str, Any]) -> None:
     """Bytes that make a folder when they are unpickled: as a message, and as a command."""
     bomb = pickle.dumps(_Bomb(spec["canary"]))
     for turn, command in me.rounds():
-        me.say(Kind.MESSAGE, turn, bomb)
-        me.say(Kind.CONTROL, turn, bomb)
+        me.say(FrameKind.MESSAGE, turn, bomb)
+        me.say(FrameKind.CONTROL, turn, bomb)
         me.finish(turn, command)
 
 
@@ -206,13 +208,13 @@ def large(me: Rogue, spec: dict[str, Any]) -> None:
     """Real messages above the limit: little enough for the link to carry, and far more than it carries."""
     for turn, _ in me.rounds():
         for size in (50 * spec["limit"], spec["limit"] + 1, spec["limit"] + 1000, spec["limit"] + 2000):
-            me.say(Kind.MESSAGE, turn, bytes(size))
+            me.say(FrameKind.MESSAGE, turn, bytes(size))
 
 
 def replay(me: Rogue, spec: dict[str, Any]) -> None:
     for turn, command in me.rounds():
-        number = me.say(Kind.MESSAGE, turn, outputs())
-        me.say(Kind.MESSAGE, turn, outputs(), number=number)
+        number = me.say(FrameKind.MESSAGE, turn, outputs())
+        me.say(FrameKind.MESSAGE, turn, outputs(), number=number)
         me.finish(turn, command)
 
 
@@ -227,7 +229,7 @@ def noisy_commands(me: Rogue, spec: dict[str, Any]) -> None:
     source = random.Random(2)
     for turn, _ in me.rounds():
         for _ in range(NOISE):
-            me.say(source.choice((Kind.CONTROL, Kind.HELLO)), turn, source.randbytes(source.randrange(200)))
+            me.say(source.choice((FrameKind.CONTROL, FrameKind.HELLO)), turn, source.randbytes(source.randrange(200)))
 
 
 def noisy_messages(me: Rogue, spec: dict[str, Any]) -> None:
@@ -238,7 +240,7 @@ def noisy_messages(me: Rogue, spec: dict[str, Any]) -> None:
             # Pure noise, and noise where a message has its header.
             cut = source.randrange(len(whole))
             data = source.choice((b"", whole[:cut], whole[:8])) + source.randbytes(source.randrange(200))
-            me.say(Kind.MESSAGE, turn, data)
+            me.say(FrameKind.MESSAGE, turn, data)
         me.finish(turn, command)
 
 
@@ -247,7 +249,7 @@ def flood(me: Rogue, spec: dict[str, Any]) -> None:
     block = bytes(spec["limit"] - 100)
     for turn, command in me.rounds():
         for _ in range(NOISE // 10):
-            me.say(Kind.MESSAGE, turn, block)
+            me.say(FrameKind.MESSAGE, turn, block)
         me.finish(turn, command)
 
 
@@ -256,7 +258,7 @@ def hoard(me: Rogue, spec: dict[str, Any]) -> None:
     block = bytes(spec["limit"] - 100)
     for turn, command in me.rounds():
         for _ in range(30):
-            me.say(Kind.MESSAGE, Turn(turn.phase + 3), block)
+            me.say(FrameKind.MESSAGE, Turn(turn.phase + 3), block)
             time.sleep(0.01)
         me.finish(turn, command)
 
@@ -278,8 +280,8 @@ def report(me: Rogue, spec: dict[str, Any]) -> None:
         {"sent": {me.name: 10**4000}},
     ]
     for number, (turn, command) in enumerate(me.rounds()):
-        me.say(Kind.MESSAGE, turn, outputs())
-        me.say(Kind.END, turn, b"")
+        me.say(FrameKind.MESSAGE, turn, outputs())
+        me.say(FrameKind.END, turn, b"")
         me.answer(command, report=whole | tricks[number % 3])
 
 
@@ -288,7 +290,7 @@ def scores(me: Rogue, spec: dict[str, Any]) -> None:
     tricks: list[Any] = [{"accuracy": 7.0}, {"rmse": 1e308}, {"__class__": 0.5}]
     me.evaluations = [{"scores": trick} for trick in tricks]
     for turn, command in me.rounds():
-        me.say(Kind.MESSAGE, turn, outputs())
+        me.say(FrameKind.MESSAGE, turn, outputs())
         me.finish(turn, command)
 
 
@@ -296,15 +298,15 @@ def text(me: Rogue, spec: dict[str, Any]) -> None:
     """Words that would forge a line of the log, or that no file takes."""
     whole: dict[str, Any] = {"sent": {}, "received": {}, "refused": [], "measures": []}
     for turn, command in me.rounds():
-        me.say(Kind.MESSAGE, turn, outputs())
-        me.say(Kind.END, turn, b"")
+        me.say(FrameKind.MESSAGE, turn, outputs())
+        me.say(FrameKind.END, turn, b"")
         me.answer(command, report=whole | {"remarks": [[me.name, "well\nround 1: 'a' is out \ud800 \x1b[2J"]]})
 
 
 def unknown(me: Rogue, spec: dict[str, Any]) -> None:
     for turn, command in me.rounds():
         me.tell(do="shutdown")
-        me.say(Kind.MESSAGE, turn, outputs())
+        me.say(FrameKind.MESSAGE, turn, outputs())
         me.finish(turn, command)
 
 
@@ -327,16 +329,16 @@ def forge(me: Rogue, spec: dict[str, Any]) -> None:
     stop = encode({}, {"json": json.dumps({"do": "stop", "why": "done", "number": 0})})
     for turn, command in me.rounds():
         for key in ("codistill/say/a/hub", "codistill/say/*/hub", "codistill/**"):
-            me.put(key, hello, Head(Kind.HELLO, me.life, 1, turn).encode())
-            me.put(key, outputs(value=9.0), Head(Kind.MESSAGE, me.life, 2, turn).encode())
-        me.put("codistill/say/hub/a", stop, Head(Kind.HELLO, me.life, 1, turn).encode())
-        me.put("codistill/say/hub/b", stop, Head(Kind.CONTROL, me.life, 2, turn).encode())
+            me.put(key, hello, FrameHeader(FrameKind.HELLO, me.life, 1, turn).encode())
+            me.put(key, outputs(value=9.0), FrameHeader(FrameKind.MESSAGE, me.life, 2, turn).encode())
+        me.put("codistill/say/hub/a", stop, FrameHeader(FrameKind.HELLO, me.life, 1, turn).encode())
+        me.put("codistill/say/hub/b", stop, FrameHeader(FrameKind.CONTROL, me.life, 2, turn).encode())
         if turn.phase == 0:
             caught.update(str(reply.ok.key_expr) for reply in ear.session.get("**", timeout=0.3) if reply.ok)
             caught.update(
                 str(reply.ok.key_expr) for reply in ear.session.liveliness().get("**", timeout=0.3) if reply.ok
             )
-        me.say(Kind.MESSAGE, turn, outputs())
+        me.say(FrameKind.MESSAGE, turn, outputs())
         me.finish(turn, command)
     own = (f"codistill/say/hub/{me.name}", f"codistill/here/{me.name}/", "codistill/here/hub/")
     tell(forge={"caught": sorted(key for key in caught if not key.startswith(own))})
@@ -349,12 +351,12 @@ def old(me: Rogue, spec: dict[str, Any]) -> None:
             ours, me.life = me.life, me.life ^ 1  # a new life
             me.keep(me.session.liveliness().declare_token(f"codistill/here/{me.name}/{me.life:x}"))
             for _ in range(20):
-                me.tell(kind=Kind.HELLO, do="hello", **spec["hello"] | {"version": "0.0.1"})
+                me.tell(kind=FrameKind.HELLO, do="hello", **spec["hello"] | {"version": "0.0.1"})
                 with contextlib.suppress(TimeoutError):
                     tell(old=me.hear("refused", 0.5))
                     break
             me.life = ours
-        me.say(Kind.MESSAGE, turn, outputs())
+        me.say(FrameKind.MESSAGE, turn, outputs())
         me.finish(turn, command)
 
 
@@ -364,7 +366,7 @@ def turncoat(me: Rogue, spec: dict[str, Any]) -> None:
         if turn.phase == 1:
             tell(turncoat={"at": "waiting"})
             wait_for(Path(spec["revoked"]))
-        me.say(Kind.MESSAGE, turn, outputs())
+        me.say(FrameKind.MESSAGE, turn, outputs())
         me.finish(turn, command)
 
 
@@ -404,9 +406,9 @@ def outsiders(spec: dict[str, Any]) -> None:
     while not Path(spec["over"]).exists() and time.monotonic() - began < 9 * SOON:
         for who, rogue in rogues.items():
             linked[who] |= rogue.is_linked(0)
-            rogue.tell(kind=Kind.HELLO, do="hello", **spec["hello"])
-            rogue.say(Kind.MESSAGE, Turn(0), outputs(value=9.0))
-            rogue.say(Kind.CONTROL, Turn(0), stop)
+            rogue.tell(kind=FrameKind.HELLO, do="hello", **spec["hello"])
+            rogue.say(FrameKind.MESSAGE, Turn(0), outputs(value=9.0))
+            rogue.say(FrameKind.CONTROL, Turn(0), stop)
         time.sleep(0.05)
     for who, rogue in rogues.items():
         tell(**{who: {"linked": linked[who], "seen": sorted(rogue.seen)}})
@@ -457,7 +459,7 @@ def false_hub(spec: dict[str, Any]) -> None:
         with contextlib.suppress(TimeoutError):
             life = me.hear("hello", spec.get("seconds", 3 * SOON), sender=name)["life"]
             outcome["heard"] = True
-            me.tell(to=name, kind=Kind.HELLO, do="welcome", life=life, **plan["welcome"])
+            me.tell(to=name, kind=FrameKind.HELLO, do="welcome", life=life, **plan["welcome"])
             if not plan.get("commands"):
                 outcome["why"] = me.hear("leaving", sender=name)["why"]
             else:
@@ -469,9 +471,9 @@ def false_hub(spec: dict[str, Any]) -> None:
 def _command(me: Rogue, name: str, command: dict[str, Any]) -> Any:
     source = random.Random(5)
     for _ in range(command.get("noise", 0)):
-        me.say(Kind(source.randrange(5)), Turn(source.randrange(5)), source.randbytes(100), to=name)
+        me.say(FrameKind(source.randrange(5)), Turn(source.randrange(5)), source.randbytes(100), to=name)
     for kind, text in command.get("frames", ()):
-        me.say(Kind[kind], Turn(0), bytes.fromhex(text), to=name)
+        me.say(FrameKind[kind], Turn(0), bytes.fromhex(text), to=name)
     if "do" in command:
         me.tell(to=name, **{key: value for key, value in command.items() if key not in ("frames", "answer")})
     return me.hear("answer", sender=name) if command.get("answer") else None

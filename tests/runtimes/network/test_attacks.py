@@ -35,7 +35,7 @@ from codistill.experiments import networked
 from codistill.experiments.site import read_site
 from codistill.runtimes.network.answers import checked_report, checked_scores, checked_view
 from codistill.runtimes.network.charter import Charter
-from codistill.runtimes.network.sessions import Gate
+from codistill.runtimes.network.sessions import Sessions
 from codistill.runtimes.network.terms import hello_of
 from codistill.runtimes.network.transport import Heard
 from codistill.runtimes.runtime import warm_up
@@ -480,7 +480,7 @@ def test_words_of_others_stay_on_their_line() -> None:
     assert text.startswith("one?two?[2J?xxx")
     assert len(text) == 500
     events: list[str] = []
-    gate = Gate(2, events.append)
+    gate = Sessions(2, events.append)
     for _ in range(3):
         gate.strike("a", "bad\n\ud800")
     assert events == [

@@ -16,8 +16,8 @@ from tests.runtimes.network.fakes import HOOKS, Centre, Life, Net, charter
 
 from codistill.errors import NetworkError
 from codistill.message import Message
-from codistill.runtimes.network.event_log import Journal
-from codistill.runtimes.network.frame_header import Head, Kind, Turn
+from codistill.runtimes.network.event_log import EventLog
+from codistill.runtimes.network.frame_header import FrameHeader, FrameKind, Turn
 from codistill.runtimes.network.options import Network
 from codistill.runtimes.network.stopping import Stopped
 from codistill.wire.state import unpack
@@ -170,7 +170,7 @@ def test_a_bad_message_costs_a_strike_and_three_are_the_end(spoilt: bytes, reaso
     net, whole = Net(), charter(NAMES, 5)
 
     def spoil(sender: str, receiver: str, head: bytes, payload: bytes) -> tuple[bytes, bytes]:
-        bad = sender == "b" and Head.decode(head).kind is Kind.MESSAGE
+        bad = sender == "b" and FrameHeader.decode(head).kind is FrameKind.MESSAGE
         return head, spoilt if bad else payload
 
     net.spoil = spoil
@@ -193,7 +193,9 @@ def test_a_replayed_message_is_seen_and_not_used() -> None:
     def again(me: Any) -> None:
         wire = lives["b"].wire
         wire.deliver(
-            "hub", Head(Kind.MESSAGE, wire.life, 1, centre.lines.turn).encode(), Message.of(x=np.full(3, 9.0)).encoded
+            "hub",
+            FrameHeader(FrameKind.MESSAGE, wire.life, 1, centre.lines.turn).encode(),
+            Message.of(x=np.full(3, 9.0)).encoded,
         )
 
     lives = {name: Life(net, name, whole) for name in NAMES}
@@ -289,7 +291,7 @@ def test_a_report_about_others_is_a_strike_and_does_not_count() -> None:
     net, whole = Net(), charter(NAMES, 2)
 
     def spoil(sender: str, receiver: str, head: bytes, payload: bytes) -> tuple[bytes, bytes]:
-        if sender == "b" and Head.decode(head).kind is Kind.CONTROL and b"report" in payload:
+        if sender == "b" and FrameHeader.decode(head).kind is FrameKind.CONTROL and b"report" in payload:
             text = json.dumps({"do": "answer", "number": 1, "report": {
                 "sent": {"a": 10**9}, "received": {}, "refused": [], "remarks": [], "measures": []}})  # fmt: skip
             return head, Message({}, {"json": text}).encoded
@@ -440,7 +442,7 @@ def test_a_quorum_that_cannot_be_reached_any_more_is_an_error() -> None:
     lives = [Life(net, name, whole) for name in NAMES]
     centre = Centre(net, whole, network=Network(quorum=1.0))
     centre.rounds(0, 1)
-    centre.lines.gate.bar("b", "3 bad messages")
+    centre.lines.sessions.bar("b", "3 bad messages")
     with pytest.raises(NetworkError, match="only 2 are left: b are out of the run"):
         centre.rounds(1, 2)
     centre.finish()
@@ -454,8 +456,8 @@ def test_messages_that_nobody_waits_for_do_not_pile_up_and_cost_strikes() -> Non
     centre.rounds(0, 1)
     centre.lines.begin(Turn(1), NAMES)
     for _ in range(100):
-        lives["b"].wire.send(("hub",), Kind.MESSAGE, Turn(1), bytes(60_000))
-    lives["c"].wire.send(("hub",), Kind.MESSAGE, Turn(10**6), b"x")
+        lives["b"].wire.send(("hub",), FrameKind.MESSAGE, Turn(1), bytes(60_000))
+    lives["c"].wire.send(("hub",), FrameKind.MESSAGE, Turn(10**6), b"x")
     held = sum(len(frame.payload) for frame in centre.lines.arrived())
     assert held == 4 * 60_000  # four of the largest size, and no more
     strikes = [text for text in centre.told if "strike" in text]
@@ -464,7 +466,7 @@ def test_messages_that_nobody_waits_for_do_not_pile_up_and_cost_strikes() -> Non
     assert "a message of a turn that has not begun" in strikes[3]
     assert not centre.lines._early
     centre.lines.finish()
-    lives["a"].wire.send(("hub",), Kind.MESSAGE, Turn(1), bytes(10))
+    lives["a"].wire.send(("hub",), FrameKind.MESSAGE, Turn(1), bytes(10))
     assert centre.lines.arrived() == []  # the turn is over
     centre.finish()
     lives["a"].end()
@@ -495,7 +497,7 @@ def test_what_others_say_cannot_forge_a_line_of_the_log() -> None:
     life = Life(net, "a", whole, version="1\n2026 hub: all is well\x1b[2J")
     _until(lambda: (centre.runtime._pump(0.01), not life.is_alive())[1])
     told: list[str] = []
-    journal = Journal("hub")
+    journal = EventLog("hub")
     with redirect_stderr(io.StringIO()) as shown:
         for text in centre.told:
             journal.tell(text)

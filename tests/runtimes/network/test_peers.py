@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.runtimes.network.fakes import HOOKS, FakeWire, Gossip, Killed, Net, agent, charter
+from tests.runtimes.network.fakes import HOOKS, FakeTransport, Gossip, Killed, Net, agent, charter
 
 from codistill.agent import Agent
 from codistill.errors import NetworkError
 from codistill.runtimes.drive import Plan
-from codistill.runtimes.network.event_log import Journal
+from codistill.runtimes.network.event_log import EventLog
 from codistill.runtimes.network.options import Network
 from codistill.runtimes.network.peers import walk
 from codistill.topology import Topology
@@ -48,9 +48,9 @@ class Walk(threading.Thread):
         self.whole = whole if seed == 0 else whole.__class__(**{**vars(whole), "seed": seed})
         self.agent: Agent = agent(name)
         self.told: list[str] = []
-        self.journal = Journal(name, quiet=True)
+        self.journal = EventLog(name, quiet=True)
         self.journal.tell = lambda text, *_, **__: self.told.append(text)  # type: ignore[method-assign,assignment]
-        self.wire = FakeWire(net, name, self.whole.topology.neighbours(name))
+        self.wire = FakeTransport(net, name, self.whole.topology.neighbours(name))
         self.folder, self.rounds = folder / name, rounds
         self.network = network or Network(patience=5)
         self.result: Any = None

@@ -17,12 +17,12 @@ from codistill.files import write_atomically, writing
 from codistill.runtimes.drive import Plan, drive
 from codistill.runtimes.host import BEGIN
 from codistill.runtimes.network.charter import Charter
-from codistill.runtimes.network.connections import Lines
-from codistill.runtimes.network.event_log import Journal
+from codistill.runtimes.network.connections import Connections
+from codistill.runtimes.network.event_log import EventLog
 from codistill.runtimes.network.hub_runtime import HubRuntime
 from codistill.runtimes.network.options import Network
 from codistill.runtimes.network.stopping import Stopped, never
-from codistill.runtimes.network.transport import Wire
+from codistill.runtimes.network.transport import Transport
 from codistill.runtimes.observers import Observer
 from codistill.runtimes.observers.progress import Progress
 from codistill.runtimes.runtime import Scores
@@ -34,10 +34,10 @@ RUN = "network.json"  # in the folder of a run: its name
 def conduct(
     charter: Charter,
     plan: Plan,
-    wire: Wire,
+    wire: Transport,
     network: Network,
     folder: Path,
-    journal: Journal,
+    journal: EventLog,
     *,
     checkpoint_every: int = 1,
     alone: bool = True,
@@ -54,7 +54,7 @@ def conduct(
         start, saved, _ = keeper.latest()
         for note in keeper.notes:
             journal.tell(note)
-        lines = Lines(wire, network, journal.tell, deadline=network.deadline, leads=True)
+        lines = Connections(wire, network, journal.tell, deadline=network.deadline, leads=True)
         hub = HubRuntime(
             stage, lines, charter.terms(), run=_run_id(folder), done=start, stopping=stopping,
             stores=lambda done: bool(checkpoint_every) and (done % checkpoint_every == 0 or done == plan.rounds),

@@ -14,10 +14,10 @@ from typing import Any
 
 from codistill.errors import MessageError
 from codistill.runtimes.links import Frame, Waiting
-from codistill.runtimes.network.frame_header import Head, Kind, Turn
+from codistill.runtimes.network.frame_header import FrameHeader, FrameKind, Turn
 from codistill.runtimes.network.options import Network
-from codistill.runtimes.network.sessions import Gate, Tell
-from codistill.runtimes.network.transport import EACH, ROOM, Heard, Overflow, Presence, Wire
+from codistill.runtimes.network.sessions import Sessions, Tell
+from codistill.runtimes.network.transport import EACH, ROOM, Heard, Overflow, Presence, Transport
 from codistill.text import printable
 from codistill.wire.codec import Arrays, decode, encode
 
@@ -31,7 +31,7 @@ _WORDS, _EVENTS = 600, 1000  # characters of an event, and events of a round: ot
 class Control:
     """A command or an answer: plain values, and arrays where it has any."""
 
-    def __init__(self, sender: str, content: dict[str, Any], arrays: Arrays, head: Head) -> None:
+    def __init__(self, sender: str, content: dict[str, Any], arrays: Arrays, head: FrameHeader) -> None:
         self.sender, self.content, self.arrays, self.head = sender, content, arrays, head
 
     @property
@@ -40,15 +40,15 @@ class Control:
         return str(self.content["do"])
 
 
-class Lines:
+class Connections:
     """Frames and commands to and from other nodes, in turns."""
 
     def __init__(
-        self, wire: Wire, network: Network, tell: Tell, *, deadline: float | None = None, leads: bool = False
+        self, wire: Transport, network: Network, tell: Tell, *, deadline: float | None = None, leads: bool = False
     ) -> None:
         """`leads`: nobody can be in a turn before this node is."""
         self.wire, self.network, self.tell = wire, network, tell
-        self.gate = Gate(network.strikes, tell)
+        self.sessions = Sessions(network.strikes, tell)
         self._events: list[str] = []  # of this round, for its log
         self.lives: dict[str, set[int]] = {}  # that can be seen, by node
         self.fell: dict[str, str] = {}  # who fell out of this turn, and why
@@ -88,12 +88,12 @@ class Lines:
 
     def post(self, phase: int, sender: str, receivers: Sequence[str], data: bytes | None) -> None:
         """Send a message; None stands for one that an injected fault has hit."""
-        kind = Kind.LOST if data is None else Kind.MESSAGE
+        kind = FrameKind.LOST if data is None else FrameKind.MESSAGE
         self.wire.send(receivers, kind, self.turn, data or b"")
 
     def post_end(self, phase: int, sender: str, listeners: Iterable[str]) -> None:
         """Say that this node's turn is over."""
-        self.wire.send([name for name in listeners if name in self.wire.others], Kind.END, self.turn)
+        self.wire.send([name for name in listeners if name in self.wire.others], FrameKind.END, self.turn)
 
     def arrived(self) -> list[Frame]:
         """Frames of this turn that have arrived, without waiting."""
@@ -123,9 +123,9 @@ class Lines:
         if at < self.turn or (at == self.turn and (self._over or frame.sender in self._ended)):
             return  # too late
         if at > self.turn and self._leads:
-            self.gate.strike(frame.sender, "a message of a turn that has not begun")
+            self.sessions.strike(frame.sender, "a message of a turn that has not begun")
         elif not self._has_room(frame):
-            self.gate.strike(frame.sender, "more messages than this node can hold")
+            self.sessions.strike(frame.sender, "more messages than this node can hold")
         elif at > self.turn:
             self._early.append((at, frame))
             self._end_if_over(frame.sender)
@@ -144,7 +144,7 @@ class Lines:
 
     def _end_if_over(self, name: str) -> None:
         """Nobody waits for a node that is out, gone, elsewhere, or already further."""
-        if name in self.gate.out:
+        if name in self.sessions.out:
             self.drop(name, "it is out")
         elif not self.is_here(name):
             self.drop(name, "it is gone")
@@ -161,11 +161,11 @@ class Lines:
 
     def let_in(self, name: str, life: int, number: int) -> None:
         """Let a life of a node in; what is left of another one, or from before the link was cut, does not count."""
-        if self.gate.life(name) != life:
+        if self.sessions.life(name) != life:
             self.seen.pop(name, None)
             self._early = [(at, frame) for at, frame in self._early if frame.sender != name]
             self._control = deque(control for control in self._control if control.sender != name)
-        self.gate.open(name, life, number)
+        self.sessions.open(name, life, number)
 
     # --- what an operator is told ---------------------------------------------------------------
 
@@ -185,7 +185,7 @@ class Lines:
     def command(
         self,
         *receivers: str,
-        kind: Kind = Kind.CONTROL,
+        kind: FrameKind = FrameKind.CONTROL,
         reached: Turn | None = None,
         arrays: Mapping[str, Any] | None = None,
         **content: Any,
@@ -207,7 +207,7 @@ class Lines:
 
     def is_here(self, name: str) -> bool:
         """Whether the life of a node that was let in can be seen."""
-        return self.gate.life(name) in self.lives.get(name, ())
+        return self.sessions.life(name) in self.lives.get(name, ())
 
     def _take(self, timeout: float) -> bool:
         """Look at one event; False if there was none."""
@@ -216,30 +216,30 @@ class Lines:
             case None:
                 return False
             case Heard():
-                head = self.gate.admit(event.sender, event.head)
+                head = self.sessions.admit(event.sender, event.head)
                 if head is not None:
                     self._hear(event, head)
             case Presence():
                 self._see(event)
             case Overflow():
-                self.gate.strike(event.sender, "it sent more than this node can hold")
-        if not isinstance(event, Presence) and event.sender in self.gate.out:
+                self.sessions.strike(event.sender, "it sent more than this node can hold")
+        if not isinstance(event, Presence) and event.sender in self.sessions.out:
             self.drop(event.sender, "it is out")
         return True
 
-    def _hear(self, heard: Heard, head: Head) -> None:
+    def _hear(self, heard: Heard, head: FrameHeader) -> None:
         sender = heard.sender
         if len(heard.payload) > self.network.message_limit:
-            self.gate.strike(sender, f"a message of {len(heard.payload)} bytes, above the limit")
+            self.sessions.strike(sender, f"a message of {len(heard.payload)} bytes, above the limit")
             return
-        if head.kind is Kind.HELLO:
+        if head.kind is FrameKind.HELLO:
             hello = self._read(heard, head)
             if hello is not None:
                 self.on_hello(hello)
             return
         if not self._leads:  # nobody is further than who leads, whatever turn of an earlier hub it has seen
             self.seen[sender] = max(head.turn, self.seen.get(sender, head.turn))
-        if head.kind is Kind.CONTROL:
+        if head.kind is FrameKind.CONTROL:
             control = self._read(heard, head)
             if control is not None:
                 self._queue(control)
@@ -247,17 +247,17 @@ class Lines:
             return
         frame = Frame(
             head.turn.phase, sender, [self.wire.me], heard.payload,
-            lost=head.kind is Kind.LOST, is_end=head.kind is Kind.END,
+            lost=head.kind is FrameKind.LOST, is_end=head.kind is FrameKind.END,
         )  # fmt: skip
         self._sort(head.turn, frame)
 
     def _queue(self, control: Control) -> None:
         if sum(waiting.sender == control.sender for waiting in self._control) >= _COMMANDS:
-            self.gate.strike(control.sender, f"more than {_COMMANDS} commands that nobody asked for")
+            self.sessions.strike(control.sender, f"more than {_COMMANDS} commands that nobody asked for")
             return
         self._control.append(control)
 
-    def _read(self, heard: Heard, head: Head) -> Control | None:
+    def _read(self, heard: Heard, head: FrameHeader) -> Control | None:
         try:
             arrays, values = decode(heard.payload, finite=False, limit=_CONTROL_LIMIT)
             if len(values["json"]) > _TEXT_LIMIT:
@@ -266,7 +266,7 @@ class Lines:
             if not isinstance(content, dict) or not isinstance(content.get("do"), str):
                 raise ValueError("no command")
         except (MessageError, KeyError, ValueError, TypeError, RecursionError) as error:
-            self.gate.strike(heard.sender, f"a command that cannot be read: {error}"[:300])
+            self.sessions.strike(heard.sender, f"a command that cannot be read: {error}"[:300])
             return None
         return Control(heard.sender, content, arrays, head)
 
@@ -275,7 +275,7 @@ class Lines:
         lives = self.lives.setdefault(name, set())
         (lives.add if presence.here else lives.discard)(presence.life)
         if before and not self.is_here(name):
-            self.gate.close(name)
+            self.sessions.close(name)
             self.drop(name, "it is gone")
         self.on_presence(name)
 

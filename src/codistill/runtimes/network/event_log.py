@@ -29,7 +29,7 @@ _WORDS = 1000  # characters of an event
 _LINE = 5.0  # seconds between two lines of an agent's progress
 
 
-class Journal(Observer):
+class EventLog(Observer):
     """Tells what happens, on standard error: a sentence each, or a JSON object each; and keeps `health.json`."""
 
     def __init__(self, node: str, *, form: str = "text", health: Path | None = None, quiet: bool = False) -> None:

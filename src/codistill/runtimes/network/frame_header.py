@@ -12,7 +12,7 @@ from typing import NamedTuple
 _LAYOUT = struct.Struct("<BQQiH")  # kind, life, number, phase, attempt
 
 
-class Kind(IntEnum):
+class FrameKind(IntEnum):
     """What a frame is."""
 
     MESSAGE = 0  # of a protocol
@@ -22,7 +22,7 @@ class Kind(IntEnum):
     HELLO = 4  # the first word of a life, and after a link is back
 
 
-_KINDS = tuple(Kind)  # faster to look up than Kind(number), which is done for every frame
+_KINDS = tuple(FrameKind)  # faster to look up than FrameKind(number), which is done for every frame
 
 
 class Turn(NamedTuple):
@@ -32,10 +32,10 @@ class Turn(NamedTuple):
     attempt: int = 0
 
 
-class Head(NamedTuple):
+class FrameHeader(NamedTuple):
     """What stands before a payload."""
 
-    kind: Kind
+    kind: FrameKind
     life: int  # drawn at random when a process starts: frames of a life that is over do not count
     number: int  # grows by one with each frame from a sender to a receiver: nothing counts twice
     turn: Turn = Turn(0)
@@ -45,7 +45,7 @@ class Head(NamedTuple):
         return _LAYOUT.pack(self.kind, self.life, self.number, *self.turn)
 
     @classmethod
-    def decode(cls, data: bytes) -> Head:
+    def decode(cls, data: bytes) -> FrameHeader:
         """From bytes; a `ValueError` if they are no head."""
         if len(data) != _LAYOUT.size:
             raise ValueError(f"a head of {len(data)} bytes instead of {_LAYOUT.size}")

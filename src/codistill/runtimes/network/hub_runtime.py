@@ -18,8 +18,8 @@ from codistill.errors import MessageError, NetworkError
 from codistill.results.outputs import View
 from codistill.runtimes.host import BEGIN, Report
 from codistill.runtimes.network.answers import checked_report, checked_scores, checked_view
-from codistill.runtimes.network.connections import Control, Lines
-from codistill.runtimes.network.frame_header import Kind, Turn
+from codistill.runtimes.network.connections import Connections, Control
+from codistill.runtimes.network.frame_header import FrameKind, Turn
 from codistill.runtimes.network.options import WIRE_VERSION
 from codistill.runtimes.network.stopping import RETURN, Stopped, always, never
 from codistill.runtimes.network.terms import objection
@@ -31,7 +31,7 @@ _REMIND = 30.0  # seconds between two lines that say who is waited for
 
 
 @dataclass
-class Seat:
+class AgentStatus:
     """An agent of the roster, as the hub knows it."""
 
     ready: bool = False  # it has taken its place: told of the run, and back to a state that counts
@@ -46,7 +46,7 @@ class HubRuntime(Runtime):
     def __init__(
         self,
         stage: Stage,
-        lines: Lines,
+        lines: Connections,
         terms: dict[str, Any],
         *,
         run: str,
@@ -57,7 +57,7 @@ class HubRuntime(Runtime):
         self._stage, self._lines, self._terms, self._run = stage, lines, terms, run
         self._host = stage.host(stage.nodes, lines)
         self.done = done  # rounds that count
-        self.seats = {name: Seat() for name in stage.names}
+        self.seats = {name: AgentStatus() for name in stage.names}
         self._stores, self._stopping = stores, stopping
         self._number = 0
         self._answers: dict[str, Control] = {}
@@ -105,10 +105,12 @@ class HubRuntime(Runtime):
 
     def _dismiss_the_barred(self) -> None:
         """Who is out is told so, once: nobody listens to it any more."""
-        for name in self._lines.gate.out.keys() - self._dismissed:
+        for name in self._lines.sessions.out.keys() - self._dismissed:
             self._dismissed.add(name)
             self.seats[name].ready = False
-            self._lines.command(name, do="refused", why=f"it is out of the run: {self._lines.gate.out[name]}", number=0)
+            self._lines.command(
+                name, do="refused", why=f"it is out of the run: {self._lines.sessions.out[name]}", number=0
+            )
 
     def _attempt(self, turn: Turn, members: tuple[str, ...]) -> Report:
         number = self._ask(
@@ -122,10 +124,10 @@ class HubRuntime(Runtime):
         done = []
         for _, sender, reason in report.refused:
             if sender in self.seats:
-                self._lines.gate.strike(sender, reason)
+                self._lines.sessions.strike(sender, reason)
         for name, answer in self._collect(number, members).items():
             told = self._checked(name, checked_report, name, answer.content.get("report"), self._stage.names)
-            if told is not None and name not in self._lines.fell and name not in self._lines.gate.out:
+            if told is not None and name not in self._lines.fell and name not in self._lines.sessions.out:
                 report = report.add(told)
                 done.append(name)
         report.present = tuple(name for name in members if name in done)
@@ -155,7 +157,7 @@ class HubRuntime(Runtime):
         usual = Counter(kinds.values()).most_common(1)
         for name, kind in kinds.items():
             if kind != usual[0][0]:
-                self._lines.gate.strike(name, "scores of another kind than the others'")
+                self._lines.sessions.strike(name, "scores of another kind than the others'")
                 scores[name] = {}
 
     def measure_alone(self, rounds: int) -> dict[str, Scores]:
@@ -184,7 +186,7 @@ class HubRuntime(Runtime):
 
     def see_off(self) -> None:
         """Tell everybody that the run is over; who is away is waited for a while."""
-        end, told = time.monotonic() + self._lines.network.linger, set(self._lines.gate.out)
+        end, told = time.monotonic() + self._lines.network.linger, set(self._lines.sessions.out)
         while True:
             here = [
                 name for name in self._stage.names if name not in told and self._is_in(name) and self.seats[name].ready
@@ -221,7 +223,7 @@ class HubRuntime(Runtime):
         return seat.ready and idle and self._is_in(name)
 
     def _is_in(self, name: str) -> bool:
-        return self._lines.is_here(name) and name not in self._lines.gate.out
+        return self._lines.is_here(name) and name not in self._lines.sessions.out
 
     def _muster(self, wanted: Sequence[str]) -> tuple[str, ...]:
         """Who of these is there and free: at first everybody, later a quorum is enough to go on."""
@@ -232,7 +234,7 @@ class HubRuntime(Runtime):
         while True:
             self._bar_the_revoked()
             here = tuple(name for name in wanted if self._is_free(name, keeping=True))
-            possible = [name for name in wanted if name not in self._lines.gate.out]
+            possible = [name for name in wanted if name not in self._lines.sessions.out]
             waited = time.monotonic() - began
             everybody = not self._mustered and (patience is None or waited < patience)
             if len(here) >= max(1, len(possible) if everybody else self._quorum(wanted)):
@@ -241,7 +243,7 @@ class HubRuntime(Runtime):
             if self._stopping():
                 raise Stopped
             if len(possible) < self._quorum(wanted):
-                out = ", ".join(name for name in wanted if name in self._lines.gate.out)
+                out = ", ".join(name for name in wanted if name in self._lines.sessions.out)
                 raise NetworkError(
                     f"A round needs {self._quorum(wanted)} of {len(wanted)} agents.",
                     f"only {len(possible)} are left: {out} are out of the run",
@@ -255,7 +257,9 @@ class HubRuntime(Runtime):
 
     def _bar_the_revoked(self) -> None:
         for name in self._lines.wire.revoked():
-            self._lines.gate.bar(name, "its certificate has been revoked; a new one is taken when the hub starts again")
+            self._lines.sessions.bar(
+                name, "its certificate has been revoked; a new one is taken when the hub starts again"
+            )
 
     def _ask(self, names: Sequence[str], **content: Any) -> int:
         self._number += 1
@@ -290,7 +294,7 @@ class HubRuntime(Runtime):
                 seat.ready, seat.owes = True, None
                 self._lines.tell(f"'{name}' is here")
             case "answer" if not self._is_asked(seat, control.content.get("number")):
-                self._lines.gate.strike(name, "an answer that nobody asked for")
+                self._lines.sessions.strike(name, "an answer that nobody asked for")
             case "answer":
                 if control.content.get("number") == seat.owes:  # not to a command that nobody waits for any more
                     seat.owes = None
@@ -301,10 +305,10 @@ class HubRuntime(Runtime):
                 seat.ready = False
                 self.tell(f"'{name}' leaves: {str(control.content.get('why'))[:300]}")
             case _:
-                self._lines.gate.strike(name, f"an unknown command '{control.do[:40]}'")
+                self._lines.sessions.strike(name, f"an unknown command '{control.do[:40]}'")
         return True
 
-    def _is_asked(self, seat: Seat, number: Any) -> bool:
+    def _is_asked(self, seat: AgentStatus, number: Any) -> bool:
         """Whether this may be a number to answer: each is answered once, in their order."""
         asked = type(number) is int and seat.answered < number <= self._number
         seat.answered = number if asked else seat.answered
@@ -317,7 +321,7 @@ class HubRuntime(Runtime):
         try:
             return check(*given)
         except MessageError as error:
-            self._lines.gate.strike(name, str(error))
+            self._lines.sessions.strike(name, str(error))
             return None
 
     # --- coming and going -------------------------------------------------------------------------
@@ -325,15 +329,19 @@ class HubRuntime(Runtime):
     def _greet(self, hello: Control) -> None:
         """Let a life of an agent in, or say why not."""
         name, life = hello.sender, hello.head.life
-        if self._lines.is_here(name) and self._lines.gate.life(name) != life and life not in self._lines.lives[name]:
+        if (
+            self._lines.is_here(name)
+            and self._lines.sessions.life(name) != life
+            and life not in self._lines.lives[name]
+        ):
             return  # of a life that is over
-        out = self._lines.gate.out.get(name)
+        out = self._lines.sessions.out.get(name)
         why = objection(self._terms, hello.content) if out is None else f"it is out of the run: {out}"
         if why is not None:
             self._lines.tell(f"'{name}' may not join: {why}")
-            self._lines.command(name, kind=Kind.HELLO, do="refused", why=why, life=life)
+            self._lines.command(name, kind=FrameKind.HELLO, do="refused", why=why, life=life)
             return
-        known = self._lines.gate.life(name)
+        known = self._lines.sessions.life(name)
         if known not in (None, life) and self._lines.is_here(name):
             if life not in self._turned_away:  # it greets again and again, until the other one is gone
                 self._turned_away.add(life)
@@ -349,7 +357,7 @@ class HubRuntime(Runtime):
             seat.ready, seat.owes = False, None
         if not seat.ready:
             self._lines.command(
-                name, kind=Kind.HELLO, do="welcome", run=self._run, done=self.done, terms=self._terms,
+                name, kind=FrameKind.HELLO, do="welcome", run=self._run, done=self.done, terms=self._terms,
                 version=__version__, wire=WIRE_VERSION, life=life,
             )  # fmt: skip
 

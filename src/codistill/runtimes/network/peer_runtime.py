@@ -17,8 +17,8 @@ from codistill.agent import Agent
 from codistill.errors import NetworkError
 from codistill.results.outputs import View
 from codistill.runtimes.host import BEGIN, Report
-from codistill.runtimes.network.connections import Control, Lines
-from codistill.runtimes.network.frame_header import Kind, Turn
+from codistill.runtimes.network.connections import Connections, Control
+from codistill.runtimes.network.frame_header import FrameKind, Turn
 from codistill.runtimes.network.stopping import RETURN, Stopped, never
 from codistill.runtimes.network.terms import Terms, difference
 from codistill.runtimes.runtime import Runtime, Scores, Stage, load_nodes, one_thread, save_nodes, score
@@ -39,7 +39,7 @@ class PeerRuntime(Runtime):
     def __init__(
         self,
         stage: Stage,
-        lines: Lines,
+        lines: Connections,
         terms: Terms,
         *,
         done: int = 0,
@@ -64,7 +64,7 @@ class PeerRuntime(Runtime):
     def run(self, phase: int, present: tuple[str, ...]) -> Report:
         """Drive one phase with the neighbours that are there; skip it if they are already further."""
         for name in self._lines.wire.revoked():
-            self._lines.gate.bar(
+            self._lines.sessions.bar(
                 name, "its certificate has been revoked; a new one is taken when this peer starts again"
             )
         began = time.monotonic()
@@ -81,7 +81,7 @@ class PeerRuntime(Runtime):
             self.tell(f"goes on without '{name}': {why}")
         for receiver, sender, reason in report.refused:
             if receiver == self._agent.name:
-                self._lines.gate.strike(sender, reason)
+                self._lines.sessions.strike(sender, reason)
         if gone and phase != BEGIN:
             report.events.append(f"without {', '.join(name for name in self._lines.wire.others if name in gone)}")
         report.events += self._lines.noted()
@@ -127,7 +127,7 @@ class PeerRuntime(Runtime):
 
     def _is_with_us(self, name: str, phase: int) -> bool:
         meets = self._lines.meet.get(name, Turn(phase)) <= Turn(phase)
-        return self._lines.is_here(name) and meets and name not in self._lines.gate.out
+        return self._lines.is_here(name) and meets and name not in self._lines.sessions.out
 
     def _wait_for_neighbours(self) -> None:
         """At first for all of them, later for the quorum: with nobody there, there is nobody to learn from."""
@@ -138,7 +138,7 @@ class PeerRuntime(Runtime):
         while True:
             self._pump(0)
             self._greet_again()
-            possible = [name for name in others if name not in self._lines.gate.out and name not in self._finished]
+            possible = [name for name in others if name not in self._lines.sessions.out and name not in self._finished]
             here = [name for name in possible if self._lines.is_here(name)]
             waited = time.monotonic() - began
             everybody = not self._met and (patience is None or waited < patience)
@@ -166,11 +166,11 @@ class PeerRuntime(Runtime):
             case "done":
                 self._finished.add(control.sender)
             case _:
-                self._lines.gate.strike(control.sender, f"an unknown command '{control.do[:40]}'")
+                self._lines.sessions.strike(control.sender, f"an unknown command '{control.do[:40]}'")
 
     def _noticed(self, name: str) -> None:
         """A life of a neighbour has appeared, or is gone: greet whoever is new."""
-        new = self._lines.lives.get(name, set()) - {self._lines.gate.life(name)}
+        new = self._lines.lives.get(name, set()) - {self._lines.sessions.life(name)}
         if new:
             self._greet(name)
 
@@ -184,12 +184,12 @@ class PeerRuntime(Runtime):
 
     def _greet(self, name: str) -> None:
         samples = len(self._agent.shard)
-        self._lines.command(name, kind=Kind.HELLO, do="hello", at=self._at, samples=samples, terms=self._terms)
+        self._lines.command(name, kind=FrameKind.HELLO, do="hello", at=self._at, samples=samples, terms=self._terms)
 
     def _greeted(self, hello: Control) -> None:
         name, life, at = hello.sender, hello.head.life, hello.content.get("at")
         if hello.do == "refused" and self._met:
-            self._lines.gate.bar(name, "it refuses to go on with this peer")
+            self._lines.sessions.bar(name, "it refuses to go on with this peer")
             return
         if hello.do == "refused":
             raise NetworkError(
@@ -201,11 +201,11 @@ class PeerRuntime(Runtime):
         why = difference(self._terms, terms) if isinstance(terms, dict) else "its greeting is not whole"
         if why is not None or type(at) is not int:
             self.tell(f"'{name}' is not let in: {why}")
-            self._lines.command(name, kind=Kind.HELLO, do="refused", why=why)
+            self._lines.command(name, kind=FrameKind.HELLO, do="refused", why=why)
             return
         samples = hello.content.get("samples")
         self._samples[name] = samples if type(samples) is int and 0 < samples < 1 << 48 else 0
-        new = self._lines.gate.life(name) != life
+        new = self._lines.sessions.life(name) != life
         self._lines.let_in(name, life, hello.head.number)
         if not new:
             return

@@ -17,13 +17,13 @@ from codistill.results.records import Record, Row
 from codistill.runtimes.drive import Plan, drive
 from codistill.runtimes.network.charter import Charter
 from codistill.runtimes.network.conduct import write_alone
-from codistill.runtimes.network.connections import Lines
-from codistill.runtimes.network.event_log import Journal
+from codistill.runtimes.network.connections import Connections
+from codistill.runtimes.network.event_log import EventLog
 from codistill.runtimes.network.options import Network
 from codistill.runtimes.network.peer_runtime import PeerRuntime
 from codistill.runtimes.network.solitude import train_alone
 from codistill.runtimes.network.stopping import Stopped, never
-from codistill.runtimes.network.transport import Wire
+from codistill.runtimes.network.transport import Transport
 from codistill.runtimes.observers import Observer
 from codistill.runtimes.observers.progress import Progress
 from codistill.runtimes.store import METRICS, TIMES, Keeper, read_rows, whole_lines
@@ -36,10 +36,10 @@ def walk(
     charter: Charter,
     agent: Agent,
     plan: Plan,
-    wire: Wire,
+    wire: Transport,
     network: Network,
     folder: Path,
-    journal: Journal,
+    journal: EventLog,
     *,
     checkpoint_every: int = 1,
     alone: bool = True,
@@ -61,7 +61,7 @@ def walk(
             scores = train_alone(stage, agent, plan.rounds, stopping)
             if not stopping():
                 write_alone(folder, (agent.name,), plan.rounds, {agent.name: scores}, charter.test)
-        lines = Lines(wire, network, journal.tell, deadline=network.deadline)
+        lines = Connections(wire, network, journal.tell, deadline=network.deadline)
         peer = PeerRuntime(
             stage, lines, charter.terms(), done=start, stopping=stopping,
             keep_view=lambda view: write_atomically(folder / VIEW, encode(view, {})),

@@ -15,10 +15,10 @@ from codistill.errors import NetworkError, StorageError
 from codistill.results.outputs import View
 from codistill.runtimes.host import BEGIN, Host, Report
 from codistill.runtimes.network.answers import as_plain
-from codistill.runtimes.network.connections import Control, Lines
-from codistill.runtimes.network.frame_header import Kind, Turn
+from codistill.runtimes.network.connections import Connections, Control
+from codistill.runtimes.network.frame_header import FrameKind, Turn
 from codistill.runtimes.network.solitude import train_alone
-from codistill.runtimes.network.state_store import Shelf
+from codistill.runtimes.network.state_store import StateStore
 from codistill.runtimes.network.stopping import never
 from codistill.runtimes.network.terms import Terms, check_terms
 from codistill.runtimes.runtime import Scores, Stage, one_thread, score
@@ -39,12 +39,12 @@ def ignore(what: str, done: int, scores: Scores) -> None:
     """Nobody watches."""
 
 
-class Member:
+class RemoteAgent:
     """One agent's life in a federation."""
 
     def __init__(
         self,
-        lines: Lines,
+        lines: Connections,
         hello: dict[str, Any],
         settle: Settle,
         folder: Path | None = None,
@@ -98,7 +98,7 @@ class Member:
                 return False
             if self._lines.lives.get(HUB) and time.monotonic() - greeted > _AGAIN:
                 greeted = time.monotonic()
-                self._lines.command(HUB, kind=Kind.HELLO, do="hello", **self._hello)
+                self._lines.command(HUB, kind=FrameKind.HELLO, do="hello", **self._hello)
             self._lines.next_control(0.05)  # of a life that is over: only a welcome counts now
             if time.monotonic() - said > _WORRY:
                 said = time.monotonic()
@@ -127,7 +127,7 @@ class Member:
                     "Join anew, with a new process.",
                 )
             self._run = run
-            self._shelf = Shelf(None if self._folder is None else self._folder / run)
+            self._shelf = StateStore(None if self._folder is None else self._folder / run)
             for note in self._shelf.notes:
                 self._lines.tell(note)
         self._shelf.forget_after(done)
@@ -158,9 +158,11 @@ class Member:
     def _serve(self) -> bool | None:
         """Do as told. True: the run is over. False: asked to stop. None: the hub is gone, or back anew."""
         while self._lines.is_here(HUB):
-            if HUB in self._lines.gate.out:
+            if HUB in self._lines.sessions.out:
                 raise NetworkError(
-                    "A hub must send commands that make sense.", self._lines.gate.out[HUB], "Ask whoever runs the hub."
+                    "A hub must send commands that make sense.",
+                    self._lines.sessions.out[HUB],
+                    "Ask whoever runs the hub.",
                 )
             # A round in hand is finished first, if the hub says within a while that it counts.
             if self._stopping() and (not self._dirty or time.monotonic() - self._answered > _COUNTED):
@@ -186,7 +188,7 @@ class Member:
         try:
             act, number = self._understood(control)
         except (KeyError, TypeError, ValueError) as error:
-            self._lines.gate.strike(HUB, f"a command '{control.do[:40]}' that makes no sense: {error!r}"[:300])
+            self._lines.sessions.strike(HUB, f"a command '{control.do[:40]}' that makes no sense: {error!r}"[:300])
             return
         arrays, answer = act()
         self._answered = time.monotonic()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from codistill.runtimes.network.frame_header import Head, Kind
+from codistill.runtimes.network.frame_header import FrameHeader, FrameKind
 from codistill.text import printable
 
 _REASON = 300  # characters of why a message is bad: parts of it were written by whoever sent it
@@ -15,7 +15,7 @@ _REASON = 300  # characters of why a message is bad: parts of it were written by
 Tell = Callable[[str], None]  # takes a sentence for the operator
 
 
-class Gate:
+class Sessions:
     """Who has been let in, how far each has come in what it says, and who has struck out."""
 
     def __init__(self, strikes: int, tell: Tell) -> None:
@@ -37,22 +37,22 @@ class Gate:
         """A life is over."""
         self._lives.pop(name, None)
 
-    def admit(self, sender: str, data: bytes) -> Head | None:
+    def admit(self, sender: str, data: bytes) -> FrameHeader | None:
         """The head of a frame that counts; None if it does not."""
         try:
-            head = Head.decode(data)
+            head = FrameHeader.decode(data)
         except ValueError as error:
             self.strike(sender, f"what it sent is no frame: {error}")
             return None
         if sender in self.out:
-            return head if head.kind is Kind.HELLO and head.life != self._lives.get(sender) else None
+            return head if head.kind is FrameKind.HELLO and head.life != self._lives.get(sender) else None
         known = self._lives.get(sender) == head.life
         if known and head.number <= self._numbers[sender]:
             self.strike(sender, f"frame {head.number} came again, after frame {self._numbers[sender]}: a replay")
             return None
         if not known:
             # A first word opens a new life; anything else is left over from one that is over.
-            return head if head.kind is Kind.HELLO else None
+            return head if head.kind is FrameKind.HELLO else None
         self._numbers[sender] = head.number
         return head
 

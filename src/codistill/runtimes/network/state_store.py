@@ -12,7 +12,7 @@ _KEPT = 2  # the hub may have counted one round less than this agent
 _DIGEST = 32
 
 
-class Shelf:
+class StateStore:
     """States of one agent in one run, by rounds done. Nobody but the agent ever reads them."""
 
     def __init__(self, folder: Path | None) -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from codistill.errors import NetworkError
 from codistill.runtimes.network.addresses import endpoint
-from codistill.runtimes.network.frame_header import Head, Kind, Turn
+from codistill.runtimes.network.frame_header import FrameHeader, FrameKind, Turn
 
 if TYPE_CHECKING:
     from codistill.certs.credentials import Credentials
@@ -64,7 +64,7 @@ class Overflow:
 Event = Heard | Presence | Overflow
 
 
-class Wire:
+class Transport:
     """Sends frames to nodes by name, and collects what they say in an inbox."""
 
     def __init__(
@@ -144,7 +144,7 @@ class Wire:
             self._full.discard(event.sender)
         return event
 
-    def send(self, receivers: Sequence[str], kind: Kind, turn: Turn, payload: bytes = b"") -> None:
+    def send(self, receivers: Sequence[str], kind: FrameKind, turn: Turn, payload: bytes = b"") -> None:
         """Queue a frame for each receiver; a receiver that is slow or gone holds up nobody else."""
         shared, size = self._make_bytes(payload), len(payload) + EACH
         for name in receivers:
@@ -168,7 +168,7 @@ class _Sender(threading.Thread):
 
     def __init__(self, session: Any, zenoh: Any, key: str, life: int) -> None:
         super().__init__(name=f"to {key}", daemon=True)
-        self._queue: queue.SimpleQueue[tuple[Kind, Turn, Any] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[tuple[FrameKind, Turn, Any] | None] = queue.SimpleQueue()
         self._putting = threading.Lock()
         self._queued = self._done = 0  # frames that were left to the thread, and that it has sent: one writer each
         self.unheard = 0  # bytes since the receiver last spoke
@@ -177,7 +177,7 @@ class _Sender(threading.Thread):
         self._publisher = session.declare_publisher(key, congestion_control=zenoh.CongestionControl.BLOCK, express=True)
         self.start()
 
-    def send(self, kind: Kind, turn: Turn, payload: Any, size: int) -> None:
+    def send(self, kind: FrameKind, turn: Turn, payload: Any, size: int) -> None:
         """At once, if that cannot take long and nothing is before it; else by the thread."""
         self.unheard += size
         if self._queued == self._done and self.unheard <= _AT_ONCE and self._putting.acquire(blocking=False):
@@ -200,10 +200,10 @@ class _Sender(threading.Thread):
                 self._put(*item)
             self._done += 1
 
-    def _put(self, kind: Kind, turn: Turn, payload: Any) -> None:
+    def _put(self, kind: FrameKind, turn: Turn, payload: Any) -> None:
         self._number += 1
         with suppress(self._ended):  # the session is closed
-            self._publisher.put(payload, attachment=Head(kind, self._life, self._number, turn).encode())
+            self._publisher.put(payload, attachment=FrameHeader(kind, self._life, self._number, turn).encode())
 
 
 def _zenoh() -> Any:

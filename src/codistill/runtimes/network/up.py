@@ -34,14 +34,14 @@ from codistill.runtimes.links import describe_error, rebuild_error
 from codistill.runtimes.network.answers import SCORES
 from codistill.runtimes.network.charter import Charter
 from codistill.runtimes.network.conduct import conduct, write_alone
-from codistill.runtimes.network.connections import Lines
-from codistill.runtimes.network.event_log import HEALTH, Journal
+from codistill.runtimes.network.connections import Connections
+from codistill.runtimes.network.event_log import HEALTH, EventLog
 from codistill.runtimes.network.options import Network
 from codistill.runtimes.network.peers import Gathering, align, walk
-from codistill.runtimes.network.remote_agent import Member
+from codistill.runtimes.network.remote_agent import RemoteAgent
 from codistill.runtimes.network.stopping import never
 from codistill.runtimes.network.terms import hello_of
-from codistill.runtimes.network.transport import Wire
+from codistill.runtimes.network.transport import Transport
 from codistill.runtimes.observers import Observer
 from codistill.runtimes.observers.progress import Progress
 from codistill.runtimes.runtime import Scores, warm_up
@@ -105,24 +105,24 @@ class Trial:
         return hub.exitcode == 0
 
     def _hub(self, charter: Charter, certs: Path, port: int) -> bool:
-        journal = Journal(HUB, form=self.form, health=self.folder / HEALTH, quiet=not self.verbose)
+        journal = EventLog(HUB, form=self.form, health=self.folder / HEALTH, quiet=not self.verbose)
         with GentleInterrupt(quiet=True, signals=(signal.SIGTERM,)) as interrupt:
             own = read_credentials(certs / HUB, HUB)
-            wire = Wire(HUB, charter.topology.names, self.network, own, listen=f"127.0.0.1:{port}")
+            wire = Transport(HUB, charter.topology.names, self.network, own, listen=f"127.0.0.1:{port}")
             return conduct(
                 charter, self.plan, wire, self.network, self.folder, journal, checkpoint_every=self.checkpoint_every,
                 alone=self.alone, stopping=lambda: interrupt.asked, progress=self.progress,
             )  # fmt: skip
 
     def _member(self, charter: Charter, agent: Agent, certs: Path, port: int) -> bool:
-        journal = Journal(agent.name, form=self.form, quiet=not self.verbose)
+        journal = EventLog(agent.name, form=self.form, quiet=not self.verbose)
         own = read_credentials(certs / agent.name, "agent")
-        wire = Wire(agent.name, (HUB,), self.network, own, dial=[f"127.0.0.1:{port}"])
-        lines = Lines(wire, self.network, journal.tell)
+        wire = Transport(agent.name, (HUB,), self.network, own, dial=[f"127.0.0.1:{port}"])
+        lines = Connections(wire, self.network, journal.tell)
         stage = charter.stage(agent)
         hello = hello_of(agent, charter.public, agent.shard.x.shape[1:], len(agent.shard))
         try:
-            return Member(lines, hello, lambda _: stage, self._home(agent.name)).live()
+            return RemoteAgent(lines, hello, lambda _: stage, self._home(agent.name)).live()
         finally:
             wire.close()
 
@@ -182,9 +182,9 @@ class Trial:
         others = [name for name in topology.names if name in linked]
         # One link for each edge: the one who is later in the roster dials.
         dialled = others[: sum(topology.names.index(name) < topology.names.index(me) for name in others)]
-        journal = Journal(me, form=self.form, quiet=not self.verbose)
+        journal = EventLog(me, form=self.form, quiet=not self.verbose)
         with GentleInterrupt(quiet=True, signals=(signal.SIGTERM,)) as interrupt:
-            wire = Wire(
+            wire = Transport(
                 me, others, self.network, read_credentials(certs / me, "agent"),
                 listen=f"127.0.0.1:{ports[me]}", dial=[f"127.0.0.1:{ports[name]}" for name in dialled],
             )  # fmt: skip
