@@ -130,6 +130,10 @@ class Node:
             each = [given] if isinstance(agents, str) else given
             self.measures += [(name, figure, float(value)) for name, value in zip(names, each, strict=True)]
 
+    def measured(self) -> list[tuple[str, str, float]]:
+        """All (agent, figure, value) of this round."""
+        return self.measures
+
     async def _send(self, messages: Mapping[str, Message]) -> None:
         self._check_links(messages)
         await self._yield(Send(messages))
@@ -294,6 +298,13 @@ class Hub(Node):
         """To every agent that is present the same message."""
         message = message or Message.of(**items)
         await self._send(dict.fromkeys(self.present, message))
+
+    def measured(self) -> list[tuple[str, str, float]]:
+        """One value for each agent and figure, the mean over the steps of this round: the hub has as many as messages."""
+        given: dict[tuple[str, str], list[float]] = {}
+        for agent, figure, value in self.measures:
+            given.setdefault((agent, figure), []).append(value)
+        return [(agent, figure, sum(values) / len(values)) for (agent, figure), values in given.items()]
 
     async def skip(self) -> None:
         """Nobody was heard: reply to everyone with an empty message, so that `ask_hub` returns None."""

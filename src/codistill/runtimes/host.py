@@ -120,7 +120,7 @@ class Host:
         for node in self.nodes.values():
             self._report.refused += [(node.name, sender, reason) for sender, reason in node.rejected]
             self._report.remarks += [(node.name, text) for text in node.remarks]
-            self._report.measures += node.measures
+            self._report.measures += node.measured()
             node.rejected, node.remarks, node.measures = [], [], []
         return self._report
 

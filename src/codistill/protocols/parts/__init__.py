@@ -4,10 +4,10 @@ Each computes; none of them communicates. What is sent and received stands in th
 """
 
 from codistill.protocols.parts.aggregation import KINDS, PLAIN_KINDS, Aggregation
-from codistill.protocols.parts.ring import as_targets, ring_neighbours
 from codistill.protocols.parts.classes import check_classes, class_means, class_means_of_others, class_targets
 from codistill.protocols.parts.discriminator import Discriminator
 from codistill.protocols.parts.losses import clip_rows, distillation
+from codistill.protocols.parts.ring import as_targets, ring_neighbours
 from codistill.protocols.parts.schedules import SCHEDULES, communication_steps, lr_factor, set_lr
 from codistill.protocols.parts.shared_outputs import (
     coverage,
