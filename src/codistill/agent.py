@@ -300,7 +300,7 @@ class Hub(Node):
         await self._send(dict.fromkeys(self.present, message))
 
     def measured(self) -> list[tuple[str, str, float]]:
-        """One value for each agent and figure, the mean over the steps of this round: the hub has as many as messages."""
+        """One value for each agent and figure: the mean over the steps of this round."""
         given: dict[tuple[str, str], list[float]] = {}
         for agent, figure, value in self.measures:
             given.setdefault((agent, figure), []).append(value)
