@@ -239,14 +239,14 @@ class Agent(Node):
 
     def open_model(self, sender: str, message: Message) -> Any:
         """The model in a message, ready to predict on one's own data; None, and a refusal, if unsound."""
-        from codistill.learners.portable import Heard, open_model
+        from codistill.learners.portable import ReceivedModel, open_model
 
         try:
             # A module is initialised before its weights are loaded: that must not change what is drawn next.
             with torch.random.fork_rng(devices=()):
                 model = open_model(message, self.shard.x.shape[1:], self.shard.classes)
             # A stranger's model is asked at once: where it fails, it is refused by name like any other.
-            return model if sender == self.name else Heard(model, self.shard.x, self.shard.classes)
+            return model if sender == self.name else ReceivedModel(model, self.shard.x, self.shard.classes)
         except MessageError as error:
             self.refuse(sender, error)
             return None

@@ -283,7 +283,7 @@ class TorchLearner(GradientLearner):
 
     def export(self) -> Message:
         """A registered architecture's name and options, with the weights; any other module as ONNX."""
-        from codistill.learners.portable import export_torch
+        from codistill.learners.portable.torch_models import export_torch
 
         return export_torch(self) if hasattr(self.module, "architecture") else portable_onnx.export_module(self)
 
