@@ -140,7 +140,7 @@ class Node:
 
     def _check_links(self, receivers: Iterable[str]) -> None:
         for receiver in receivers:
-            if not self.topology.may_speak(self.name, receiver):
+            if not self.topology.may_send(self.name, receiver):
                 raise RuntimeFault(
                     "A message may only go along a link of the topology.",
                     f"'{self.name}' tried to send to '{receiver}'",

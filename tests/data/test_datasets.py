@@ -617,7 +617,7 @@ def test_faulty_samples_name_their_owner_and_row(x, y, phrases):
     assert_says(error, *phrases)
 
 
-# Digests and the reference set
+# Digests and public data
 
 
 def test_a_digest_is_the_sha256_of_type_shape_and_bytes():

@@ -270,8 +270,8 @@ def test_a_recipe_sets_it_and_the_folder_says_so(tmp_path: Path) -> None:
     ("change", "must"),
     [
         ({"bit": 8}, "Did you mean 'bits'"),
-        ({"bits": 7}, "bits must be 8, 16 or absent"),
-        ({"error_feedback": True}, "needs something that loses"),
+        ({"bits": 7}, "bits must be 8, 16 or unset"),
+        ({"error_feedback": True}, "needs lossy compression"),
     ],
 )
 def test_a_recipe_is_held_to_it(change: dict[str, Any], must: str, tmp_path: Path) -> None:

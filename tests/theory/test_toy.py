@@ -7,7 +7,7 @@ import pytest
 
 from codistill.cli import main
 from codistill.theory import forecast_of
-from codistill.theory.toy import DIMENSION, SAMPLES, SETTINGS, YARDSTICKS, run_toy, toy_problem
+from codistill.theory.toy import DIMENSION, SAMPLES, SETTINGS, BASELINES, run_toy, toy_problem
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ def test_the_forecast_is_what_happens(toys) -> None:
         for method, line in {line.method: line for line in outlook.outlooks}.items():
             if line.rate ** len(toy.errors[method]) < 1e-2:
                 assert toy.errors[method][-1] == pytest.approx(line.error, rel=0.03)
-        assert outlook.errors == pytest.approx({name: toy.errors[name][0] for name in YARDSTICKS})
+        assert outlook.errors == pytest.approx({name: toy.errors[name][0] for name in BASELINES})
 
 
 def test_the_command_prints_tables_and_draws(tmp_path, capsys) -> None:

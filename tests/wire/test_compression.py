@@ -358,11 +358,11 @@ def test_a_name_is_reserved():
 @pytest.mark.parametrize(
     ("options", "must"),
     [
-        ({"bits": 4}, "bits must be 8, 16 or absent"),
+        ({"bits": 4}, "bits must be 8, 16 or unset"),
         ({"bits": "8"}, "bits must be an integer"),
         ({"top_k": 0}, "top_k must be at least 1"),
         ({"lossless": 1}, "lossless must be true or false"),
-        ({"error_feedback": True, "lossless": True}, "error_feedback needs something that loses"),
+        ({"error_feedback": True, "lossless": True}, "error_feedback needs lossy compression"),
     ],
 )
 def test_settings_are_checked(options, must):

@@ -184,7 +184,7 @@ class Host:
         except StopIteration:
             self._end(node.name)
             if self.links:
-                self.links.post_end(self._phase, node.name, node.topology.listeners(node.name))
+                self.links.post_end(self._phase, node.name, node.topology.receivers(node.name))
             return True
         except Exception as error:
             where = "before round 1" if self._phase == BEGIN else f"in round {self._phase + 1}"
