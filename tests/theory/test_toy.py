@@ -7,7 +7,7 @@ import pytest
 
 from codistill.cli import main
 from codistill.theory import forecast_of
-from codistill.theory.toy import DIMENSION, SAMPLES, SETTINGS, BASELINES, run_toy, toy_problem
+from codistill.theory.toy import BASELINES, DIMENSION, SAMPLES, SETTINGS, run_toy, toy_problem
 
 
 @pytest.fixture(scope="module")
