@@ -35,7 +35,7 @@ scalars = st.one_of(
 plain = st.dictionaries(names, st.one_of(scalars, st.lists(scalars, max_size=3)), max_size=4)
 
 
-repeatable = settings(derandomize=True, database=None, deadline=None, max_examples=50)
+repeatable = settings(derandomize=True, database=None, deadline=None, max_examples=35)
 
 
 def raw(header, body=b""):

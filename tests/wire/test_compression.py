@@ -21,7 +21,7 @@ from codistill.wire.packing import BODY, EXPANSION, Form
 from codistill.wire.quantise import groups
 from codistill.wire.topk import probability_rows
 
-repeatable = settings(derandomize=True, database=None, deadline=None, max_examples=60)
+repeatable = settings(derandomize=True, database=None, deadline=None, max_examples=35)
 FLOATS = [np.dtype(kind) for kind in "efd"]
 
 

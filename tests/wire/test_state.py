@@ -38,7 +38,7 @@ def typed(tree):
     return type(tree).__name__, tree
 
 
-@settings(derandomize=True, database=None, deadline=None, max_examples=50)
+@settings(derandomize=True, database=None, deadline=None, max_examples=35)
 @given(trees)
 def test_plain_trees_come_back_as_they_were(tree):
     assert typed(unpack(pack(tree))) == typed(tree)
