@@ -87,7 +87,7 @@ def table(title: str, cls: Any, note: str = "") -> str:
         if field.default is dataclasses.MISSING:
             default = "required"
         else:
-            default = "absent" if field.default is None else f"`{_toml(field.default)}`"
+            default = "unset" if field.default is None else f"`{_toml(field.default)}`"
         lines.append(f"| `{field.name}` | {default} | {field.metadata.get('help', '')}{_bounds(field.metadata)} |")
     return "\n".join(lines) + "\n"
 

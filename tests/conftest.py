@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-import numpy as np
-import pytest
-import torch
-from sklearn.datasets import load_digits
+import os
+
+# Before numpy is loaded: threads that wait for one another cost more than small matrices do.
+for _variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(_variable, "1")
+
+import numpy as np  # noqa: E402
+import pytest  # noqa: E402
+import torch  # noqa: E402
+from sklearn.datasets import load_digits  # noqa: E402
 
 torch.set_num_threads(1)
 

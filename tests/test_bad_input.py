@@ -34,6 +34,7 @@ from codistill.errors import (
     RuntimeFault,
     StorageError,
 )
+from codistill.reports import pages
 
 # --- through the command line ---------------------------------------------------------------------------
 
@@ -186,6 +187,8 @@ ROWS = {
 def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("CODISTILL_DATA", raising=False)
+    # Pictures take longest, and are not looked at here: `whole` draws them once.
+    monkeypatch.setattr(pages, "write_report", lambda summary, path: files.write_atomically(path, b"<html></html>\n"))
     return tmp_path
 
 
@@ -532,9 +535,9 @@ CALLS = {
         lambda: federation([pair()[0], cd.Agent("b", net(5), X[:9, :5], Y[:9])]), DataError,
         ["shape of those of agent 'clinic', (13,)", "agent 'b' has (5,)"]),
     "public of another shape": (lambda: federation(public=X[:9, :5]), DataError, ["the reference set has (5,)"]),
-    "public with NaN": (lambda: federation(public=BAD), DataError, ["the reference set", "nan in row 3"]),
+    "public with NaN": (lambda: federation(public=BAD), DataError, ["the public data", "nan in row 3"]),
     "public as a count": (lambda: federation(public=400), DataError, ["must be samples", "400"]),
-    "public empty": (lambda: federation(public=X[:0]), DataError, ["the reference set", "(0, 13)"]),
+    "public empty": (lambda: federation(public=X[:0]), DataError, ["the public data", "(0, 13)"]),
     "test of another shape": (lambda: federation(test=(X[:9, :5], Y[:9])), DataError, ["the test set has (5,)"]),
     "test without labels": (lambda: federation(test=X[:9]), DataError, ["a pair of samples and labels", "test=(x, y)"]),
     "test of three": (lambda: federation(test=(X, Y, Y)), DataError, ["a pair of samples and labels", "tuple of 3"]),

@@ -22,7 +22,7 @@ from codistill.data.validation import validate_samples
 from codistill.errors import MessageError, RecipeError, RuntimeFault
 from codistill.learners import Learner, as_learner
 from codistill.learners.ability import AnyLearner
-from codistill.learners.portable import Heard, open_model
+from codistill.learners.portable import ReceivedModel, open_model
 from codistill.message import Expectation, Message
 from codistill.randomness import Key, generator, seed_libraries
 from codistill.text import printable
@@ -152,7 +152,7 @@ class Node:
 
     def _check_links(self, receivers: Iterable[str]) -> None:
         for receiver in receivers:
-            if not self.topology.may_speak(self.name, receiver):
+            if not self.topology.may_send(self.name, receiver):
                 raise RuntimeFault(
                     "A message may only go along a link of the topology.",
                     f"'{self.name}' tried to send to '{receiver}'",
@@ -253,7 +253,7 @@ class Agent(Node):
             with torch.random.fork_rng(devices=()):
                 model = open_model(message, self.shard.x.shape[1:], self.shard.classes)
             # A received model predicts once, at once: where that fails, the message is refused by name.
-            return model if sender == self.name else Heard(model, self.shard.x, self.shard.classes)
+            return model if sender == self.name else ReceivedModel(model, self.shard.x, self.shard.classes)
         except MessageError as error:
             self.refuse(sender, error)
             return None

@@ -1,4 +1,4 @@
-"""Every error a user can meet, drawn once as a tree.
+"""Every error that a user can meet, as one tree.
 
 Each error is three short parts: what must hold, what was found, and what to do about it.
 The command line prints them and exits with the class's `exit_code`; no traceback is shown.
@@ -7,10 +7,10 @@ The command line prints them and exits with the class's `exit_code`; no tracebac
     ├── RecipeError       2   a recipe, a setting or a command-line argument
     ├── DataError         3   data, labels, shards, partitions
     ├── LearnerError      4   a model, or an ability that a protocol needs and a model lacks
-    ├── MessageError      5   a message that may not be used (a runtime rejects it and goes on)
+    ├── MessageError      5   a message that may not be used (a runtime rejects it and continues)
     ├── CheckpointError   6   a run folder or checkpoint that cannot be read
     ├── StorageError      7   a folder that cannot be written
-    ├── RuntimeFault      8   a round that cannot go on: a dead worker, a protocol that deadlocks
+    ├── RuntimeFault      8   a round that cannot continue: a worker that ended, a deadlock
     └── NetworkError      9   an address, a certificate, or a federation that cannot be joined
 """
 
@@ -21,7 +21,7 @@ from collections.abc import Iterable
 
 
 class CodistillError(Exception):
-    """The root: what must hold, what was found, what to do."""
+    """Base of all errors: what must hold, what was found, what to do."""
 
     exit_code = 1
 
@@ -52,7 +52,7 @@ class LearnerError(CodistillError):
 
 
 class MessageError(CodistillError):
-    """A message is malformed; whoever receives it goes on without it."""
+    """A message is malformed; its receiver rejects it and continues."""
 
     exit_code = 5
 
@@ -70,7 +70,7 @@ class StorageError(CodistillError):
 
 
 class RuntimeFault(CodistillError):
-    """A round cannot go on."""
+    """A round cannot continue."""
 
     exit_code = 8
 
@@ -82,7 +82,7 @@ class NetworkError(CodistillError):
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The sentence that follows an unknown name: its nearest neighbour, or all there are."""
+    """The sentence that follows an unknown name: the most similar known name, or all of them."""
     names = sorted(map(str, known))
     close = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
     if close:

@@ -1,4 +1,4 @@
-"""Faults on purpose: lost and late messages, absent and lying agents. Deterministic in the seed."""
+"""Injected faults: lost and late messages, absent and Byzantine agents. Deterministic in the seed."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from codistill.message import Message
 from codistill.randomness import generator
 from codistill.settings import check_settings, setting
 
-_LIES = ("invert", "random")
+_BYZANTINE = ("invert", "random")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
     """One kind of fault, for all agents or one, in some rounds or in all.
 
-    `drop`: messages are lost at a rate. `late`: messages arrive at a rate after the deadline, and are not
-    used. `gone`: the agent is absent. `split`: no message passes between `agents` and all others, until healed
-    after the last round. `invert`, `random`: the agent lies at a rate. It sends every
-    floating-point array with the opposite sign, or Gaussian noise around 0 of the array's standard deviation
-    in its place; integers and plain values stay, and so does a model that travels as bytes
-    (scikit-learn). Rounds are counted from 1, as people do, both ends included.
+    `drop`: a share `rate` of the messages is lost. `late`: a share arrives after the deadline and is not used.
+    `gone`: the agent is absent. `split`: no message passes between `agents` and all others, until after the last
+    round. `invert`, `random`: the agent is Byzantine. In a share of its messages it sends every floating-point
+    array with the opposite sign, or Gaussian noise around 0 of the array's standard deviation instead; integers
+    and plain values stay, and so does a model that travels as bytes (scikit-learn). Rounds are counted from 1,
+    both ends included.
     """
 
-    kind: str = setting("drop", "what goes wrong", choices=("drop", "late", "gone", "split", *_LIES))
-    agent: str | None = setting(None, "whose messages, who is gone, or who lies; absent: everyone's messages")
+    kind: str = setting("drop", "what goes wrong", choices=("drop", "late", "gone", "split", *_BYZANTINE))
+    agent: str | None = setting(None, "whose messages, who is gone, or who is Byzantine; unset: everyone's messages")
     agents: tuple[str, ...] = setting((), "one side of a split")
-    rate: float = setting(1.0, "share of messages hit", at_least=0, at_most=1)
+    rate: float = setting(1.0, "share of messages affected", at_least=0, at_most=1)
     first: int = setting(1, "first round with the fault", at_least=1)
-    last: int | None = setting(None, "last round with the fault; absent: to the end", at_least=1)
-    strength: float = setting(1.0, "factor on what a liar sends; random with 1000 is garbage", above=0)
+    last: int | None = setting(None, "last round with the fault; unset: to the end", at_least=1)
+    strength: float = setting(1.0, "factor on the arrays of a Byzantine agent; random with 1000 is garbage", above=0)
 
     def __post_init__(self) -> None:
         check_settings(self, "faults")
-        if self.kind in ("gone", *_LIES) and self.agent is None:
+        if self.kind in ("gone", *_BYZANTINE) and self.agent is None:
             raise RecipeError(f"A fault '{self.kind}' must name its agent.", "no agent", 'Add agent = "name".')
         if (self.kind == "split") != bool(self.agents):
             raise RecipeError(
@@ -61,21 +61,21 @@ class Fault:
             )
 
     def covers(self, t: int) -> bool:
-        """Whether round t (from 0) is hit."""
+        """Whether the fault is active in round t (from 0)."""
         return self.first <= t + 1 and (self.last is None or t + 1 <= self.last)
 
     @property
     def words(self) -> str:
-        """What happens, in a few words."""
+        """The fault in a few words, for plots and logs."""
         some = ", ".join(self.agents[:3]) + (", …" if len(self.agents) > 3 else "")
         what = {"gone": "absent", "split": "cut off", "drop": "messages lost", "late": "messages late"}
         share = "" if self.rate == 1 else f" ({100 * self.rate:.3g} %)"
-        return f"{self.agent or some or 'all'}: {what.get(self.kind, 'lies')}{share}"
+        return f"{self.agent or some or 'all'}: {what.get(self.kind, 'Byzantine')}{share}"
 
     @property
-    def is_lie(self) -> bool:
-        """Whether it changes what messages say."""
-        return self.kind in _LIES and self.rate > 0
+    def is_byzantine(self) -> bool:
+        """Whether it changes the content of messages."""
+        return self.kind in _BYZANTINE and self.rate > 0
 
 
 class Faults:
@@ -97,12 +97,14 @@ class Faults:
                     raise RecipeError("A fault must name an agent.", f"'{named}'", nearest(named, names))
             if fault.kind == "split" and set(fault.agents) >= set(names):
                 raise RecipeError(
-                    "A split must leave somebody on the other side.", "all agents on one side", "Name fewer agents."
+                    "A split must leave at least one agent on the other side.",
+                    "all agents on one side",
+                    "Name fewer agents.",
                 )
         self.injected, self._names, self._seed, self.participation = tuple(faults), tuple(names), seed, participation
 
     def present(self, t: int) -> tuple[str, ...]:
-        """Who takes part in round t: sampled and not gone, in the order of the roster."""
+        """Who takes part in round t: sampled and not gone, in the order of the federation's agents."""
         gone = {fault.agent for fault in self.injected if fault.kind == "gone" and fault.covers(t)}
         count = max(1, round(self.participation * len(self._names)))
         if count == len(self._names):
@@ -116,7 +118,11 @@ class Faults:
         for place, fault in enumerate(self.injected):
             if fault.kind == "split" and (sender in fault.agents) == (receiver in fault.agents):
                 continue
-            if fault.kind in ("gone", *_LIES) or not fault.covers(t) or fault.agent not in (None, sender, receiver):
+            if (
+                fault.kind in ("gone", *_BYZANTINE)
+                or not fault.covers(t)
+                or fault.agent not in (None, sender, receiver)
+            ):
                 continue
             chance = generator(self._seed, "fault", place, t, sender, receiver, number).random()
             if chance < fault.rate:
@@ -124,40 +130,40 @@ class Faults:
         return None
 
     def news(self, t: int) -> list[str]:
-        """Splits that begin or are healed in round t (from 0), in words: told once, not for each message."""
+        """Splits that begin or end in round t (from 0), in words: logged once, not for each message."""
         splits = [fault for fault in self.injected if fault.kind == "split"]
         begun = [f"{', '.join(fault.agents)} cut off (injected fault)" for fault in splits if fault.first == t + 1]
         return begun + [f"{', '.join(fault.agents)} joined again" for fault in splits if fault.last == t]
 
-    def liars(self, rounds: int) -> dict[str, Fault]:
-        """Who lies in some of so many rounds, each with the fault that begins it."""
+    def byzantine(self, rounds: int) -> dict[str, Fault]:
+        """The agents that are Byzantine in one of the first `rounds` rounds, each with its earliest such fault."""
         found: dict[str, Fault] = {}
         for fault in sorted(self.injected, key=lambda fault: fault.first):
-            if fault.is_lie and fault.first <= rounds:
+            if fault.is_byzantine and fault.first <= rounds:
                 found.setdefault(str(fault.agent), fault)
         return found
 
-    def is_lying(self, t: int, sender: str) -> bool:
-        """Whether some of the sender's messages are lies in round t."""
-        return any(fault.is_lie and fault.agent == sender and fault.covers(t) for fault in self.injected)
+    def is_byzantine(self, t: int, sender: str) -> bool:
+        """Whether some of the sender's messages are Byzantine in round t."""
+        return any(fault.is_byzantine and fault.agent == sender and fault.covers(t) for fault in self.injected)
 
-    def told(self, t: int, sender: str, number: int, message: Message) -> Message:
-        """What the sender sends in place of its message of this number: a lie, or the message itself."""
+    def as_sent(self, t: int, sender: str, number: int, message: Message) -> Message:
+        """What the sender sends instead of its message of this number: a Byzantine one, or the message itself."""
         for place, fault in enumerate(self.injected):
-            if not fault.is_lie or fault.agent != sender or not fault.covers(t):
+            if not fault.is_byzantine or fault.agent != sender or not fault.covers(t):
                 continue
             rng = generator(self._seed, "lie", place, t, sender, number)
             if rng.random() < fault.rate:
-                lies = {name: _lie(fault, message.arrays[name], rng) for name in sorted(message.arrays)}
-                return Message(lies, message.plain)
+                arrays = {name: _falsified(fault, message.arrays[name], rng) for name in sorted(message.arrays)}
+                return Message(arrays, message.plain)
         return message
 
     def __bool__(self) -> bool:
         return any(fault.kind != "gone" for fault in self.injected)
 
 
-def _lie(fault: Fault, honest: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """An array of the same shape and dtype that says something else."""
+def _falsified(fault: Fault, honest: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """A Byzantine array of the same shape and dtype."""
     if honest.dtype.kind != "f" or not honest.size:
         return honest
     largest = np.finfo(honest.dtype).max
@@ -166,5 +172,5 @@ def _lie(fault: Fault, honest: np.ndarray, rng: np.random.Generator) -> np.ndarr
             false = -fault.strength * honest.astype(np.float64)
         else:
             false = fault.strength * honest.std(dtype=np.float64) * rng.standard_normal(honest.shape)
-        # What does not fit stays finite: a receiver would refuse anything else, and the lie would not be heard.
+        # Clipped, since a receiver rejects any message that is not finite.
         return np.asarray(np.clip(false, -largest, largest), dtype=honest.dtype)

@@ -1,4 +1,4 @@
-"""Files that are whole or not there, and folders that one process uses at a time."""
+"""Atomic writes, and folders that one process uses at a time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LOCK = ".lock"
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """All of it or nothing: a file appears under its name only when it is whole and on disk."""
+    """Write a file that appears under its name only once it is complete and on disk."""
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     with writing(path):
         try:
@@ -30,7 +30,7 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def write_all(file: FileIO, data: bytes) -> None:
-    """Without a buffer, which would try once more to write what did not fit when the file is closed."""
+    """Write without a buffer, which would try to write the rest again when the file is closed."""
     rest = memoryview(data)
     while rest:
         rest = rest[file.write(rest) :]
@@ -47,7 +47,7 @@ def _sync_folder(folder: Path) -> None:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold a folder for as long as it takes to look into it and to write there."""
+    """Lock a folder while reading and writing there."""
     with writing(folder):
         handle = lock(folder)
     try:
@@ -58,11 +58,11 @@ def locked(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn a failure to write into a sentence: full disk, read-only folder, no permission."""
+    """Turn a failure to write into a `StorageError`: full disk, read-only folder, no permission."""
     try:
         yield
     except OSError as error:
-        free = "Free some space; 'codistill resume' then goes on from the last checkpoint."
+        free = "Free some space; 'codistill resume' then continues from the last checkpoint."
         other = "Choose another folder, by --out on the command line."
         reasons = {
             errno.ENOSPC: ("the disk is full", free),
@@ -82,7 +82,7 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def lock(folder: Path) -> Any:
-    """One run per folder at a time. The lock ends with its owner, and forked workers do not inherit it."""
+    """Lock a folder for one run. The lock ends with its owner; forked workers do not inherit it."""
     handle = (folder / LOCK).open("w")
     try:
         import fcntl

@@ -1,4 +1,4 @@
-"""A message: named arrays and a few plain values. Its size is the number of bytes it is encoded in."""
+"""A message: named arrays and a few plain values. Its size is its number of encoded bytes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Expectation = Mapping[str, "tuple[int | None, ...] | np.ndarray | type[Any]"]
 
 
 class Message(Mapping[str, Any]):
-    """Named arrays plus plain values, read like a dictionary; received arrays are read-only."""
+    """Named arrays and plain values, read like a dictionary; received arrays are read-only."""
 
     def __init__(self, arrays: Mapping[str, Any] | None = None, values: Mapping[str, Any] | None = None) -> None:
         self.arrays = {name: _as_array(array) for name, array in (arrays or {}).items()}
@@ -37,16 +37,18 @@ class Message(Mapping[str, Any]):
         message.arrays, message.plain = decode(data)
         both = sorted(message.arrays.keys() & message.plain.keys())
         if both:
-            raise MessageError("A name in a message must stand for one thing.", f"'{both[0]}' twice"[:80], _SAME)
+            raise MessageError(
+                "A name in a message must be either an array or a plain value.", f"'{both[0]}' twice"[:80], _SAME
+            )
         return message
 
     @cached_property
     def encoded(self) -> bytes:
-        """The bytes that travel; made once, however many receive them."""
+        """The encoded bytes; made once for all receivers."""
         return encode(self.arrays, self.plain)
 
     def compressed(self, compression: Compression, residue: Residue, by: tuple[str, int]) -> bytes:
-        """The bytes that travel compressed; made once for each sender and phase, however many receive them."""
+        """The compressed bytes; made once per sender and phase, for all receivers."""
         if by not in self._compressed:
             self._compressed[by] = compression.encode(self.arrays, self.plain, residue)
         return self._compressed[by]
@@ -56,7 +58,7 @@ class Message(Mapping[str, Any]):
         return {}
 
     def check(self, expect: Expectation) -> None:
-        """Hold the message to what its receiver expects."""
+        """Raise `MessageError` unless the message is what its receiver expects."""
         for name, like in expect.items():
             if isinstance(like, type):
                 self._check_plain(name, like)
@@ -80,7 +82,7 @@ class Message(Mapping[str, Any]):
 
     @property
     def signature(self) -> tuple[tuple[str, tuple[int, ...], str], ...]:
-        """Names, shapes and dtypes: what two messages of the same kind share."""
+        """Names, shapes and dtypes of the arrays: equal for messages of the same kind."""
         return tuple((name, self.arrays[name].shape, self.arrays[name].dtype.str) for name in sorted(self.arrays))
 
     def __getitem__(self, name: str) -> Any:
@@ -100,7 +102,7 @@ class Message(Mapping[str, Any]):
         return f"Message({arrays}; {self.plain})"
 
 
-_SAME = "The sender must run the same protocol on the same reference data."
+_SAME = "The sender must run the same protocol on the same public data."
 
 
 def _show(shape: tuple[int | None, ...]) -> str:

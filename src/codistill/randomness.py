@@ -1,4 +1,4 @@
-"""All randomness derives from (seed, who, round): there is no generator state to lose or to save."""
+"""All randomness derives from (seed, agent, round): no generator state has to be saved."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def generator(seed: int, *keys: Key) -> np.random.Generator:
 
 
 def seed_libraries(seed: int, *keys: Key) -> None:
-    """Seed the global generators that models reach for by themselves (dropout, forests, initialisation)."""
+    """Seed the global generators that models use (dropout, forests, initialisation)."""
     number = derive(seed, *keys)
     # Not torch.manual_seed: it also visits every accelerator, 200 times slower.
     torch.default_generator.manual_seed(number >> 1)

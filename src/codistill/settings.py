@@ -1,7 +1,7 @@
 """Hyper-parameters as fields of frozen dataclasses: documented once, checked in one place.
 
-`setting` declares a field with its help text and its bounds; `check_settings` holds an instance to
-them. Recipes, the command line and the documentation read the same metadata, so nothing is said twice.
+`setting` declares a field with its help text and its bounds; `check_settings` validates an instance against
+them. Recipes, the command line and the documentation read the same metadata.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def setting(
     at_most: float | None = None,
     choices: Sequence[str] | None = None,
 ) -> Any:
-    """Declare a field: its default, one line of help, and what must hold for its value."""
+    """Declare a field: its default, one line of help, and its bounds."""
     bounds = {"help": help, "at_least": at_least, "above": above, "at_most": at_most, "choices": choices}
     if factory is not dataclasses.MISSING:
         return dataclasses.field(default_factory=factory, metadata=bounds)
@@ -34,7 +34,7 @@ def setting(
 
 
 def check_settings(instance: Any, owner: str) -> None:
-    """Hold every field of a dataclass instance to its type and bounds, or say which one fails."""
+    """Check the type and the bounds of every field of a dataclass instance; the error names the field."""
     hints = typing.get_type_hints(type(instance))
     for field in dataclasses.fields(instance):
         value = getattr(instance, field.name)
@@ -51,7 +51,7 @@ def check_settings(instance: Any, owner: str) -> None:
 
 
 def from_table(cls: type[Any], table: Mapping[str, Any], owner: str) -> Any:
-    """Build the dataclass `cls` from a recipe table; an unknown key names its nearest neighbour."""
+    """Build the dataclass `cls` from a recipe table; the error for an unknown key names the most similar one."""
     fields = {field.name: field for field in dataclasses.fields(cls) if field.init}
     for key in table:
         if key not in fields:
@@ -65,7 +65,7 @@ def from_table(cls: type[Any], table: Mapping[str, Any], owner: str) -> Any:
 
 
 def _widen(value: Any, hint: Any) -> Any:
-    """TOML writes 1 where a float is meant, and lists where a tuple is."""
+    """TOML writes 1 for the float 1.0, and lists for tuples."""
     kinds = _alternatives(hint)
     if type(value) is int and float in kinds and int not in kinds:
         return float(value)
@@ -130,7 +130,7 @@ def _names(kinds: Sequence[Any]) -> str:
         float: "a number",
         str: "a string",
         bool: "true or false",
-        type(None): "absent",
+        type(None): "unset",
         dict: "a table",
         list: "a list",
         tuple: "a list",

@@ -1,4 +1,4 @@
-"""Numbers and words as people read them."""
+"""Numbers and text formatted for people."""
 
 from __future__ import annotations
 
@@ -28,5 +28,5 @@ def percent_text(share: float) -> str:
 
 
 def printable(text: str, most: int) -> str:
-    """Words of somebody else for a log: one line, without anything that a terminal or a file would choke on."""
+    """Received text as one printable line of at most `most` characters, safe for a terminal or a log."""
     return "".join(letter if letter.isprintable() else "?" for letter in text[:most])

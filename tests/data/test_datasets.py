@@ -114,7 +114,7 @@ def test_subsets_are_random_nested_and_do_not_move_the_test_part():
 # Splits and scales
 
 
-@settings(deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     labels=st.lists(st.integers(0, 4), min_size=2, max_size=80),
     fraction=st.floats(0.05, 0.95),
@@ -617,7 +617,7 @@ def test_faulty_samples_name_their_owner_and_row(x, y, phrases):
     assert_says(error, *phrases)
 
 
-# Digests and the reference set
+# Digests and public data
 
 
 def test_a_digest_is_the_sha256_of_type_shape_and_bytes():
@@ -644,7 +644,7 @@ def test_objects_have_no_digest():
         digest(np.array([None]))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(size=st.one_of(st.integers(1, 29), st.floats(0.05, 0.95)), seed=st.integers(0, 1000))
 def test_the_reference_set_is_disjoint_from_the_rest(size, seed):
     x = np.arange(30, dtype=np.float32)[:, None]

@@ -48,7 +48,7 @@ def assert_complete(parts, total):
     assert sorted(np.concatenate(parts)) == list(range(total))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @pytest.mark.parametrize("partition", ALL, ids=str)
 @given(
     samples=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 8)), min_size=1, max_size=60),
@@ -125,7 +125,7 @@ def test_dirichlet_redraws_until_every_agent_has_enough():
         assert min(map(len, parts)) >= 15
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(classes=st.integers(1, 8), agents=st.integers(1, 6), k=st.integers(1, 8), seed=st.integers(0, 1000))
 def test_every_agent_holds_k_classes_and_every_class_has_a_holder(classes, agents, k, seed):
     y = np.repeat(np.arange(classes), 12)
@@ -166,7 +166,7 @@ def test_split_by_labels_gives_each_agent_only_its_block(agents, blocks):
         assert set(y[part]) == set(block)
 
 
-@settings(deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(alpha=st.floats(0, 1), seed=st.integers(0, 1000))
 def test_mixing_a_portion_keeps_sizes_and_leaves_the_rest_at_home(alpha, seed):
     y = np.repeat(np.arange(6), [10, 20, 5, 5, 30, 7])
@@ -207,7 +207,7 @@ def test_as_many_ids_as_agents_give_one_each_in_sorted_order():
     assert [part.tolist() for part in parts] == [[1, 3], [0, 4], [2]]
 
 
-@settings(deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(sizes=st.lists(st.integers(1, 20), min_size=1, max_size=30), data=st.data(), seed=st.integers(0, 1000))
 def test_groups_stay_whole_and_loads_even(sizes, data, seed):
     agents = data.draw(st.integers(1, len(sizes)))

@@ -86,7 +86,7 @@ def test_a_number_of_samples_that_cannot_be_is_refused(protocol: cd.Protocol, sa
     federation = _federation(
         protocol, [nn.Linear(4, 2) for _ in range(2)], faults=[cd.Fault(kind="invert", agent="c0")]
     )
-    federation.faults.told = lambda t, sender, number, message: cd.Message(  # type: ignore[method-assign]
+    federation.faults.as_sent = lambda t, sender, number, message: cd.Message(  # type: ignore[method-assign]
         message.arrays, message.plain | ({"samples": samples} if message.plain else {})
     )
     assert _run(federation, 1).rows
@@ -102,7 +102,7 @@ def test_outputs_that_are_none_do_not_stop_the_hub(change: Any) -> None:
     federation = _federation(
         cd.FedAL(), [nn.Linear(4, 2) for _ in range(2)], faults=[cd.Fault(kind="invert", agent="c0")]
     )
-    federation.faults.told = lambda t, sender, number, message: (  # type: ignore[method-assign]
+    federation.faults.as_sent = lambda t, sender, number, message: (  # type: ignore[method-assign]
         cd.Message({"f": change(message["f"])}) if number == 1 else message
     )
     assert _run(federation, 1).rows

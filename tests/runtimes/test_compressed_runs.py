@@ -115,7 +115,7 @@ def test_a_broadcast_is_compressed_once() -> None:
     assert to_all[0] is to_all[1] is to_all[2]
 
 
-def test_lies_are_compressed_and_lost_messages_stay_lost() -> None:
+def test_byzantine_messages_are_compressed_and_lost_messages_stay_lost() -> None:
     faults = [Fault(kind="invert", agent="b"), Fault(kind="drop", agent="c", first=2)]
     plain, lossy = cd.Compression(lossless=True), cd.Compression(bits=8)
     heard = []
@@ -198,13 +198,8 @@ def mean_accuracy(result: cd.Result) -> float:
     return float(np.mean([row["accuracy"] for row in result.rows if row["round"] == last]))
 
 
-@pytest.mark.parametrize(
-    "compression",
-    [cd.Compression(bits=8, top_k=3, lossless=True), cd.Compression(bits=16, error_feedback=True)],
-    ids=["8 bits, top 3, deflated", "16 bits, feedback"],
-)
-def test_simulation_equals_processes_to_the_bit(digits: Digits, compression: cd.Compression) -> None:
-    protocol = cd.FedMD(local_epochs=2, batch_size=16)
+def test_simulation_equals_processes_to_the_bit(digits: Digits) -> None:
+    protocol, compression = cd.FedMD(local_epochs=1, batch_size=32), cd.Compression(bits=16, top_k=3, lossless=True)
     here, there = [learn(digits, protocol, kind, 2, compression) for kind in ("simulation", "processes")]
     assert here.rows == there.rows
     for name, agent in here.agents.items():
@@ -212,22 +207,27 @@ def test_simulation_equals_processes_to_the_bit(digits: Digits, compression: cd.
 
 
 @pytest.mark.parametrize(
-    ("protocol", "compression", "shorter"),
+    ("protocol", "settings"),
     [
-        (cd.FedMD(local_epochs=10, batch_size=32), cd.Compression(bits=8), 2.8),
-        (cd.FedMD(local_epochs=10, batch_size=32), cd.Compression(bits=8, top_k=3), 3.4),
-        (cd.FedAvg(local_epochs=4, batch_size=16), cd.Compression(bits=8), 3.5),
-        (cd.FedAvg(local_epochs=4, batch_size=16), cd.Compression(bits=8, error_feedback=True, lossless=True), 3.5),
+        (
+            cd.FedMD(local_epochs=10, batch_size=32),
+            [(cd.Compression(bits=8), 2.8), (cd.Compression(bits=8, top_k=3), 3.4)],
+        ),
+        (
+            cd.FedAvg(local_epochs=4, batch_size=16),
+            [(cd.Compression(bits=8), 3.5), (cd.Compression(bits=8, error_feedback=True, lossless=True), 3.5)],
+        ),
     ],
-    ids=lambda value: getattr(value, "name", None),
+    ids=["fedmd", "fedavg"],
 )
-def test_it_still_learns(digits: Digits, protocol: Any, compression: cd.Compression, shorter: float) -> None:
+def test_it_still_learns(digits: Digits, protocol: Any, settings: list[tuple[cd.Compression, float]]) -> None:
     """As well as without, to 3 % of the test samples, in so many times fewer bytes."""
-    plain, packed = [learn(digits, protocol, "simulation", 3, setting) for setting in (None, compression)]
-    assert mean_accuracy(packed) > mean_accuracy(plain) - 0.03
+    plain = learn(digits, protocol, "simulation", 2, None)
     assert mean_accuracy(plain) > 0.8
-    sent = [sum(row["sent"] for row in result.rows) for result in (plain, packed)]
-    assert sent[0] > shorter * sent[1]
+    for compression, shorter in settings:
+        packed = learn(digits, protocol, "simulation", 2, compression)
+        assert mean_accuracy(packed) > mean_accuracy(plain) - 0.03
+        assert sum(row["sent"] for row in plain.rows) > shorter * sum(row["sent"] for row in packed.rows)
 
 
 # --- where it is set ------------------------------------------------------------------------------
@@ -270,8 +270,8 @@ def test_a_recipe_sets_it_and_the_folder_says_so(tmp_path: Path) -> None:
     ("change", "must"),
     [
         ({"bit": 8}, "Did you mean 'bits'"),
-        ({"bits": 7}, "bits must be 8, 16 or absent"),
-        ({"error_feedback": True}, "needs something that loses"),
+        ({"bits": 7}, "bits must be 8, 16 or unset"),
+        ({"error_feedback": True}, "needs lossy compression"),
     ],
 )
 def test_a_recipe_is_held_to_it(change: dict[str, Any], must: str, tmp_path: Path) -> None:

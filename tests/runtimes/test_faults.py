@@ -233,5 +233,5 @@ def test_a_side_of_a_split_has_agents_of_the_federation() -> None:
     agents = [cd.Agent(name, GaussianNB(), [[0.0], [1.0]], [0, 1]) for name in "ab"]
     with pytest.raises(RecipeError, match="A fault must name an agent.*'z'"):
         cd.Federation(agents, Listen(), faults=[cd.Fault(kind="split", agents=("z",))])
-    with pytest.raises(RecipeError, match="must leave somebody on the other side"):
+    with pytest.raises(RecipeError, match="must leave at least one agent on the other side"):
         cd.Federation(agents, Listen(), faults=[cd.Fault(kind="split", agents=("a", "b"))])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import direct_loops as loops
 import numpy as np
@@ -45,10 +46,10 @@ def case(seed, kernels, c, sizes=None, outputs=None, features=4) -> Case:
     return Case(problem, loops.machines(xs, [own for _, own in kernels], c), xs, ys, random.normal(size=(6, features)))
 
 
-def cases(c, count=3, outputs=None):
-    """Problems of two agents over all pairs of kernels."""
-    pairs = DEFINITE if c == 0 else ANY
-    return [case(100 * i + j, pair, c, outputs=outputs) for i, pair in enumerate(pairs) for j in range(count)]
+@cache
+def cases(c):
+    """Problems of two agents, one for each pair of kernels."""
+    return [case(100 * i, pair, c) for i, pair in enumerate(DEFINITE if c == 0 else ANY)]
 
 
 def crowd(c, agents=3, count=4, one_kernel=False):

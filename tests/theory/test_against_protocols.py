@@ -28,8 +28,8 @@ METHODS: dict[str, tuple[cd.Protocol, Callable[[Problem, int], list[Model]]]] = 
     "backfitting": (cd.Backfitting(), lambda p, r: [theory.backfitting(p, r)] * p.agents),
     "backfitting at once": (cd.Backfitting(simultaneous=True), lambda p, r: [theory.jacobi(p, r - 1)] * p.agents),
 }
-# Nine methods, four c and three seeds: 108 problems, of two agents and of three.
-PROBLEMS = [(method, c, seed) for method in METHODS for c in (0.0, 1e-3, 0.1, 1.0) for seed in range(3)]
+# Of each method a problem without regularisation, one with little, and one of three agents (seed 2).
+PROBLEMS = [(method, c, seed) for method in METHODS for c, seed in ((0.0, 0), (1e-3, 1), (0.1, 2))]
 
 
 def both(method: str, c: float, seed: int, kernels=KERNELS, features: int = 4) -> list[float]:

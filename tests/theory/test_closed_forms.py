@@ -11,7 +11,6 @@ from sklearn.metrics.pairwise import pairwise_kernels
 
 import codistill
 from codistill import theory
-from codistill.theory.propositions import swapped
 
 CS = [0, 1e-3, 0.1, 1]
 EXACT = 1e-8
@@ -42,7 +41,7 @@ def test_avgkd_is_the_corrected_proposition_v_for_both_agents(c) -> None:
 
 @pytest.mark.parametrize("c", CS)
 def test_the_limit_of_avgkd_is_reached(c) -> None:
-    for one in cases(c, 2):
+    for one in cases(c):
         assert theory.rho(one.problem) < 4
         late = loops.averaging(one.machines, one.ys, 150)
         limits = theory.avgkd_limit(one.problem)
@@ -54,7 +53,7 @@ def test_the_limit_of_avgkd_is_reached(c) -> None:
 
 @pytest.mark.parametrize("c", CS)
 def test_proposition_vi_gives_the_limits_of_avgkd_and_equations_20_and_21(c) -> None:
-    for one in cases(c, 2):
+    for one in cases(c):
         b1, b2 = theory.proposition_vi(one.problem)
         g1, g2 = loops.averaging(one.machines, one.ys, 150)
         k1, k2 = (m.kernel for m in one.machines)
@@ -76,7 +75,7 @@ def test_pkd_averages_current_labels(c) -> None:
 
 @pytest.mark.parametrize("c", CS)
 def test_pkd_and_akd_go_to_zero_where_the_eigenvalues_say_so(c) -> None:
-    for one in cases(c, 1):
+    for one in cases(c):
         forecast = theory.forecast_of(one.problem)
         late = int(min(1e5, 40 / abs(np.log(forecast["PKD"].rate))))
         for method, limit, model in (
@@ -97,7 +96,7 @@ def test_pkd_and_akd_go_to_zero_where_the_eigenvalues_say_so(c) -> None:
 @pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("c", CS)
 def test_ekd_is_the_sum_with_signs(c, half) -> None:
-    for one in cases(c, 2):
+    for one in cases(c):
         for t in ROUNDS:
             expected = loops.ensemble(one.machines, one.ys, t, one.everywhere, half)
             assert off(theory.ekd(one.problem, t, half=half)(one.everywhere), expected) < EXACT
@@ -105,7 +104,7 @@ def test_ekd_is_the_sum_with_signs(c, half) -> None:
 
 @pytest.mark.parametrize("c", CS)
 def test_ekd_tends_to_the_system_of_proposition_vii(c) -> None:
-    for one in cases(c, 2):
+    for one in cases(c):
         limit = theory.ekd_limit(one.problem)
         assert (limit is not None) == (theory.rho(one.problem) < 1)
         if limit is None:
@@ -121,7 +120,7 @@ def test_ekd_tends_to_the_system_of_proposition_vii(c) -> None:
 
 @pytest.mark.parametrize("c", [0, 1e-3, 0.1, 1])
 def test_with_one_kernel_ekd_is_the_centralised_model_everywhere(c) -> None:
-    for seed in range(6):
+    for seed in range(2):
         one = case(seed, (RBF, RBF), c)
         limit = theory.ekd_limit(one.problem)
         assert limit is not None
@@ -151,7 +150,7 @@ def test_with_two_kernels_ekd_is_exact_on_training_inputs_without_regularisation
 
 @pytest.mark.parametrize("c", CS)
 def test_each_agent_has_its_own_optimum(c) -> None:
-    for one in cases(c, 1):
+    for one in cases(c):
         for agent in (0, 1):
             pooled = loops.pooled(one.xs, one.ys, one.machines[agent].kernel, c)
             assert off(theory.centralised(one.problem, agent)(one.z), pooled(one.z)) < EXACT
@@ -203,13 +202,17 @@ def _first(models):
     return None if models is None else models[0]
 
 
+def swapped(problem):
+    """The agents in the other order: a proposition about agent 1 becomes one about agent 2."""
+    return theory.Problem(problem.inputs[::-1], problem.targets[::-1], problem.kernels_of[::-1], problem.c)
+
+
 # --- more than two agents ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("agents", [3, 5])
-@pytest.mark.parametrize("c", CS)
+@pytest.mark.parametrize(("c", "agents"), [*((c, 3) for c in CS), (0.1, 5)])
 def test_every_protocol_of_many_agents(c, agents) -> None:
-    for one in crowd(c, agents, 2):
+    for one in crowd(c, agents, 1):
         z, ms, ys, p = one.everywhere, one.machines, one.ys, one.problem
         for t in (0, 1, 2, agents, 2 * agents + 1):
             for start in (0, agents - 1):
@@ -232,7 +235,7 @@ def test_every_protocol_of_many_agents(c, agents) -> None:
 @pytest.mark.parametrize("agents", [3, 5])
 def test_backfitting_is_exact_for_many_agents_and_ekd_is_wrong(agents) -> None:
     """Eq. (32) sums chains around a ring; the centralised system has a block for every pair of agents."""
-    for one in crowd(1e-2, agents, 4, one_kernel=True):
+    for one in crowd(1e-2, agents, 2, one_kernel=True):
         z = one.everywhere
         pooled = loops.pooled(one.xs, one.ys, one.machines[0].kernel, 1e-2)(z)
         limit = theory.ekd_limit(one.problem)

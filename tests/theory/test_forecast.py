@@ -89,7 +89,7 @@ MISTAKES = {
     "features": (lambda: theory.Problem([X, X[:, :1]], [Y, Y]), DataError, "same features"),
     "outputs": (lambda: theory.Problem([X, X], [Y, Y[:, None]]), DataError, "same features and outputs"),
     "rounds": (lambda: theory.akd(theory.Problem([X, X], [Y, Y]), -1), RecipeError, "at least 0"),
-    "half a round": (lambda: theory.pkd(theory.Problem([X, X], [Y, Y]), 1.5), RecipeError, "whole"),
+    "half a round": (lambda: theory.pkd(theory.Problem([X, X], [Y, Y]), 1.5), RecipeError, "must be an integer"),
     "weight": (lambda: theory.avgkd(theory.Problem([X, X], [Y, Y]), 1, 2), RecipeError, "from 0 to 1"),
     "alone": (lambda: theory.ekd(theory.Problem([X], [Y]), 1), DataError, "two agents or more"),
     "three": (lambda: theory.rho(theory.Problem([X] * 3, [Y] * 3)), DataError, "two agents"),

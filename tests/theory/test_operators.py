@@ -14,7 +14,7 @@ EXACT = 1e-8
 
 @pytest.mark.parametrize("c", [0, 1e-3, 0.1, 1])
 def test_the_identities_of_appendix_b(c) -> None:
-    for one in cases(c, 1):
+    for one in cases(c):
         p, o = one.problem, theory.operators(one.problem)
         everything = np.eye(2 * p.samples)
         v = np.concatenate([o.v1, o.v2, o.v1_tilde, o.v2_tilde], axis=1)
@@ -40,7 +40,7 @@ def test_the_identities_of_appendix_b(c) -> None:
 
 @pytest.mark.parametrize("c", [0, 1e-3, 0.1, 1])
 def test_proposition_iii_is_proposition_ii(c) -> None:
-    for one in cases(c, 2):
+    for one in cases(c):
         for t in (0, 1, 2, 5):
             expected = theory.proposition_ii(one.problem, 2 * t)(one.everywhere)
             assert off(theory.proposition_iii(one.problem, t)(one.everywhere), expected) < EXACT

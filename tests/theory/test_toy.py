@@ -7,12 +7,17 @@ import pytest
 
 from codistill.cli import main
 from codistill.theory import forecast_of
-from codistill.theory.toy import DIMENSION, SAMPLES, SETTINGS, YARDSTICKS, run_toy, toy_problem
+from codistill.theory.toy import BASELINES, DIMENSION, SAMPLES, SETTINGS, run_toy, toy_problem
 
 
 @pytest.fixture(scope="module")
 def toys():
     return [run_toy(setting, 600, seed=0) for setting in SETTINGS]
+
+
+@pytest.fixture(scope="module")
+def outlooks(toys):
+    return [forecast_of(toy.problem) for toy in toys]
 
 
 def test_the_data_are_those_of_appendix_a() -> None:
@@ -47,19 +52,18 @@ def test_the_half_term_is_sooner_there(toys) -> None:
         assert toy.first_within("AKD") is None
 
 
-def test_sorting_hardly_changes_the_degradation_and_regularisation_does(toys) -> None:
-    same, sort, strong = (forecast_of(toy.problem) for toy in toys)
+def test_sorting_hardly_changes_the_degradation_and_regularisation_does(outlooks) -> None:
+    same, sort, strong = outlooks
     assert abs(same.rho - sort.rho) < 0.01
     assert strong.rho < 0.5 < 0.95 < same.rho
 
 
-def test_the_forecast_is_what_happens(toys) -> None:
-    for toy in toys:
-        outlook = forecast_of(toy.problem)
+def test_the_forecast_is_what_happens(toys, outlooks) -> None:
+    for toy, outlook in zip(toys, outlooks, strict=True):
         for method, line in {line.method: line for line in outlook.outlooks}.items():
             if line.rate ** len(toy.errors[method]) < 1e-2:
                 assert toy.errors[method][-1] == pytest.approx(line.error, rel=0.03)
-        assert outlook.errors == pytest.approx({name: toy.errors[name][0] for name in YARDSTICKS})
+        assert outlook.errors == pytest.approx({name: toy.errors[name][0] for name in BASELINES})
 
 
 def test_the_command_prints_tables_and_draws(tmp_path, capsys) -> None:

@@ -98,8 +98,13 @@ def try_many(count: int) -> tuple[Counter[str], int]:
     return outcomes, largest
 
 
-if __name__ == "__main__":
-    found, most = try_many(int(sys.argv[1]))
+def main(count: int) -> None:
+    """Try this many, and print what became of them."""
+    found, most = try_many(count)
     for outcome, times in found.most_common(25):
         print(f"{times:7} {outcome}")
     print(f"{found.total()} mutations, {found['valid']} still valid, at most {most} bytes allocated for one")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 100_000)

@@ -35,7 +35,7 @@ scalars = st.one_of(
 plain = st.dictionaries(names, st.one_of(scalars, st.lists(scalars, max_size=3)), max_size=4)
 
 
-repeatable = settings(derandomize=True, database=None, deadline=None, max_examples=100)
+repeatable = settings(derandomize=True, database=None, deadline=None, max_examples=35)
 
 
 def raw(header, body=b""):
@@ -242,7 +242,7 @@ def test_thousands_of_mutations():
     )
     header = 8 + int.from_bytes(valid[:8], "little")
     survived = 0
-    for _ in range(20_000):
+    for _ in range(5_000):
         data = bytearray(valid)
         for _ in range(rng.choice([1, 1, 1, 2, 8])):
             where = rng.randrange(header if rng.random() < 0.8 else len(data))
@@ -258,4 +258,4 @@ def test_thousands_of_mutations():
             header = min(header, len(data))
         survived += check_any_bytes(bytes(data))
         header = 8 + int.from_bytes(valid[:8], "little")
-    assert 0 < survived < 20_000
+    assert 0 < survived < 5_000

@@ -21,7 +21,7 @@ from codistill.wire.packing import BODY, EXPANSION, Form
 from codistill.wire.quantise import groups
 from codistill.wire.topk import probability_rows
 
-repeatable = settings(derandomize=True, database=None, deadline=None, max_examples=150)
+repeatable = settings(derandomize=True, database=None, deadline=None, max_examples=35)
 FLOATS = [np.dtype(kind) for kind in "efd"]
 
 
@@ -234,7 +234,7 @@ def test_in_an_array_of_both_kinds_each_row_is_treated_as_what_it_is():
 # --- whole messages -------------------------------------------------------------------------------
 
 
-@settings(repeatable, max_examples=60)
+@settings(repeatable, max_examples=30)
 @given(
     st.dictionaries(st.text("abc~", max_size=2).filter(lambda name: name != BODY), arrays, max_size=3),
     st.sampled_from(SETTINGS),
@@ -358,11 +358,11 @@ def test_a_name_is_reserved():
 @pytest.mark.parametrize(
     ("options", "must"),
     [
-        ({"bits": 4}, "bits must be 8, 16 or absent"),
+        ({"bits": 4}, "bits must be 8, 16 or unset"),
         ({"bits": "8"}, "bits must be an integer"),
         ({"top_k": 0}, "top_k must be at least 1"),
         ({"lossless": 1}, "lossless must be true or false"),
-        ({"error_feedback": True, "lossless": True}, "error_feedback needs something that loses"),
+        ({"error_feedback": True, "lossless": True}, "error_feedback needs lossy compression"),
     ],
 )
 def test_settings_are_checked(options, must):
@@ -536,6 +536,6 @@ def test_bounds_hold_for_honest_messages_at_their_edge():
 
 
 def test_thousands_of_mutations():
-    outcomes, _ = try_many(4_000)
-    assert 0 < outcomes["valid"] < 3_000
+    outcomes, _ = try_many(1_500)
+    assert 0 < outcomes["valid"] < 1_100
     assert len(outcomes) > 15  # refused for many reasons

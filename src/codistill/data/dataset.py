@@ -1,4 +1,4 @@
-"""What a data set is, and what the catalogue says about one."""
+"""A data set, and its entry in the catalogue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ways to hand the samples of one data set out to agents: each sample to exactly one of them."""
+"""Partitions: how the samples of one data set are divided among agents, each sample to exactly one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ATTEMPTS = 1000
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """What a partition may look at: labels (or real-valued targets), and where each sample comes from."""
+    """What a partition uses: labels (or real-valued targets), and the ids of each sample."""
 
     y: np.ndarray
     ids: Mapping[str, np.ndarray]
@@ -39,7 +39,7 @@ class Samples:
 
 @dataclass(frozen=True)
 class Partition(ABC):
-    """A way to hand samples out; all of its randomness comes from the generator given to `split`."""
+    """A way to divide samples; all of its randomness comes from the generator given to `split`."""
 
     def __post_init__(self) -> None:
         check_settings(self, "partition")
@@ -95,7 +95,7 @@ class Unequal(Partition):
 
     weights: tuple[float, ...] | None = setting(None, "the agents' shares, one positive number per agent")
     spread: float = setting(1.0, "without weights: σ of the normal logarithm of the agents' shares", at_least=0.0)
-    sort: bool = setting(False, "hand out in the order of the labels or (first) targets instead of shuffled")
+    sort: bool = setting(False, "divide in the order of the labels or (first) targets instead of shuffled")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,4 +1,4 @@
-"""One agent's private data, and the reference data that all agents share."""
+"""One agent's private data, and the public data that all agents share."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Batch(NamedTuple):
 
 
 class PublicBatch(NamedTuple):
-    """Which reference samples these are, and the samples."""
+    """Indices of public samples, and the samples."""
 
     ids: np.ndarray
     x: torch.Tensor
@@ -59,10 +59,10 @@ class Shard:
 
 
 class PublicData:
-    """Public samples without labels, equal on every agent: so are their batches, without a message."""
+    """Public samples without labels, equal on every agent; their batches are equal without any message."""
 
     def __init__(self, x: Any, seed: int) -> None:
-        samples, _ = validate_samples(x, np.zeros(len(x), dtype=np.int64), 1, "the reference set")
+        samples, _ = validate_samples(x, np.zeros(len(x), dtype=np.int64), 1, "the public data")
         self.x = samples
         self.seed = seed
         self.digest = digest(samples)
@@ -81,7 +81,7 @@ class PublicData:
 
 
 def cut(length: int, size: int) -> list[slice]:
-    """Cut samples into batches; a single left-over sample joins the last batch (batch norm needs two)."""
+    """Cut samples into batches; a single remaining sample joins the last batch (batch norm needs two)."""
     starts = list(range(0, length, size))
     if len(starts) > 1 and length - starts[-1] == 1:
         starts.pop()

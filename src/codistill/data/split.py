@@ -1,4 +1,4 @@
-"""Seeded choices of samples: a test part, a public reference set, a smaller subset."""
+"""Seeded choices of samples: a test part, public data, a smaller subset."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from codistill.errors import DataError, RecipeError, nearest
 
 
 def check_split(test_fraction: float, seed: int, scale: str | None) -> None:
-    """Hold the settings that every source of data shares to their bounds."""
+    """Check the settings that every source of data shares."""
     if not 0 < test_fraction < 1:
         raise RecipeError("data.test_fraction must be between 0 and 1.", f"{test_fraction!r}", "0.2 is a usual choice.")
     _check_seed(seed)
@@ -30,7 +30,7 @@ def hold_out(
     Every stratum keeps at least one training sample, so no test label is unknown in training.
     """
     _, stratum, sizes = np.unique(strata, return_inverse=True, return_counts=True)
-    # Rounding the running total, not each share, gives many small strata their part all the same.
+    # Rounding the running total, not each share, gives many small strata their part too.
     quotas = np.diff(np.round(fraction * np.cumsum(sizes)).astype(int), prepend=0)
     quotas = np.minimum(quotas, sizes - 1)
     if quotas.sum() == 0:
@@ -57,7 +57,7 @@ def with_test_part(
 def with_validation_part(dataset: Dataset, fraction: float, seed: int) -> Dataset:
     """The data set with a fraction of its training samples, of every class, in place of its test part.
 
-    Settings are chosen on such a part: the test samples are not there to look at.
+    Hyper-parameters are chosen on it, so that the test samples stay unseen.
     """
     strata = dataset.y if dataset.y.ndim == 1 else np.zeros(len(dataset.y), dtype=int)
     kept, held = hold_out(strata, fraction, seed, f"Data set '{dataset.name}'", "validation")
@@ -74,7 +74,7 @@ def split_public(dataset: Dataset, size: int | float, seed: int) -> tuple[np.nda
     too_much = isinstance(size, float) and size >= 1
     if too_much or not _is_count(count) or not 1 <= count < total:
         raise DataError(
-            f"A reference set split off data set '{dataset.name}' must take at least 1 of its {total} "
+            f"Public data split off data set '{dataset.name}' must take at least 1 of its {total} "
             f"training samples and leave at least 1.",
             f"size {size!r}",
             "Give a count of samples as an integer, or a fraction between 0 and 1.",
@@ -84,7 +84,7 @@ def split_public(dataset: Dataset, size: int | float, seed: int) -> tuple[np.nda
 
 
 def subset(dataset: Dataset, samples: int | None, test_samples: int | None, seed: int) -> Dataset:
-    """The data set with only so many training and test samples, chosen by the seed."""
+    """The data set with at most this many training and test samples, chosen by the seed."""
     if samples is not None:
         chosen = _choose(dataset.name, "samples", samples, len(dataset.x), seed)
         dataset = _training_part(dataset, chosen)

@@ -1,4 +1,4 @@
-"""Checks of a user's arrays: each problem is told in a sentence, with what to do about it."""
+"""Validation of a user's arrays: each error says what is wrong and what to do."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def _features(x: Any, what: str) -> np.ndarray:
 
 
 def checked_labels(y: Any, what: str, classes: int | None = None, *, real_values: str = "") -> np.ndarray:
-    """A user's labels as int64 in 0 … classes-1; `real_values` is what to do if they are none."""
+    """A user's labels as int64 in 0 … classes-1; `real_values` is the advice if they are not labels."""
     array = _array(y, what)
     if array.ndim != 1 or array.size == 0:
         raise DataError(
@@ -150,7 +150,7 @@ def checked_labels(y: Any, what: str, classes: int | None = None, *, real_values
 
 
 def check_finite(array: np.ndarray, what: str) -> None:
-    """Hold every value to what float32 can express."""
+    """Raise `DataError` unless every value is finite in float32."""
     if array.dtype.kind != "f":
         return
     with np.errstate(over="ignore"):

@@ -39,16 +39,16 @@ _LIBRARIES = ("sklearn", "xgboost", "lightgbm")
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """How a recipe may have a torch learner trained; what is absent is left to `TorchLearner`."""
+    """How a recipe has a torch learner trained; unset fields have the defaults of `TorchLearner`."""
 
     loss: str | None = setting(None, "what training minimises", choices=("cross_entropy", "squared"))
     optimiser: str | None = setting(None, "the optimiser", choices=OPTIMISERS)
-    lr: float | None = setting(None, "step size", above=0)
-    weight_decay: float | None = setting(None, "pull of the weights towards 0", at_least=0)
-    momentum: float | None = setting(None, "memory of sgd", at_least=0)
+    lr: float | None = setting(None, "learning rate", above=0)
+    weight_decay: float | None = setting(None, "weight decay (L2)", at_least=0)
+    momentum: float | None = setting(None, "momentum of sgd", at_least=0)
     epochs: int | None = setting(None, "passes over the data where a protocol fits the model", at_least=0)
     batch_size: int | None = setting(None, "samples per step where a protocol fits the model", at_least=1)
-    warm: bool | None = setting(None, "go on from where the model is when it is fitted again")
+    warm: bool | None = setting(None, "continue from the current weights when fitted again")
 
     def __post_init__(self) -> None:
         check_settings(self, "learner")

@@ -96,7 +96,7 @@ class KernelRidge(Learner):
 
     def export(self) -> Message:
         """Inputs and coefficients, if the owner agreed to reveal the inputs."""
-        from codistill.learners.portable import export_kernel
+        from codistill.learners.portable.kernel_models import export_kernel
 
         return export_kernel(self)
 

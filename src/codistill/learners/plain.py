@@ -15,7 +15,8 @@ from codistill.message import Message
 class PlainLearner(Learner):
     """An object of the user's own. It gets (n, C) targets, and its `predict` must return (n, C).
 
-    If it can say `to_onnx()`, bytes or an onnx.ModelProto that maps samples to what `predict` returns, it may travel.
+    It may travel if it has a method `to_onnx()` that returns bytes or an onnx.ModelProto: a graph from samples to
+    what `predict` returns.
     """
 
     def __init__(self, model: Any) -> None:
@@ -26,7 +27,7 @@ class PlainLearner(Learner):
             self.abilities |= Ability.PORTABLE
 
     def fit(self, x: np.ndarray, targets: np.ndarray) -> None:
-        """Hand the data over as it is."""
+        """Pass the data on unchanged."""
         self._columns = targets.shape[1]
         self.model.fit(x, targets)
 
@@ -36,7 +37,7 @@ class PlainLearner(Learner):
         return self._columns > 0
 
     def predict(self, x: np.ndarray) -> np.ndarray:
-        """Ask the object, and hold its answer to (n, C) finite numbers."""
+        """The object's predictions, checked to be (n, C) finite numbers."""
         if not self._columns:
             raise LearnerError(
                 "A model must be fitted before it predicts.",

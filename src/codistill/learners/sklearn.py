@@ -123,7 +123,7 @@ class SklearnLearner(Learner):
         answer = np.zeros((len(rows), self._columns), dtype=np.float32)
         classes = self._labels(self.estimator.classes_)
         if len(classes) == 1:
-            answer[:, classes[0]] = 1.0  # of what it has never seen it cannot say anything
+            answer[:, classes[0]] = 1.0  # it knows no other class
         elif hasattr(self.estimator, "predict_proba"):
             answer[:, classes] = self.estimator.predict_proba(rows)
         else:
@@ -172,7 +172,7 @@ class SklearnLearner(Learner):
             trial = SklearnLearner(clone(self.estimator))
             try:
                 with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")  # a few rows converge to nothing, and need not
+                    warnings.simplefilter("ignore")  # a fit of a few rows need not converge
                     trial.fit(x[:8], targets[:8])
             except ValueError as error:
                 raise LearnerError(

@@ -1,4 +1,4 @@
-"""Any `torch.nn.Module` as a learner, with the whole ladder of abilities."""
+"""Any `torch.nn.Module` as a learner, with all abilities."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class TorchLearner(GradientLearner):
 
     `loss` is "cross_entropy", "squared" or a function of (outputs, targets); `optimiser` is "adam",
     "adamw", "sgd" or a function of the parameters. `fit` starts from a fresh initialisation unless
-    `warm`; steps taken by a protocol through `descend` always go on from where the model is.
+    `warm`; steps taken by a protocol through `descend` always continue from the current weights.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class TorchLearner(GradientLearner):
         return self._loss(outputs, targets)
 
     def descend(self, loss: torch.Tensor) -> None:
-        """One optimiser step; its memory (Adam's moments) is kept across rounds."""
+        """One optimiser step; its state (Adam's moments) is kept across rounds."""
         optimiser = self.optimiser
         optimiser.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -260,12 +260,12 @@ class TorchLearner(GradientLearner):
     # --- state, travel, checks ----------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """Weights and the optimiser's memory."""
+        """Weights and the optimiser's state."""
         memory = self._optimiser.state_dict() if self._optimiser else None
         return {"weights": dict(self.module.state_dict()), "optimiser": memory}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Return to saved weights and optimiser memory."""
+        """Return to saved weights and optimiser state."""
         self.module.load_state_dict(state["weights"])
         self._optimiser = None
         if state["optimiser"] is not None:
@@ -274,7 +274,7 @@ class TorchLearner(GradientLearner):
 
     def export(self) -> Message:
         """A registered architecture's name and options, with the weights; any other module as ONNX."""
-        from codistill.learners.portable import export_torch
+        from codistill.learners.portable.torch_models import export_torch
 
         return export_torch(self) if hasattr(self.module, "architecture") else portable_onnx.export_module(self)
 

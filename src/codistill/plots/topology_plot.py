@@ -139,7 +139,7 @@ def _lines(axes: Axes, topology: Topology, places: Places, stubs: Mapping[tuple[
         for other in topology.neighbours(name):
             if (name, other) in stubs:
                 points += [places[name], places[name] + stubs[name, other]]
-            elif name < other or not topology.may_speak(other, name):
+            elif name < other or not topology.may_send(other, name):
                 points += [places[name], places[other]]
     if points:
         many = len(points) > 2 * MOST_LINES

@@ -61,7 +61,7 @@ def drive(
         scores = runtime.evaluate(plan.samples(t), views) if plan.is_due(t) else {}
         record = _record(stage, t, report, scores, plan, time.monotonic() - began - report.waited)
         if views and stage.test is not None:
-            honest = {name: view for name, view in views.items() if name not in stage.faults.liars(plan.rounds)}
+            honest = {name: view for name, view in views.items() if name not in stage.faults.byzantine(plan.rounds)}
             record = replace(record, outputs=collect(t + 1, honest, stage.test[1]))
         for observer in observers:
             observer.round_ended(record, runtime.save)
@@ -83,14 +83,14 @@ def _record(stage: Stage, t: int, report: Report, scores: dict[str, Scores], pla
     present = set(stage.faults.present(t) if report.present is None else report.present)
     tested = 0 if stage.test is None else len(stage.test[0])
     samples = min(plan.samples(t) or tested, tested)
-    liars = stage.faults.liars(plan.rounds)
+    byzantine = stage.faults.byzantine(plan.rounds)
     rows: list[Row] = []
     measured: dict[str, dict[str, list[float]]] = {}
     for about, name, value in report.measures:
         measured.setdefault(about, {}).setdefault(name, []).append(value)
     for agent in stage.names:
         row: dict[str, Any] = {"round": t + 1, "agent": agent, "present": agent in present}
-        if agent in liars:
+        if agent in byzantine:
             row["lies"] = True
         row["sent"], row["received"] = report.sent.get(agent, 0), report.received.get(agent, 0)
         row.update({name: fmean(values) for name, values in measured.get(agent, {}).items()})
@@ -105,9 +105,9 @@ def _events(stage: Stage, t: int, report: Report, present: set[str]) -> list[str
     events = [f"round {t + 1}: absent: {', '.join(absent)}"] if absent else []
     events += [f"round {t + 1}: {event}" for event in report.events]
     events += [f"round {t + 1}: {news}" for news in stage.faults.news(t)]
-    for name, lie in stage.faults.liars(t + 1).items():
-        if lie.first == t + 1:  # once, not for each message
-            events.append(f"round {t + 1}: '{name}' begins to lie (injected fault: {lie.kind})")
+    for name, fault in stage.faults.byzantine(t + 1).items():
+        if fault.first == t + 1:  # once, not for each message
+            events.append(f"round {t + 1}: '{name}' begins to send Byzantine messages (injected fault: {fault.kind})")
     # In an order that does not depend on who was faster.
     place = {name: number for number, name in enumerate((*stage.nodes[0].roster, HUB))}
     refused = sorted(report.refused, key=lambda item: (place[item[0]], place[item[1]], item[2]))

@@ -129,7 +129,7 @@ class Host:
         self._report = Report()
         self._queues = {}
         self._numbers: dict[tuple[str, str], int] = {}
-        self._told: dict[str, dict[int, tuple[Message, Message]]] = {}  # by liar: what it was to send, and sends
+        self._told: dict[str, dict[int, tuple[Message, Message]]] = {}  # by Byzantine agent: (honest, sent)
         self._waiting: dict[str, set[str]] = {}  # sender -> local nodes that wait for it
         self._tasks: dict[str, _Task] = {}
         for name, node in self.nodes.items():
@@ -185,7 +185,7 @@ class Host:
         except StopIteration:
             self._end(node.name)
             if self.links:
-                self.links.post_end(self._phase, node.name, node.topology.listeners(node.name))
+                self.links.post_end(self._phase, node.name, node.topology.receivers(node.name))
             return True
         except Exception as error:
             where = "before round 1" if self._phase == BEGIN else f"in round {self._phase + 1}"
@@ -216,12 +216,12 @@ class Host:
         return message.compressed(self.compression, self.nodes[sender].residue, by=(sender, self._phase))
 
     def _tell(self, sender: str, message: Message) -> Message:
-        """The message, or a lie in its place: the same for all who receive it."""
-        if not self.faults.is_lying(self._phase, sender):
+        """The message, or a Byzantine one instead: the same for all who receive it."""
+        if not self.faults.is_byzantine(self._phase, sender):
             return message
         told = self._told.setdefault(sender, {})
         if id(message) not in told:  # kept to the end of the phase, so that no other message gets its id
-            told[id(message)] = message, self.faults.told(self._phase, sender, len(told) + 1, message)
+            told[id(message)] = message, self.faults.as_sent(self._phase, sender, len(told) + 1, message)
         return told[id(message)][1]
 
     def _is_struck(self, sender: str, receiver: str) -> bool:

@@ -59,7 +59,7 @@ def pkd(problem: Problem, t: int) -> list[Model]:
 
 
 def pkd_limit(problem: Problem) -> list[Model] | None:
-    """Zero where all |1 ± √μ| < 2 for the eigenvalues μ of B; at c = 0 what all agents can represent; or None."""
+    """Zero where all |1 ± √μ| < 2 for the eigenvalues μ of B; at c = 0 what all agents can represent; else None."""
     labels = pkd_iteration(problem).limit()
     return None if labels is None else problem.fit_all(labels)
 
@@ -79,7 +79,7 @@ def backfitting_iteration(problem: Problem) -> Iteration:
 
 
 def backfitting(problem: Problem, sweeps: int) -> Model:
-    """The sum of all agents' models after so many sweeps: the centralised model in the limit, for any M."""
+    """The sum of all agents' models after this many sweeps: the centralised model in the limit, for any M."""
     return problem.ensemble(backfitting_iteration(problem).after(sweeps))
 
 

@@ -1,4 +1,4 @@
-"""What the protocols are measured against: each agent alone, and one model of everybody's data."""
+"""Baselines: each agent alone, and one model of the data of all agents."""
 
 from __future__ import annotations
 

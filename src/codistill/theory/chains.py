@@ -1,6 +1,6 @@
-"""Models that are handed around a ring: AKD, and EKD which sums them with alternating signs.
+"""Models that are passed around a ring: AKD, and EKD which sums them with alternating signs.
 
-In step t the agent that holds a chain's model hands it to the next, who fits the model's predictions on its
+In step t the agent that holds a chain's model passes it to the next, which fits the model's predictions on its
 own inputs. With Z the ring's part of the transfer T (Z_ba = T_ba where b follows a), the labels that all
 agents fit in step t are u_t = Z^t u_0. For two agents Z = [0 T12; T21 0], and Z² = diag(B, B') with
 B = T12 T21, B' = T21 T12: after two steps a chain is back, multiplied by B.
@@ -35,7 +35,7 @@ def akd_iteration(problem: Problem, start: int | None = None) -> Iteration:
 
 
 def akd(problem: Problem, t: int, start: int = 0) -> Model:
-    """Proposition II: the model after t hand-overs of the chain that starts at one agent, for any t and M.
+    """Proposition II: the model after t steps of the chain that starts at one agent, for any t and M.
 
     For two agents  g_{2t}(x) = l_xᵀ A1⁻¹ B^t y1,  g_{2t+1}(x) = m_xᵀ A2⁻¹ T21 B^t y1.
     It belongs to agent (start + t) mod M.
@@ -114,6 +114,6 @@ def self_distilled(problem: Problem, t: int, agent: int = 0) -> Model:
 
 
 def more_than_one(problem: Problem) -> None:
-    """Most protocols need another agent."""
+    """Raise `DataError` if there is only one agent."""
     if problem.agents < 2:
         raise DataError("This protocol must have two agents or more.", f"{problem.agents}", "Add agents.")

@@ -1,4 +1,4 @@
-"""What theory predicts for two agents before anything is run: limits, rates, divergence."""
+"""What the theory predicts for two agents before a run: limits, rates, divergence."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ COMMON, AGREED = "what both agents can represent", "centralised, where labels ag
 
 @dataclass(frozen=True)
 class Outlook:
-    """What becomes of one method. A round is one fit of every chain (AKD, EKD) or of every agent."""
+    """The predicted limit and rate of one method. A round is one fit of every chain (AKD, EKD) or of every agent."""
 
     method: str
     limit: str
@@ -47,7 +47,7 @@ class Outlook:
 
 @dataclass(frozen=True)
 class Forecast:
-    """What to expect of two agents; printed, it is a table."""
+    """The prediction for two agents; printed as a table."""
 
     samples: tuple[int, int]
     c: float
@@ -106,10 +106,10 @@ def forecast(
     y1: np.ndarray | None = None,
     y2: np.ndarray | None = None,
 ) -> Forecast:
-    """What AKD, AvgKD, PKD and EKD tend to, and how fast, for two agents with these inputs.
+    """The limits of AKD, AvgKD, PKD and EKD, and how fast they converge, for two agents with these inputs.
 
     For agents that are not kernel machines, give the features of their trained models in place of inputs,
-    with the linear kernel. With labels, the errors of the limits are told as well. The time grows with the
+    with the linear kernel. With labels, the errors of the limits are given too. The time grows with the
     cube of the samples: a few thousand are enough to see the angle.
     """
     if (y1 is None) != (y2 is None):
@@ -146,8 +146,8 @@ def forecast_of(problem: Problem, *, labelled: bool = True) -> Forecast:
         outlooks.append(Outlook(method, limit if converges else NONE, rate, needs, rate > 1 + ON_CIRCLE, error))
     errors = None
     if labelled:
-        yardsticks = {"agent 1 alone": alone(problem, 0), "agent 2 alone": alone(problem, 1)}
-        errors = {name: _error(g, problem) for name, g in {**yardsticks, "centralised": centralised(problem)}.items()}
+        baselines = {"agent 1 alone": alone(problem, 0), "agent 2 alone": alone(problem, 1)}
+        errors = {name: _error(g, problem) for name, g in {**baselines, "centralised": centralised(problem)}.items()}
     return Forecast(
         (len(problem.inputs[0]), len(problem.inputs[1])),
         problem.c,

@@ -1,4 +1,4 @@
-"""Every protocol of the paper is one affine iteration on labels; here are its powers, its limit and its rate."""
+"""Every protocol of the paper is one affine iteration on labels; with its powers, limit and rate."""
 
 from __future__ import annotations
 
@@ -91,6 +91,6 @@ def limit_of_powers(matrix: np.ndarray) -> np.ndarray | None:
 
 
 def at_least(count: int, smallest: int) -> None:
-    """A number of rounds must be whole and not too small."""
+    """Raise `RecipeError` unless a number of rounds is an integer of at least `smallest`."""
     if isinstance(count, bool) or not isinstance(count, int | np.integer) or count < smallest:
-        raise RecipeError(f"Rounds must be a whole number of at least {smallest}.", repr(count), "Choose another.")
+        raise RecipeError(f"Rounds must be an integer of at least {smallest}.", repr(count), "Choose another.")

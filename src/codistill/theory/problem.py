@@ -1,4 +1,4 @@
-"""Federated kernel ridge regression: who has which data and which kernel."""
+"""Federated kernel ridge regression: the data and the kernel of each agent."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class Problem:
                 "Give all agents inputs and targets of one kind.",
             )
 
-    # --- who has what -----------------------------------------------------------------------------
+    # --- agents and samples -----------------------------------------------------------------------
 
     @property
     def kernels_of(self) -> tuple[KernelFunction, ...]:
@@ -119,7 +119,7 @@ class Problem:
 
     @property
     def blocks(self) -> list[slice]:
-        """Where each agent's samples stand among all."""
+        """The slice of each agent's samples among all samples."""
         ends = np.cumsum([0, *map(len, self.inputs)])
         return [slice(int(a), int(b)) for a, b in pairwise(ends)]
 

@@ -26,11 +26,6 @@ def transfers(problem: Problem) -> tuple[np.ndarray, np.ndarray]:
     return problem.transfer[first, second], problem.transfer[second, first]
 
 
-def swapped(problem: Problem) -> Problem:
-    """The agents in the other order: a proposition about agent 1 becomes one about agent 2."""
-    return Problem(problem.inputs[::-1], problem.targets[::-1], problem.kernels_of[::-1], problem.c)
-
-
 def two_rounds(problem: Problem) -> np.ndarray:
     """B = T12 T21: what two rounds of AKD do to agent 1's labels."""
     t12, t21 = transfers(problem)

@@ -1,4 +1,4 @@
-"""The toy of Figure 3 and Appendix A: linear regression A x* = b, shared out to two agents."""
+"""The toy of Figure 3 and Appendix A: linear regression A x* = b, divided between two agents."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from codistill.theory.iteration import Iteration, at_least
 from codistill.theory.problem import Problem
 
 DIMENSION, SAMPLES, SHARE = 100, 150, 0.6  # d, n = 1.5 d, and agent 1's part
-YARDSTICKS = ("agent 1 alone", "agent 2 alone", "centralised")
+BASELINES = ("agent 1 alone", "agent 2 alone", "centralised")
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Setting:
 
     title: str
     c: float
-    sort: bool  # by b, before the data are shared out
+    sort: bool  # by b, before the data are divided
 
 
 SETTINGS = (
@@ -70,10 +70,10 @@ def run_toy(setting: Setting, rounds: int = 250, seed: int = 0) -> Toy:
     at_least(rounds, 0)
     problem = toy_problem(setting, seed)
     everything, b = np.concatenate(list(problem.inputs)), problem.labels
-    yardsticks = (alone(problem, 0), alone(problem, 1), centralised(problem))
+    baselines = (alone(problem, 0), alone(problem, 1), centralised(problem))
     errors = {
         name: np.full(rounds + 1, _error(model(everything), b))
-        for name, model in zip(YARDSTICKS, yardsticks, strict=True)
+        for name, model in zip(BASELINES, baselines, strict=True)
     }
     first = problem.transfer[:, problem.blocks[0]]
 

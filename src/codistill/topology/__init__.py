@@ -1,4 +1,4 @@
-"""Who may speak to whom, and with which mixing weights."""
+"""Which agents are linked, and with which mixing weights."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ HUB = "hub"
 class Topology:
     """A graph of agents with mixing weights; `hub=True` makes it a star whose centre is the hub.
 
-    An edge (a, b) lets a speak to b and, unless the graph is directed, b to a. `weights` is the matrix W with a row
-    and a column per agent: w_nm is how much of the word of m is taken by n. Without it, weights are those of
-    Metropolis and Hastings. `groups` are separate on purpose: each is to be joined in itself, not with the others.
+    An edge (a, b) lets a send to b and, unless the graph is directed, b to a. `weights` is the matrix W with a row
+    and a column per agent: w_nm is the weight that n gives to what it receives from m. Without it, weights are those
+    of Metropolis and Hastings. `groups` are separate on purpose: each must be connected, but not with the others.
     More graphs are in `codistill.topology.graphs`.
     """
 
@@ -34,24 +34,24 @@ class Topology:
         kind: str = "edges",
         groups: Sequence[Sequence[str]] | None = None,
     ) -> None:
-        self.groups = (tuple(names),) if groups is None else tuple(map(tuple, groups))  # each is to agree by itself
+        self.groups = (tuple(names),) if groups is None else tuple(map(tuple, groups))
         self.names, self.hub, self.directed, self.kind = tuple(names), hub, directed, kind
         self._places = {name: place for place, name in enumerate(self.names)}
         if len(self._places) < len(self.names):
             twice = next(name for place, name in enumerate(self.names) if self._places[name] != place)
             raise RecipeError("Every agent must have a name of its own.", f"'{twice}' more than once", "Rename one.")
-        self._told: dict[str, set[str]] = {name: set() for name in self.names}
-        heard: dict[str, set[str]] = {name: set() for name in self.names} if directed else self._told
+        self._receivers: dict[str, set[str]] = {name: set() for name in self.names}
+        senders: dict[str, set[str]] = {name: set() for name in self.names} if directed else self._receivers
         for left, right in edges:
             for end in (left, right):
-                if end not in heard:
-                    raise RecipeError("An edge must join two agents.", f"'{end}'", nearest(end, heard))
+                if end not in senders:
+                    raise RecipeError("An edge must join two agents.", f"'{end}'", nearest(end, senders))
             if left != right:
-                self._told[left].add(right)
-                heard[right].add(left)
-        # In the order of the roster, so that sums over neighbours are equal everywhere to the bit.
-        self._neighbours = self._ordered(self._told)
-        self._sources = self._ordered(heard) if directed else self._neighbours
+                self._receivers[left].add(right)
+                senders[right].add(left)
+        # In the order of the names, so that sums over neighbours are equal everywhere to the bit.
+        self._neighbours = self._ordered(self._receivers)
+        self._sources = self._ordered(senders) if directed else self._neighbours
         self._made: dict[str, dict[str, float]] = {}
         self._weights = None if weights is None else self._take(as_mixing_matrix(weights, self.names))
         if self._weights is not None:
@@ -66,61 +66,61 @@ class Topology:
 
     @classmethod
     def star(cls, names: Sequence[str]) -> Topology:
-        """Everyone speaks to the hub, and to nobody else."""
+        """Every agent is linked to the hub, and to nobody else."""
         return cls(names, (), hub=True, kind="star")
 
     @classmethod
     def complete(cls, names: Sequence[str]) -> Topology:
-        """Everyone speaks to everyone."""
+        """Every agent is linked to every other."""
         return cls(names, [(a, b) for i, a in enumerate(names) for b in names[i + 1 :]], kind="complete")
 
     @classmethod
     def ring(cls, names: Sequence[str]) -> Topology:
-        """Everyone speaks to the one before and the one after."""
+        """Every agent is linked to the one before and the one after."""
         return cls(names, [(name, names[(i + 1) % len(names)]) for i, name in enumerate(names)], kind="ring")
 
     @classmethod
     def silent(cls, names: Sequence[str]) -> Topology:
-        """Nobody speaks."""
+        """No links."""
         return cls(names, (), kind="silent")
 
     @classmethod
     def from_matrix(cls, names: Sequence[str], matrix: Any) -> Topology:
-        """The graph of a mixing matrix: m speaks to n where w_nm > 0; directed unless all links go both ways."""
+        """The graph of a mixing matrix: m sends to n where w_nm > 0; directed unless all links go both ways."""
         w = as_mixing_matrix(matrix, names)
         edges = [(names[m], names[n]) for n, m in np.argwhere(w > 0)]
         directed = not np.array_equal(w > 0, w.T > 0)
         return cls(names, edges, directed=directed, weights=w, kind="matrix")
 
     def neighbours(self, name: str) -> tuple[str, ...]:
-        """The agents that `name` may speak to, in the order of the roster."""
+        """The agents that `name` may send to, in the order of the names."""
         return self._neighbours[name]
 
     def sources(self, name: str) -> tuple[str, ...]:
-        """The agents that `name` hears, in the order of the roster: its neighbours, unless the graph is directed."""
+        """The agents that `name` receives from, in the same order: its neighbours, unless the graph is directed."""
         return self._sources[name]
 
-    def listeners(self, name: str) -> tuple[str, ...]:
-        """Everyone that `name` may speak to, the hub included."""
+    def receivers(self, name: str) -> tuple[str, ...]:
+        """All nodes that `name` may send to, the hub included."""
         if name == HUB:
             return self.names
         return (*self._neighbours[name], HUB) if self.hub else self._neighbours[name]
 
-    def may_speak(self, sender: str, receiver: str) -> bool:
-        """Whether there is a link."""
+    def may_send(self, sender: str, receiver: str) -> bool:
+        """Whether there is a link from sender to receiver."""
         if HUB in (sender, receiver):
             return self.hub
-        return receiver in self._told[sender]
+        return receiver in self._receivers[sender]
 
     def weights(self, name: str) -> Mapping[str, float]:
-        """The weights of those that a node hears: its row of W, without the diagonal, which is the rest.
+        """The weights of those that an agent receives from: its row of W without the diagonal.
 
         Where no matrix was given, they are Metropolis-Hastings weights, w_ab = 1 / (1 + max(deg a, deg b)): with
         them, W is symmetric and doubly stochastic on any undirected graph.
         """
         if self._weights is not None:
             return self._weights[name]
-        if name not in self._made:  # once: they are asked for by every array of every message
+        if name not in self._made:  # once: they are needed for every array of every message
             degree, others = len(self._neighbours[name]), self._neighbours[name]
             self._made[name] = {other: 1.0 / (1 + max(degree, len(self._neighbours[other]))) for other in others}
         return self._made[name]
@@ -147,24 +147,24 @@ class Topology:
 
     @property
     def degrees(self) -> tuple[int, int]:
-        """The fewest and the most agents that an agent speaks to."""
+        """The smallest and the largest number of neighbours of an agent."""
         counts = [len(others) for others in self._neighbours.values()] or [0]
         return min(counts), max(counts)
 
     @cached_property
     def unreached(self) -> tuple[str, str] | None:
-        """An agent whose word cannot reach another, and that other; None if everybody reaches everybody."""
+        """Two agents without a path from the first to the second; None if there is a path between any two."""
         return self._unreached(self.names)
 
     def _unreached(self, among: Sequence[str]) -> tuple[str, str] | None:
-        """As `unreached`, if only these agents and the links between them were there."""
+        """As `unreached`, for the graph of these agents only."""
         inside = set(among)
-        spoken, heard = (
+        outgoing, incoming = (
             {name: [other for other in ways[name] if other in inside] for name in among}
             for ways in (self._neighbours, self._sources)
         )
         for first in among[:1]:
-            there, back = _reached(first, spoken), _reached(first, heard)
+            there, back = _reached(first, outgoing), _reached(first, incoming)
             for other in among:
                 if other not in there:
                     return first, other
@@ -174,32 +174,32 @@ class Topology:
 
     @cached_property
     def diameter(self) -> int | None:
-        """How many steps a word needs at most from one agent to another; None if it does not reach everybody."""
+        """The longest shortest path between two agents, in links; None if the graph is not connected."""
         if self.unreached:
             return None
-        spoken = [[self._places[other] for other in others] for others in self._neighbours.values()]
-        reached, steps = [1 << place for place in range(len(spoken))], 0  # sets of agents, as bits
-        while reached.count((1 << len(spoken)) - 1) < len(spoken):
+        outgoing = [[self._places[other] for other in others] for others in self._neighbours.values()]
+        reached, steps = [1 << place for place in range(len(outgoing))], 0  # sets of agents, as bits
+        while reached.count((1 << len(outgoing)) - 1) < len(outgoing):
             before, steps = reached, steps + 1
             reached = before.copy()
-            for place, others in enumerate(spoken):
+            for place, others in enumerate(outgoing):
                 for other in others:
                     reached[place] |= before[other]
         return steps
 
     @cached_property
     def spectral_gap(self) -> float:
-        """1 - the second largest singular value of W: how fast mixing brings all to the mean, from 0 to 1."""
+        """1 - the second largest singular value of W: how fast mixing converges to the mean, from 0 to 1."""
         return spectral_gap(self.matrix()) if self.names and not self.unreached else 0.0
 
     def check_mixing(self) -> None:
-        """Raise unless values can mix over all agents of a group: each must be reached from each."""
+        """Raise `RecipeError` unless each group is connected, so that its agents can reach consensus."""
         for group in self.groups:
             if unreached := self._unreached(group):
                 sender, receiver = unreached
                 raise RecipeError(
-                    "To agree, every agent must be reached from every other over the links"
-                    + (" in their directions." if self.directed else "."),
+                    "For consensus, every agent must be reachable from every other"
+                    + (" along the directions of the links." if self.directed else "."),
                     f"'{receiver}' cannot be reached from '{sender}'",
                     "Add links, or use a topology that is connected, such as ring.",
                 )
@@ -208,7 +208,7 @@ class Topology:
         return {name: tuple(sorted(others, key=self._places.__getitem__)) for name, others in linked.items()}
 
     def _take(self, w: np.ndarray) -> dict[str, dict[str, float]]:
-        """Weights by name, if they are where the links are."""
+        """Weights by name; they must be positive exactly where there are links."""
         linked = np.eye(len(self.names), dtype=bool)
         for place, name in enumerate(self.names):
             linked[place, [self._places[other] for other in self._sources[name]]] = True
@@ -217,8 +217,8 @@ class Topology:
             raise RecipeError(
                 "The matrix W must be above 0 where there is a link, and nowhere else beside its diagonal.",
                 f"{w[place, other]:g} in the row of '{receiver}' for '{sender}', "
-                + ("who may speak to it" if linked[place, other] else "who may not speak to it"),
-                "Change the entry or the links; a row holds the weights of those that its agent hears.",
+                + ("which may send to it" if linked[place, other] else "which may not send to it"),
+                "Change the entry or the links; a row holds the weights of those that its agent receives from.",
             )
         return {
             name: {other: float(w[place, self._places[other]]) for other in self._sources[name]}

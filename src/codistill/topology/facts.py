@@ -1,4 +1,4 @@
-"""A graph in figures for a person, and as plain values in a run's folder."""
+"""Figures of a graph for a person, and the graph as plain values in a run's folder."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from codistill.topology import Topology
 
 
 def figures(topology: Topology) -> dict[str, str]:
-    """What a person may want to know of a graph."""
+    """Kind, size, degrees, diameter and spectral gap, as text."""
     low, high = topology.degrees
     return {
         "kind": topology.kind + (", directed" if topology.directed else ""),
@@ -24,7 +24,7 @@ def figures(topology: Topology) -> dict[str, str]:
 
 
 def as_plain(topology: Topology) -> dict[str, Any]:
-    """For each agent the numbers of those that it speaks to, in one text; and the rows of a given matrix."""
+    """For each agent the numbers of its neighbours as one text; and the rows of a given matrix."""
     place = {name: str(number) for number, name in enumerate(topology.names)}
     agents = len(place)
     every = not topology.directed and topology.links == agents * (agents - 1) // 2
@@ -38,12 +38,12 @@ def as_plain(topology: Topology) -> dict[str, Any]:
 
 
 def from_plain(names: Sequence[str], plain: Mapping[str, Any]) -> Topology:
-    """The graph that these plain values tell of."""
+    """The graph that `as_plain` was given."""
     if plain["links"] == "all":
         edges = [(name, other) for number, name in enumerate(names) for other in names[number + 1 :]]
     else:
-        heard = zip(names, plain["links"], strict=True)
-        edges = [(name, names[int(number)]) for name, row in heard for number in row.split()]
+        rows = zip(names, plain["links"], strict=True)
+        edges = [(name, names[int(number)]) for name, row in rows for number in row.split()]
     matrix = None
     if plain["matrix"] is not None:
         matrix = np.zeros((len(names), len(names)))

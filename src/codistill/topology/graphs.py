@@ -43,10 +43,10 @@ class Graph(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class Star(Graph):
-    """Everyone speaks to the hub, or to an agent in the centre, and to nobody else."""
+    """Every agent is linked to the hub, or to the agent in the centre, and to nobody else."""
 
     kind = "star"
-    centre: str | None = setting(None, "the agent in the centre, among peers; absent: the hub")
+    centre: str | None = setting(None, "the agent in the centre, among peers; unset: the hub")
 
     def over(self, names: Sequence[str], seed: int = 0) -> Topology:
         """This graph over these agents."""
@@ -59,7 +59,7 @@ class Star(Graph):
 
 @dataclass(frozen=True, kw_only=True)
 class Complete(Graph):
-    """Everyone speaks to everyone."""
+    """Every agent is linked to every other."""
 
     kind = "complete"
 
@@ -70,7 +70,7 @@ class Complete(Graph):
 
 @dataclass(frozen=True, kw_only=True)
 class Ring(Graph):
-    """Everyone speaks to the one before and the one after."""
+    """Every agent is linked to the one before and the one after."""
 
     kind = "ring"
 
@@ -81,7 +81,7 @@ class Ring(Graph):
 
 @dataclass(frozen=True, kw_only=True)
 class Silent(Graph):
-    """Nobody speaks."""
+    """No links."""
 
     kind = "silent"
 
@@ -92,9 +92,9 @@ class Silent(Graph):
 
 @dataclass(frozen=True, kw_only=True)
 class Islands(Graph):
-    """Agents whose names differ by the number at their end only (those of one [[agents]] table) speak to each other.
+    """Agents whose names differ only by the number at their end (those of one [[agents]] table) are linked.
 
-    Groups are separate on purpose: this is how d_sgd runs on devices of several architectures.
+    Groups are separate on purpose: this is how d_sgd runs with agents of several architectures.
     """
 
     kind = "islands"
@@ -134,18 +134,18 @@ class Torus(Graph):
 
 @dataclass(frozen=True, kw_only=True)
 class Random(Graph):
-    """A random tree and, beside it, half of the links that fit in: nobody has more than `degree`."""
+    """A random tree plus half of the further links that `degree`, the most that an agent may have, allows."""
 
     kind = "random"
     degree: int = setting(3, "how many links an agent has at most", at_least=2)
-    seed: int | None = setting(None, "of the graph; absent: that of the run", at_least=0)
+    seed: int | None = setting(None, "of the graph; unset: that of the run", at_least=0)
 
     def over(self, names: Sequence[str], seed: int = 0) -> Topology:
         """This graph over these agents."""
         rng = generator(seed if self.seed is None else self.seed, "topology", self.kind)
         order = [int(place) for place in rng.permutation(len(names))]
         free = [min(self.degree, len(names) - 1)] * len(names)
-        pairs, joined = [], order[:1]  # those in the tree who may have one more link
+        pairs, joined = [], order[:1]  # those in the tree that may have one more link
         for new in order[1:]:
             chosen = int(rng.integers(len(joined)))
             old = joined[chosen]
@@ -165,7 +165,7 @@ class Random(Graph):
 class _Drawn(Graph):
     """Base of graphs that are drawn again until one is connected."""
 
-    seed: int | None = setting(None, "of the graph; absent: that of the run", at_least=0)
+    seed: int | None = setting(None, "of the graph; unset: that of the run", at_least=0)
 
     def over(self, names: Sequence[str], seed: int = 0) -> Topology:
         """This graph over these agents."""
@@ -193,7 +193,7 @@ class Geometric(_Drawn):
     """Agents are random points of a square with sides of 1; those within `radius` of each other are linked."""
 
     kind = "geometric"
-    radius: float = setting(help="how far a word reaches, in sides of the square", above=0)
+    radius: float = setting(help="the largest distance of a link, in sides of the square", above=0)
 
     def _draw(self, agents: int, seed: int) -> Pairs:
         from scipy.spatial import KDTree
@@ -227,7 +227,7 @@ class ErdosRenyi(_Drawn):
 
 @dataclass(frozen=True, kw_only=True)
 class Expander(_Drawn):
-    """A random graph in which everyone has `degree` links: few links, and short ways."""
+    """A random graph in which everyone has `degree` links: few links, and short paths."""
 
     kind = "expander"
     degree: int = setting(3, "how many links every agent has", at_least=3)
@@ -253,9 +253,9 @@ class Edges(Graph):
 
     kind = "edges"
     edges: tuple[list[str], ...] = setting(help='pairs of agents\' names: [["a", "b"], ["b", "c"]]')
-    directed: bool = setting(False, "whether the first of a pair speaks to the second only; needs a matrix")
+    directed: bool = setting(False, "whether only the first of a pair sends to the second; needs a matrix")
     matrix: tuple[list[float], ...] | None = setting(
-        None, "mixing weights, a row per agent: of those that it hears; absent: Metropolis-Hastings"
+        None, "mixing weights, a row per receiving agent; unset: Metropolis-Hastings"
     )
 
     def __post_init__(self) -> None:
@@ -272,9 +272,9 @@ class Edges(Graph):
 
 @dataclass(frozen=True, kw_only=True)
 class Matrix(Graph):
-    """The graph of a mixing matrix W: agent m speaks to n where row n has a weight for m.
+    """The graph of a mixing matrix W: agent m sends to n where row n has a weight for m.
 
-    Rows are those who hear. Bistritz et al. write w_nm for what n says to m: transpose a directed W of theirs.
+    Rows are receivers. Bistritz et al. write w_nm for the link from n to m: transpose a directed W of theirs.
     """
 
     kind = "matrix"
@@ -288,7 +288,7 @@ class Matrix(Graph):
 
 
 def most_square(number: int) -> tuple[int, int]:
-    """Rows and columns of a grid of so many places, as square as can be."""
+    """Rows and columns of the most square grid with this many places."""
     rows = next((rows for rows in range(math.isqrt(number), 0, -1) if number % rows == 0), 1)
     return rows, number // rows
 

@@ -1,4 +1,4 @@
-"""Mixing matrices: W says how much of whose word an agent takes; it must lose nothing and reach everybody."""
+"""Mixing matrices: w_nm is the weight that agent n gives to what it receives from m; W is doubly stochastic."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def as_mixing_matrix(matrix: Any, names: Sequence[str]) -> np.ndarray:
         raise RecipeError(
             "Every entry on the diagonal of the matrix W must be above 0.",
             f"{value:g} in row {_at(place, names)}",
-            "Let every agent keep some of its own word.",
+            "Give every agent some weight on its own value.",
         )
     return w
 
 
 def spectral_gap(w: np.ndarray) -> float:
-    """1 - the second largest singular value of W: a step of mixing shrinks what agents differ by at least so much.
+    """1 - the second largest singular value of W: a mixing step shrinks differences by at least this share.
 
     For a symmetric W that is 1 - |lambda_2|, the second largest eigenvalue in size. W is doubly stochastic, so the
     largest belongs to the mean, and without the mean (W - 11'/n) the second largest is the largest.
@@ -61,7 +61,7 @@ def _as_square(matrix: Any, names: Sequence[str]) -> np.ndarray:
 
 
 def _unlike(matrix: Any, names: Sequence[str]) -> str:
-    """Which row cannot be one."""
+    """Which row is malformed."""
     rows = matrix if isinstance(matrix, list | tuple) else []
     for number, row in enumerate(rows, 1):
         if not isinstance(row, list | tuple) or len(row) != len(names):
@@ -70,7 +70,7 @@ def _unlike(matrix: Any, names: Sequence[str]) -> str:
 
 
 def _first(wrong: np.ndarray, values: np.ndarray) -> list[tuple[tuple[int, ...], float]]:
-    """Where something is wrong for the first time, and what is there."""
+    """The first wrong place, and the value there."""
     places = np.argwhere(wrong)[:1]
     return [(tuple(map(int, place)), float(values[tuple(place)])) for place in places]
 

@@ -1,7 +1,7 @@
-"""Named arrays and a few plain values, as bytes and back.
+"""Encoding of named arrays and a few plain values as bytes, and decoding.
 
 The encoding is safetensors: a JSON header and raw array bytes, nothing that could be executed. Plain
-values ride in the header's metadata as one JSON text, so that equal messages are equal bytes.
+values are in the header's metadata as one JSON text, so that equal messages are equal bytes.
 `decode` takes any byte string: it returns valid arrays or raises `MessageError`, and allocates no more
 than the length of what it was given, or a fixed multiple of it if the message is packed (`wire.packing`).
 """
@@ -24,7 +24,7 @@ from codistill.wire.packing import BODY, unpack
 Arrays = dict[str, np.ndarray]
 Values = dict[str, Any]
 
-# One message; a larger one is refused before it is looked at.
+# Bytes of one message; a larger one is rejected before it is parsed.
 SIZE_LIMIT = 1 << 30
 
 _DTYPES = {

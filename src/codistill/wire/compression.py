@@ -1,4 +1,4 @@
-"""What is done to messages on their way to the wire, whatever the protocol; see docs/compression.md."""
+"""Compression of messages, independent of the protocol; see docs/compression.md."""
 
 from __future__ import annotations
 
@@ -16,34 +16,32 @@ from codistill.wire.packing import BODY, EXPANSION, INFLATION, Form
 from codistill.wire.quantise import LARGEST
 from codistill.wire.topk import probability_rows
 
-# What a sender's messages have lost so far, by name, dtype and shape of the array.
+# The compression error of a sender's messages so far, by name, dtype and shape of the array.
 Residue = dict[tuple[Any, ...], np.ndarray]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Compression:
-    """How floating-point arrays of two or more numbers travel; all else in a message travels as it is.
+    """How floating-point arrays of two or more numbers are compressed; everything else is sent unchanged.
 
-    The receiver gets arrays of the original shapes and dtypes. Settings combine: of each row the largest are kept,
-    these in fewer bits, and all of that is deflated. An array, or a message, that would not get smaller is let be.
+    The receiver gets arrays of the original shapes and dtypes. Settings combine: the largest entries of each row are
+    kept, stored in fewer bits, and deflated. An array or message that would not get smaller is sent unchanged.
     """
 
-    bits: int | None = setting(None, "bits per number: 16 (float16) or 8 (linear steps); absent: as they are")
-    top_k: int | None = setting(
-        None, "of each row of a 2-D array only the so many largest entries travel; absent: all", at_least=1
-    )
-    lossless: bool = setting(False, "deflate what travels, where that makes it smaller")
+    bits: int | None = setting(None, "bits per number: 16 (float16) or 8 (linear steps); unset: unchanged")
+    top_k: int | None = setting(None, "of a 2-D array, keep the k largest entries per row; unset: all", at_least=1)
+    lossless: bool = setting(False, "deflate messages, where that makes them smaller")
     error_feedback: bool = setting(
-        False, "add what was lost to the next array of the same name and shape; never to probabilities"
+        False, "add the compression error to the next array of the same name and shape; never to probabilities"
     )
 
     def __post_init__(self) -> None:
         check_settings(self, "compression")
         if self.bits not in (None, 8, 16):
-            raise RecipeError("compression.bits must be 8, 16 or absent.", f"{self.bits}", "Change it.")
+            raise RecipeError("compression.bits must be 8, 16 or unset.", f"{self.bits}", "Change it.")
         if self.error_feedback and not self.is_lossy:
             raise RecipeError(
-                "compression.error_feedback needs something that loses: bits or top_k.", "neither", "Set one of them."
+                "compression.error_feedback needs lossy compression: bits or top_k.", "neither", "Set one of them."
             )
 
     @property
@@ -55,7 +53,7 @@ class Compression:
         return self.is_lossy or self.lossless
 
     def encode(self, arrays: Mapping[str, np.ndarray], values: Mapping[str, Any], residue: Residue) -> bytes:
-        """The bytes that travel; with error feedback, `residue` is added to arrays first, and renewed."""
+        """The encoded bytes; with error feedback, `residue` is added to arrays first, and updated."""
         if not self.error_feedback:
             return self._encode(arrays, values)
         meant = {name: _with_residue(name, array, residue) for name, array in arrays.items()}
@@ -85,13 +83,13 @@ class Compression:
         data = encode_packed(beside, values, [items, 0], body)
         if self.lossless:
             deflated = encode_packed(beside, values, [items, len(body)], zlib.compress(body))
-            # A receiver refuses what grows by more than that.
+            # A receiver rejects a message that expands by more than this.
             if unpacked <= EXPANSION * len(deflated) and len(body) <= INFLATION * len(deflated):
                 data = min(data, deflated, key=len)
         return data if len(data) < unpacked else min(data, encode(arrays, values), key=len)
 
     def _form(self, array: np.ndarray) -> Form:
-        """The shortest of the ways that the settings allow; of equally short ones that which loses least."""
+        """The shortest form that the settings allow; among equally short ones the most precise."""
         whole = Form(array.dtype.newbyteorder("="), array.shape)
         if float(np.abs(array).max()) > LARGEST:
             return whole
@@ -107,7 +105,7 @@ class Compression:
 
 
 def _is_fit(array: np.ndarray) -> bool:
-    """Whether it is touched at all: two or more floating-point numbers, all of them finite."""
+    """Whether it can be compressed: two or more floating-point numbers, all of them finite."""
     return array.dtype.kind == "f" and array.dtype.itemsize <= 8 and array.size > 1 and bool(np.isfinite(array).all())
 
 
@@ -116,7 +114,7 @@ def _key(name: str, array: np.ndarray) -> tuple[Any, ...]:
 
 
 def _with_residue(name: str, array: np.ndarray, residue: Residue) -> np.ndarray:
-    """The array and what was lost of those before it; rows of probabilities stay what they are."""
+    """The array plus the compression error of those before it; rows of probabilities stay unchanged."""
     lost = residue.get(_key(name, array))
     if lost is None or not _is_fit(array):
         return array

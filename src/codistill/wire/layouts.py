@@ -1,8 +1,8 @@
-"""Layouts of messages met before: of the next message with the same layout only the numbers are looked at.
+"""A cache of message layouts: of the next message with the same layout only the numbers are read.
 
 A protocol sends the same names, shapes and dtypes over and over. Where safetensors has found a header sound for a
 message of some length, it is sound for the next message of that length with the same header, byte for byte: its arrays
-lie where they lay then, whatever their numbers are. And where safetensors has made a header for some names, shapes and
+are at the same places, whatever their numbers are. And where safetensors has made a header for some names, shapes and
 dtypes, it would make the same again. Messages with plain values or of several dtypes are left to safetensors.
 """
 
@@ -15,13 +15,13 @@ from typing import Any
 
 import numpy as np
 
-_MOST = 64  # layouts to remember of either kind; then all are forgotten, and those in use are soon back
-_LONGEST = 1 << 14  # bytes of a header worth remembering
+_MOST = 64  # cached layouts of either kind; when full, the cache is cleared
+_LONGEST = 1 << 14  # bytes of the longest header that is cached
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the arrays of a message lie: floating-point numbers of one dtype, one array after the other."""
+    """Where the arrays of a message are: floating-point numbers of one dtype, one array after the other."""
 
     length: int  # bytes of the message
     header: int  # bytes before its numbers
@@ -45,7 +45,7 @@ def of(data: bytes) -> Layout | None:
 
 
 def learn(data: bytes, arrays: Mapping[str, np.ndarray]) -> None:
-    """Remember the layout of a message, without plain values, of which safetensors has read these arrays."""
+    """Cache the layout of a message without plain values from which safetensors has read these arrays."""
     header, dtypes = _header(data), {array.dtype for array in arrays.values()}
     # What is read in place must be aligned, as a copy would be.
     if len(dtypes) != 1 or len(header) % 8 or len(header) > _LONGEST:
@@ -67,7 +67,7 @@ def join(arrays: Mapping[str, np.ndarray]) -> bytes | None:
 
 
 def learn_to_join(arrays: Mapping[str, np.ndarray], made: bytes) -> bytes:
-    """Remember the header of the message that safetensors has made of these arrays; returns the message."""
+    """Cache the header of the message that safetensors has made of these arrays; returns the message."""
     header = _header(made)
     if len(header) <= _LONGEST:
         starts = _starts(header)

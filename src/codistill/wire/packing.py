@@ -1,4 +1,4 @@
-"""Packed arrays in one body of bytes, and back, from bytes that may be anything.
+"""Arrays packed into one body of bytes, and unpacked from untrusted bytes.
 
 A `Form` says how one array is packed; it travels in the message's metadata as a short list. From it follows how many
 bytes of the body are the array's, so nothing is allocated before all sizes are known and within bounds. What is
@@ -19,8 +19,8 @@ from codistill.wire.quantise import dequantise, groups, halve, quantise, steps_d
 from codistill.wire.topk import keep, probability_rows, renormalise, spread
 
 BODY = "~"  # the array of a message that holds what is packed
-EXPANSION = 1024  # arrays may not be more than so many times as long as the message that they are packed in
-INFLATION = 64  # and its body not more than so many times when inflated
+EXPANSION = 1024  # arrays may be at most this many times as long as the message that they are packed in
+INFLATION = 64  # and its inflated body at most this many times
 _DTYPES = {kind: np.dtype(kind) for kind in "efd"}  # float16, float32, float64
 _SIDES = 32
 _LONGEST = 1 << 40  # far beyond any side of an array: larger numbers are slow to multiply
@@ -38,12 +38,12 @@ class Form:
     probable: bool = False  # every row is probabilities, and is to sum to 1 again
 
     def described(self) -> list[Any]:
-        """As it stands in the metadata."""
+        """As written in the metadata."""
         return [self.dtype.char, list(self.shape), self.bits, self.k, int(self.probable)]
 
     @classmethod
     def read(cls, item: Any) -> Form:
-        """The form that a description says, if it is one."""
+        """The form that a description stands for; `ValueError` if it is malformed."""
         kind, shape, bits, k, probable = item
         whole = [bits, k, probable, *shape]
         counts = all(type(n) is int and 0 <= n < _LONGEST for n in whole)
@@ -131,7 +131,7 @@ def _joined(planes: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
 
 
 def unpack(arrays: Mapping[str, np.ndarray], packed: Any, message: int, limit: int) -> dict[str, np.ndarray]:
-    """All arrays of a message of so many bytes: those packed in its body, and those beside it.
+    """All arrays of a message of `message` bytes: those packed in its body, and those beside it.
 
     `packed` describes the body: a list of names with forms, and the body's length if it is deflated, otherwise 0.
     """

@@ -1,6 +1,6 @@
 """Numbers in fewer bits: as float16 with a common power of two, or as 8-bit steps between smallest and largest.
 
-All arithmetic is in float64, and what comes back is clipped to the range of the original dtype, so that nothing
+All arithmetic is in float64, and results are clipped to the range of the original dtype, so that nothing
 finite becomes infinite. Numbers must be finite and of magnitude at most `LARGEST`.
 """
 
@@ -45,9 +45,9 @@ def quantise(x: np.ndarray, *, sums: bool = False) -> tuple[np.ndarray, np.ndarr
 
 
 def _rounded_rows(x: np.ndarray) -> np.ndarray:
-    """Rows of whole numbers, each next to what it was, with the sum of the row as near as that can be.
+    """Rows of integers, each the floor or the ceiling of its number, that keep the sum of the row up to rounding.
 
-    Many small probabilities would all be rounded to 0, and their mass would be lost: the largest remainders get it.
+    Many small probabilities would all be rounded to 0 and lose their mass: the largest remainders are rounded up.
     """
     whole = np.floor(x)
     remainders = x - whole

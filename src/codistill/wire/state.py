@@ -1,7 +1,7 @@
-"""State that lives across rounds, as bytes and back: nested tables of arrays and plain values.
+"""State that is kept across rounds, as bytes and back: nested tables of arrays and plain values.
 
-`pack` flattens the tree: arrays go into one safetensors body and leave a mark behind in a JSON outline.
-Used for checkpoints and for handing a trained agent from a worker to its owner. Nothing is executed.
+`pack` flattens the tree: arrays go into one safetensors body and leave references in a JSON outline.
+Used for checkpoints and for returning a trained agent from a worker process. Nothing is executed.
 """
 
 from __future__ import annotations

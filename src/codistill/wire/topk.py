@@ -1,9 +1,9 @@
-"""Of each row the K largest entries and where they stand; and which rows are probabilities.
+"""The K largest entries of each row with their columns; and which rows are probabilities.
 
-Of probabilities the kept ones are renormalised, and the others are 0. In any other row the others all get their own
-mean: that is the value with the least squared error, the row keeps its sum, and no entry left out rises above one
-that was kept. (Outputs before a softmax keep their largest entries and the ratios between these; the mass of the
-others is told a little too small. And with a fill that keeps sums what error feedback carries over stays bounded.)
+In a row of probabilities the kept entries are renormalised, and the others become 0. In any other row the others
+become their mean: it has the least squared error, the row keeps its sum, and no dropped entry exceeds a kept one.
+(Logits keep their largest entries and the ratios between these; the mass of the others is slightly underestimated.
+Since the fill keeps sums, the residue of error feedback stays bounded.)
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def renormalise(x: np.ndarray) -> np.ndarray:
 
 
 def keep(x: np.ndarray, k: int, probable: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Columns (n, k) in ascending order; and what stands there, then, unless all rows are probabilities, the fill."""
+    """Columns (n, k) in ascending order; their entries and, unless all rows are probabilities, the fill."""
     columns = np.sort(np.argsort(-x, axis=1, kind="stable")[:, :k], axis=1)
     kept = np.take_along_axis(x, columns, axis=1)
     kept[probable] = renormalise(kept[probable])

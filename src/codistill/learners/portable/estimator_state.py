@@ -1,4 +1,4 @@
-"""Models at rest in one's own checkpoint: any estimator or plain object, never pickled, never executed."""
+"""Models in an agent's own checkpoint: any estimator or plain object, never pickled, never executed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def dump_estimator(estimator: Any) -> bytes:
 
 
 def load_own_estimator(data: bytes, like: Any) -> Any:
-    """An estimator of one's own checkpoint: the class that the owner configured, and nothing foreign inside."""
+    """An estimator from an agent's own checkpoint: of the configured class, and without foreign types inside."""
     packages = _OWN_PACKAGES | {type(part).__module__.split(".")[0] for part in _configured(like)} - {"builtins"}
     try:
         untrusted = skops.io.get_untrusted_types(data=data)

@@ -1,6 +1,6 @@
-"""What a received scikit-learn model must be like inside before it is used.
+"""Checks of the structure of a received scikit-learn model before it is used.
 
-Compiled code follows the indices of trees without looking, so each of them is checked here.
+Compiled code follows the indices of trees without bounds checks, so each of them is checked here.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _HIST_BOOSTING = (HistGradientBoostingClassifier, HistGradientBoostingRegressor)
 
 
 def check_structure(model: Any, classes: int) -> None:
-    """Raise ValueError unless every index and every count in a model leads somewhere; set it to one thread."""
+    """Raise ValueError unless every index and count in a model is valid; set it to one thread."""
     for part in _inside(model):
         own = vars(part)
         if "n_jobs" in own:
@@ -66,7 +66,7 @@ def _inside(model: Any) -> Iterator[Any]:
 
 
 def _features(part: Any) -> int:
-    """What scikit-learn holds samples to before compiled code sees them."""
+    """The number of features that scikit-learn checks samples for, before compiled code reads them."""
     features = vars(part)["n_features_in_"]
     if type(features) is not int:
         raise ValueError("a model without a number of features")

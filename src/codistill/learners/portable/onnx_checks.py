@@ -1,4 +1,4 @@
-"""What a received ONNX graph must be like before a session is made of it."""
+"""Checks of a received ONNX graph before onnxruntime sees it."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _taken_shape(model: ModelProto, shape: tuple[int, ...]) -> tuple[int, ...]:
     raise ValueError(f"a model for samples of shape {tuple(dim.dim_value for dim in list(dims)[1:])}")
 
 
-# --- with numbers: compiled code follows the indices of trees without looking --------------------
+# --- with numbers: compiled code follows the indices of trees without bounds checks -------------
 
 
 def check_numbers(model: ModelProto, taken: tuple[int, ...]) -> None:

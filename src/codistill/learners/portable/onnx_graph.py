@@ -1,8 +1,8 @@
 """ONNX in a message: the bare graph, and beside it every number as an array.
 
-Names, comments and traces of the sender's files are left out, so equal models are equal bytes and nothing of
-a machine travels. The numbers ride as arrays because a message already holds those to a size, a type and
-finite values; the graph alone is small, which bounds what parsing it can cost.
+Names, comments and paths of the sender's files are left out, so equal models are equal bytes and nothing of
+a machine is revealed. The numbers are arrays of the message, whose sizes, types and finite values are already
+checked; the graph alone is small, which bounds what parsing it can cost.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def join(model: ModelProto, message: Message) -> None:
 
 
 def values(node: NodeProto, name: str) -> np.ndarray:
-    """The numbers of an attribute, whatever form it has; empty if it is absent."""
+    """The numbers of an attribute, whatever form it has; empty if there is none."""
     for attribute in node.attribute:
         if attribute.name == name:
             if attribute.type == AttributeProto.TENSOR:

@@ -1,4 +1,4 @@
-"""Models that travel as ONNX: torch modules of no registered architecture, and objects that can say `to_onnx()`.
+"""Models that travel as ONNX: torch modules of no registered architecture, and objects with a method `to_onnx()`.
 
 Needs the extra `onnx`. What arrives is parsed and checked (`onnx_checks`) before onnxruntime sees it, and then
 runs on one thread, without graph rewriting, in an arena of limited memory: the same bits everywhere.
@@ -33,7 +33,7 @@ _TRIED = 5  # samples by which an exported module is compared with itself, befor
 
 
 def is_installed() -> bool:
-    """Whether the extra `onnx` is there."""
+    """Whether the extra `onnx` is installed."""
     return all(importlib.util.find_spec(name) is not None for name in ("onnx", "onnxruntime"))
 
 
@@ -171,7 +171,7 @@ def _session(data: bytes) -> onnxruntime.InferenceSession:
 
 @functools.cache
 def _limit_memory() -> None:
-    """One arena for all models of this process, which no model can outgrow."""
+    """One arena of limited size for all models of this process."""
     import onnxruntime
 
     arena = onnxruntime.OrtArenaCfg(_MEMORY_LIMIT, 1, -1, -1)  # 1: no more than is asked for

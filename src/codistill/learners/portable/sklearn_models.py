@@ -130,7 +130,7 @@ def _is_part(loader: str, module: str, name: str) -> bool:
 
 
 def _check_tree_outline(node: Mapping[str, Any], contents: Mapping[str, bytes], classes: int) -> None:
-    """The compiled tree reads as many class counts as it is told that there are outputs."""
+    """The compiled tree reads one class count per output that it announces."""
     features, counts, outputs = node["__reduce__"]["args"]["content"]
     sizes = [json.loads(size["content"]) for size in (features, outputs)]
     if not all(type(size) is int for size in sizes) or not 1 <= sizes[1] <= classes:

@@ -13,9 +13,9 @@ import numpy as np
 
 UNPACKED_LIMIT = 1 << 30
 
-# What estimators keep of their training and need no more to predict stays home: weights and votes of
+# What estimators keep of their training but do not need to predict is not sent: weights and votes of
 # single rows (weights are the soft labels), sorted values of a feature, gradients, generators, threads.
-_STAYS_HOME = frozenset(
+_NOT_SENT = frozenset(
     {"_sample_weight", "oob_decision_function_", "oob_prediction_", "bin_thresholds_", "_optimizer", "n_threads"}
 )
 _GENERATORS = frozenset({"RandomStateNode", "RandomGeneratorNode"})
@@ -91,7 +91,7 @@ def canonical(data: bytes) -> bytes:
         return {key: tidy_value(key, value) for key, value in node.items() if key != "__id__"}
 
     def tidy_value(key: str, value: Any) -> Any:
-        if key in _STAYS_HOME:
+        if key in _NOT_SENT:
             return _NOTHING
         if key == "file" and isinstance(value, str):
             return numbers.setdefault(_without_padding(contents[value]), f"{len(numbers)}.npy")

@@ -7,7 +7,6 @@ Every architecture of this room is an `nn.Sequential` that ends in an `nn.Linear
 from codistill.learners.zoo import feddkd_models, lenet, resnet, simple, vgg, wide_resnet  # noqa: F401  (they register)
 from codistill.learners.zoo.registry import (
     Architecture,
-    architecture,
     build,
     defaults,
     describe,
@@ -15,4 +14,4 @@ from codistill.learners.zoo.registry import (
     register_architecture,
 )
 
-__all__ = ["Architecture", "architecture", "build", "defaults", "describe", "names", "register_architecture"]
+__all__ = ["Architecture", "build", "defaults", "describe", "names", "register_architecture"]

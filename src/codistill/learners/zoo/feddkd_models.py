@@ -5,10 +5,10 @@ from __future__ import annotations
 from torch import nn
 
 from codistill.learners.zoo.layers import flat_size
-from codistill.learners.zoo.registry import architecture
+from codistill.learners.zoo.registry import register_architecture
 
 
-@architecture("femnist_cnn", smallest_image=16)
+@register_architecture("femnist_cnn", smallest_image=16)
 def femnist_cnn(shape: tuple[int, ...], classes: int) -> nn.Module:
     """FedDKD's network for FEMNIST (Table VII): three convolutions, 512 hidden units.
 
@@ -31,7 +31,7 @@ def femnist_cnn(shape: tuple[int, ...], classes: int) -> nn.Module:
     return nn.Sequential(*trunk, nn.Linear(flat_size(trunk, shape), 512), nn.ReLU(), nn.Linear(512, classes))
 
 
-@architecture("vgg9", smallest_image=8)
+@register_architecture("vgg9", smallest_image=8)
 def vgg9(shape: tuple[int, ...], classes: int) -> nn.Module:
     """VGG-9, FedDKD's network for CIFAR (Table VIII), taken from FedMA.
 
@@ -69,7 +69,7 @@ def vgg9(shape: tuple[int, ...], classes: int) -> nn.Module:
     )
 
 
-@architecture("digits_cnn", smallest_image=4)
+@register_architecture("digits_cnn", smallest_image=4)
 def digits_cnn(shape: tuple[int, ...], classes: int) -> nn.Module:
     """FedDKD's network for digits of several sources (Table IX), taken from FedBN: batch norm throughout.
 

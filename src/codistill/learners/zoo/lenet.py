@@ -5,10 +5,10 @@ from __future__ import annotations
 from torch import nn
 
 from codistill.learners.zoo.layers import GlobalAveragePool, flat_size
-from codistill.learners.zoo.registry import architecture
+from codistill.learners.zoo.registry import register_architecture
 
 
-@architecture("lenet5", smallest_image=12)
+@register_architecture("lenet5", smallest_image=12)
 def lenet5(shape: tuple[int, ...], classes: int) -> nn.Module:
     """LeNet-5 with ReLU and max-pooling, as in FedAL and Distributed Distillation.
 
@@ -17,7 +17,7 @@ def lenet5(shape: tuple[int, ...], classes: int) -> nn.Module:
     return _lenet5(shape, classes, activation=nn.ReLU, pooling=nn.MaxPool2d)
 
 
-@architecture("lenet5_tanh", smallest_image=12)
+@register_architecture("lenet5_tanh", smallest_image=12)
 def lenet5_tanh(shape: tuple[int, ...], classes: int) -> nn.Module:
     """LeNet-5 with tanh and average pooling, close to the original of 1998.
 
@@ -27,7 +27,7 @@ def lenet5_tanh(shape: tuple[int, ...], classes: int) -> nn.Module:
     return _lenet5(shape, classes, activation=nn.Tanh, pooling=nn.AvgPool2d)
 
 
-@architecture("lenet5_gap", smallest_image=4)
+@register_architecture("lenet5_gap", smallest_image=4)
 def lenet5_gap(shape: tuple[int, ...], classes: int) -> nn.Module:
     """LeNet-like network with global average pooling, as in Berdoz et al. (about 30K parameters).
 

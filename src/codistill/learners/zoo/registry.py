@@ -31,10 +31,6 @@ class Architecture:
     classes: int
     options: Mapping[str, Any] = field(default_factory=dict)
 
-    def build(self) -> nn.Module:
-        """A new module of this architecture, with fresh weights."""
-        return build(self.name, self.shape, self.classes, **self.options)
-
 
 @dataclass(frozen=True)
 class _Entry:
@@ -51,7 +47,7 @@ class _Entry:
 _entries: dict[str, _Entry] = {}
 
 
-def architecture(name: str, *, smallest_image: int | None = None) -> Callable[[Builder], Builder]:
+def register_architecture(name: str, *, smallest_image: int | None = None) -> Callable[[Builder], Builder]:
     """Register the decorated builder as `name`.
 
     `smallest_image` is the least height and width of the images that it takes; without it, the builder is
@@ -70,9 +66,6 @@ def architecture(name: str, *, smallest_image: int | None = None) -> Callable[[B
         return builder
 
     return register
-
-
-register_architecture = architecture
 
 
 def names() -> list[str]:

@@ -8,10 +8,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from codistill.learners.zoo.layers import GlobalAveragePool, conv_norm_relu, positive
-from codistill.learners.zoo.registry import architecture
+from codistill.learners.zoo.registry import register_architecture
 
 
-@architecture("resnet2", smallest_image=1)
+@register_architecture("resnet2", smallest_image=1)
 def resnet2(shape: tuple[int, ...], classes: int) -> nn.Module:
     """ResNet-2 for CIFAR, as in Distributed Distillation: the stem and the linear layer (6n+2, n = 0).
 
@@ -20,7 +20,7 @@ def resnet2(shape: tuple[int, ...], classes: int) -> nn.Module:
     return _cifar_resnet(shape, classes, n=0)
 
 
-@architecture("resnet8", smallest_image=1)
+@register_architecture("resnet8", smallest_image=1)
 def resnet8(shape: tuple[int, ...], classes: int) -> nn.Module:
     """ResNet-8 for CIFAR, as in Distributed Distillation (6n+2, n = 1).
 
@@ -29,7 +29,7 @@ def resnet8(shape: tuple[int, ...], classes: int) -> nn.Module:
     return _cifar_resnet(shape, classes, n=1)
 
 
-@architecture("resnet14", smallest_image=1)
+@register_architecture("resnet14", smallest_image=1)
 def resnet14(shape: tuple[int, ...], classes: int) -> nn.Module:
     """ResNet-14 for CIFAR, as in Distributed Distillation (6n+2, n = 2).
 
@@ -38,7 +38,7 @@ def resnet14(shape: tuple[int, ...], classes: int) -> nn.Module:
     return _cifar_resnet(shape, classes, n=2)
 
 
-@architecture("resnet9", smallest_image=8)
+@register_architecture("resnet9", smallest_image=8)
 def resnet9(shape: tuple[int, ...], classes: int, features: int = 128) -> nn.Module:
     """ResNet-9 with 128 features, as in Berdoz et al. (about 2.4 M parameters).
 
@@ -61,7 +61,7 @@ def resnet9(shape: tuple[int, ...], classes: int, features: int = 128) -> nn.Mod
     )
 
 
-@architecture("resnet18", smallest_image=1)
+@register_architecture("resnet18", smallest_image=1)
 def resnet18(shape: tuple[int, ...], classes: int, features: int | None = None) -> nn.Module:
     """ResNet-18 for small images, as in FedAL and, with features=256, in Berdoz et al.
 
@@ -71,7 +71,7 @@ def resnet18(shape: tuple[int, ...], classes: int, features: int | None = None) 
     return _resnet(shape, classes, (2, 2, 2, 2), features)
 
 
-@architecture("resnet34", smallest_image=1)
+@register_architecture("resnet34", smallest_image=1)
 def resnet34(shape: tuple[int, ...], classes: int, features: int | None = None) -> nn.Module:
     """ResNet-34 for small images, as in FedAL.
 

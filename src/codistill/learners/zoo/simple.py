@@ -8,10 +8,10 @@ from itertools import pairwise
 from torch import nn
 
 from codistill.learners.zoo.layers import flat_size, positive
-from codistill.learners.zoo.registry import architecture
+from codistill.learners.zoo.registry import register_architecture
 
 
-@architecture("logistic")
+@register_architecture("logistic")
 def logistic(shape: tuple[int, ...], classes: int) -> nn.Module:
     """Logistic regression: one linear layer on the flattened sample.
 
@@ -20,7 +20,7 @@ def logistic(shape: tuple[int, ...], classes: int) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), classes))
 
 
-@architecture("mlp")
+@register_architecture("mlp")
 def mlp(shape: tuple[int, ...], classes: int, hidden: tuple[int, ...] = (200, 200)) -> nn.Module:
     """Multi-layer perceptron with ReLU, as in Afonin & Karimireddy (AKD, AvgKD, PKD, EKD).
 
@@ -33,7 +33,7 @@ def mlp(shape: tuple[int, ...], classes: int, hidden: tuple[int, ...] = (200, 20
     return nn.Sequential(nn.Flatten(), *layers, nn.Linear(widths[-1], classes))
 
 
-@architecture("cnn", smallest_image=4)
+@register_architecture("cnn", smallest_image=4)
 def cnn(shape: tuple[int, ...], classes: int, width: int = 16) -> nn.Module:
     """Small convolutional network, as in Afonin & Karimireddy (AKD, AvgKD, PKD, EKD).
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from torch import nn
 
 from codistill.learners.zoo.layers import flat_size
-from codistill.learners.zoo.registry import architecture
+from codistill.learners.zoo.registry import register_architecture
 
 _STAGES = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
 
 
-@architecture("vgg16", smallest_image=32)
+@register_architecture("vgg16", smallest_image=32)
 def vgg16(shape: tuple[int, ...], classes: int, batch_norm: bool = True, dropout: float = 0.5) -> nn.Module:
     """VGG-16 for CIFAR, as in Afonin & Karimireddy (AKD, AvgKD, PKD, EKD).
 

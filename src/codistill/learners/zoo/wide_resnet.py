@@ -5,10 +5,10 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from codistill.learners.zoo.layers import GlobalAveragePool
-from codistill.learners.zoo.registry import architecture
+from codistill.learners.zoo.registry import register_architecture
 
 
-@architecture("wresnet10_1", smallest_image=1)
+@register_architecture("wresnet10_1", smallest_image=1)
 def wresnet10_1(shape: tuple[int, ...], classes: int) -> nn.Module:
     """WResNet-10-1, as in FedAL: 64 features.
 
@@ -17,7 +17,7 @@ def wresnet10_1(shape: tuple[int, ...], classes: int) -> nn.Module:
     return _wide_resnet(shape, classes, n=1, width=1)
 
 
-@architecture("wresnet10_2", smallest_image=1)
+@register_architecture("wresnet10_2", smallest_image=1)
 def wresnet10_2(shape: tuple[int, ...], classes: int) -> nn.Module:
     """WResNet-10-2, as in FedAL: 128 features.
 
@@ -26,7 +26,7 @@ def wresnet10_2(shape: tuple[int, ...], classes: int) -> nn.Module:
     return _wide_resnet(shape, classes, n=1, width=2)
 
 
-@architecture("wresnet16_1", smallest_image=1)
+@register_architecture("wresnet16_1", smallest_image=1)
 def wresnet16_1(shape: tuple[int, ...], classes: int) -> nn.Module:
     """WResNet-16-1, as in FedAL: 64 features.
 

@@ -1,0 +1,90 @@
+"""Open a model that arrived in a message: checked before it is built, and probed before it is used."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+
+from codistill.errors import CodistillError, MessageError
+from codistill.learners.portable.kernel_models import open_kernel
+from codistill.learners.portable.onnx_models import open_onnx
+from codistill.learners.portable.sklearn_models import open_estimator
+from codistill.learners.portable.torch_models import open_torch
+from codistill.message import Message
+
+
+class Predictor(Protocol):
+    """An opened model: all one can do is ask it for predictions."""
+
+    def predict(self, x: np.ndarray) -> np.ndarray:
+        """Predict (n, C)."""
+        ...
+
+
+# By the value `kind` of a message. Each of them raises, in whatever way, on anything that is not a sound model.
+_OPENERS: dict[str, Callable[[Message, tuple[int, ...], int], Predictor]] = {
+    "kernel": open_kernel,
+    "onnx": open_onnx,
+    "skops": open_estimator,
+    "torch": open_torch,
+}
+
+
+def open_model(message: Message, shape: tuple[int, ...], classes: int) -> Predictor:
+    """The model in a message, for samples of `shape`; anything that is not a sound model is a `MessageError`."""
+    kind = message.plain.get("kind")
+    try:
+        if not isinstance(kind, str) or kind not in _OPENERS:
+            raise ValueError(f"a model of unknown kind {kind!r}"[:200])
+        model = _OPENERS[kind](message, shape, classes)
+        _probe(model, shape, classes)
+    except MessageError:
+        raise
+    except CodistillError as error:
+        raise _refused(error.found) from None
+    except Exception as error:  # a hostile model may fail in any way; whatever it is, it is refused
+        raise _refused(f"{type(error).__name__}: {str(error)[:200]}") from None
+    return model
+
+
+class ReceivedModel:
+    """A received model whose predictions for the receiver's own samples `x` are known to be sound."""
+
+    def __init__(self, model: Predictor, x: np.ndarray, classes: int) -> None:
+        self._model, self._x = model, x
+        try:
+            self._predictions = model.predict(x)
+            _check_predictions(self._predictions, (len(x), classes))
+        except Exception as error:  # a model that passed the probe may still fail on other samples
+            raise _refused(f"{type(error).__name__}: {str(error)[:200]}") from None
+
+    def predict(self, x: np.ndarray) -> np.ndarray:
+        """Predict (n, C); predictions for the receiver's own samples are computed once."""
+        return self._predictions.copy() if x is self._x else self._model.predict(x)
+
+
+def _refused(found: str) -> MessageError:
+    return MessageError(
+        "A received model must be of a known type, sound, and made for this task.",
+        found,
+        "The round goes on without this model; its sender should use a registered architecture or a listed type.",
+    )
+
+
+def _probe(model: Predictor, shape: tuple[int, ...], classes: int) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        # More rows than classes: predictions of one row, or transposed ones, do not pass for (n, C).
+        rows = np.linspace(-1, 1, classes + 1, dtype=np.float32)
+        predictions = model.predict(np.broadcast_to(rows.reshape(-1, *(1 for _ in shape)), (classes + 1, *shape)))
+    _check_predictions(predictions, (classes + 1, classes))
+
+
+def _check_predictions(predictions: np.ndarray, wanted: tuple[int, int]) -> None:
+    if predictions.shape != wanted:
+        raise ValueError(f"predictions of shape {predictions.shape} instead of {wanted}")
+    if not np.isfinite(predictions).all():
+        raise ValueError("NaN or infinity in its predictions")
