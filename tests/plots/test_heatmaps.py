@@ -1,4 +1,4 @@
-"""The average output against the true class: in a report, on a comparison page, and after a sweep."""
+"""The average output by true class: in a report, on a comparison page, and after a sweep."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from matplotlib.image import imread
 from codistill.cli import main
 from codistill.experiments.run import read_summary
 from codistill.experiments.sweep import read_sweep
-from codistill.experiments.sweep_outputs import draw_outputs_of
-from codistill.plots.heatmaps import draw_grid, draw_maps, draw_outputs
+from codistill.experiments.sweep_outputs import outputs_grid
+from codistill.plots.heatmaps import draw_maps, draw_outputs
 from codistill.plots.style import HEAT
 from codistill.reports.pages import write_comparison, write_report
 from codistill.results.outputs import Outputs, pool
 from codistill.results.summary import Summary
 
-HEADING = "Average output against the true class"
+HEADING = "Average output by true class"
 MEAN = np.array([[0.904, 0.096, 0.0], [0.3, 0.6996, 0.0004], [np.nan] * 3])
 
 
@@ -79,9 +79,9 @@ def test_pooled_outputs_weigh_every_test_sample_alike() -> None:
 def test_the_report_shows_them(tmp_path: Path) -> None:
     page = write_report(summary(found=outputs(agents=("a",))), tmp_path / "report.html").read_text("utf-8")
     assert f"<h2>{HEADING}</h2>" in page
-    assert "A row is a true class" in page
-    assert "Bars: of all pairs of agents" in page
-    assert "1 of 2 agents count: those that lie" in page
+    assert "Each row is a true class" in page
+    assert "Bars: the share of pairs of agents" in page
+    assert "1 of 2 agents count: Byzantine agents" in page
     assert "&lt;dog&gt;" in page
     # Colours of a dark page come from the style sheet.
     drawn = " ".join(re.findall('style="([^"]*)"', page))
@@ -140,12 +140,7 @@ def test_a_sweep_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str], mo
     assert capsys.readouterr().out.endswith(f"average outputs: {out / 'outputs.png'}\n")
     assert imread(out / "outputs.png").shape[:2] == (2 * 341, 2 * 330)
 
-    drawn: list[list[list[tuple[str, Outputs, tuple[str, ...]]]]] = []
-    monkeypatch.setattr(
-        "codistill.experiments.sweep_outputs.draw_grid", lambda grid: drawn.append(grid) or draw_grid(grid)
-    )
-    assert draw_outputs_of(read_sweep(recipe), out, out / "again.png")
-    (grid,) = drawn
+    grid = outputs_grid(read_sweep(recipe), out)
     assert [[each[0] for each in row] for row in grid] == [
         ["alone, alpha 0.5", "alone, alpha 100.0"],
         ["all data, alpha 0.5", "all data, alpha 100.0"],

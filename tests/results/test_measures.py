@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from matplotlib.ticker import PercentFormatter
 
-from codistill.plots.measures import draw_measure, measures
+from codistill.plots.measure_plot import draw_measure
 from codistill.reports.pages import write_report
+from codistill.results.measures import measures
 from codistill.results.summary import Summary
 
 
@@ -63,7 +64,7 @@ def test_shares_are_in_percent(highest: float, percent: bool) -> None:
 def test_chance_is_one_of_the_agents() -> None:
     (found,) = measures(run(agents=("a", "b", "c", "d"), discriminator_accuracy=lambda t, i: 0.3))
     axes = draw_measure(found).axes[0]
-    assert [line.get_label() for line in axes.lines] == ["mean", "chance: 1 of 4"]
+    assert [line.get_label() for line in axes.lines] == ["mean", "chance: 1 in 4"]
     assert set(axes.lines[1].get_ydata()) == {0.25}
     assert axes.lines[1].get_linestyle() == "--"
 
@@ -71,16 +72,18 @@ def test_chance_is_one_of_the_agents() -> None:
 def test_the_report_explains_what_it_knows_and_names_the_rest(tmp_path: Path) -> None:
     summary = run(discriminator_accuracy=lambda t, i: 0.5, steps_taken=lambda t, i: 30.0, **{"<b>": lambda t, i: 1})
     text = page(summary, tmp_path)
-    assert "<h2>What the protocol measured</h2>" in text
-    assert "At chance the discriminator cannot tell the agents apart: either it has not learnt yet, or it is" in text
+    assert "<h2>Protocol measures</h2>" in text
+    assert "At chance level the discriminator cannot tell the agents apart" in text
     assert re.findall('aria-label="([^"]+)"', text)[-3:] == [
-        "how often the discriminator tells whose outputs it sees", "steps taken", "&lt;b&gt;",
-    ]  # fmt: skip
+        "accuracy of the discriminator: how often it recognises which agent an output is from",
+        "steps taken",
+        "&lt;b&gt;",
+    ]
     assert "<b>" not in text
 
 
 def test_without_measures_there_is_no_section(tmp_path: Path) -> None:
-    assert "What the protocol measured" not in page(run(), tmp_path)
+    assert "Protocol measures" not in page(run(), tmp_path)
 
 
 def test_many_rounds_stay_small(tmp_path: Path) -> None:
