@@ -27,7 +27,9 @@ def done(tmp_path_factory):
     """A finished run, in a folder with its recipe."""
     folder = tmp_path_factory.mktemp("done")
     (folder / "trial.toml").write_text(tomli_w.dumps(TABLES))
-    assert main(["run", str(folder / "trial.toml"), "--quiet", "--out", str(folder / "run")]) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("codistill.reports.pages.write_report", lambda summary, path: path)
+        assert main(["run", str(folder / "trial.toml"), "--quiet", "--out", str(folder / "run")]) == 0
     return folder
 
 
@@ -37,12 +39,6 @@ def here(tmp_path, monkeypatch):
     (tmp_path / "trial.toml").write_text(tomli_w.dumps(TABLES))
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-@pytest.fixture
-def no_report(monkeypatch):
-    """A report takes longer than such a run; it has tests of its own."""
-    monkeypatch.setattr("codistill.reports.pages.write_report", lambda summary, path: path.write_text("a report"))
 
 
 def said(capsys, *arguments):

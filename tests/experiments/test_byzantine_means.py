@@ -104,6 +104,7 @@ def test_runs_side_by_side_leave_byzantine_agents_out() -> None:
     assert "Byzantine" not in str(comparison_table([summary()]).caption)
 
 
+@pytest.mark.usefixtures("no_charts")
 def test_a_report_draws_byzantine_agents_and_leaves_them_out_of_means(tmp_path: Path) -> None:
     run = scores_of(summary("c"))
     assert (run.alone, run.together, run.gain) == pytest.approx((0.15, 0.3, 0.15))
@@ -156,6 +157,7 @@ def test_means_of_a_sweep_leave_byzantine_agents_out(tmp_path: Path) -> None:
     assert not drawn.rows
 
 
+@pytest.mark.usefixtures("no_report")
 def test_a_recipe_can_sweep_over_who_is_byzantine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, out = tmp_path / "sweep.toml", tmp_path / "out"
     path.write_text(SWEEP.replace("NAME", "logistic_regression-2"))

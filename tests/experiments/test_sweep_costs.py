@@ -24,8 +24,8 @@ from codistill.experiments.sweep_view import draw_costs, draw_measures, draw_sco
 RECIPE = """
 [data]
 name = "digits"
-samples = 300
-test_samples = 100
+samples = 120
+test_samples = 40
 public = 0.3
 [[agents]]
 learner = { kind = "logistic", optimiser = "sgd", lr = 0.1 }
@@ -251,7 +251,7 @@ def test_accuracy_is_drawn_against_bytes(made, drawn: list[Figure], tmp_path: Pa
     assert isinstance(axes.xaxis.get_minor_formatter(), NullFormatter)
 
 
-@pytest.mark.parametrize("span", [1.2, 3, 15, 100, 1e4, 1e7])
+@pytest.mark.parametrize("span", [1.2, 15, 100, 1e7])
 def test_labels_of_bytes_have_room(made, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, span: float) -> None:
     figures: list[Figure] = []
     save = Figure.savefig
@@ -320,6 +320,7 @@ def test_a_single_run_has_nothing_to_compare(tmp_path: Path, capsys: pytest.Capt
 # --- all of it --------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("no_report")
 def test_a_sweep_tells_its_costs(made, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sweep, out = made(RECIPE + COMPARE.replace("0.8", "0.999")), tmp_path / "out"
     assert main(["sweep", str(tmp_path / "sweep.toml"), "--out", str(out)]) == 0
