@@ -190,5 +190,5 @@ def test_a_damaged_file_is_told(tmp_path: Path) -> None:
             read_outputs(tmp_path, 1)
     values = {"round": 1, "agents": ["a"]}
     for arrays in ({}, {"samples": np.ones(())}, {"samples": np.ones(0), "mean": np.ones((0, 0))}):
-        with pytest.raises(MessageError, match="must fit one another"):
+        with pytest.raises(MessageError, match="must have matching shapes"):
             Outputs.decode(outputs.encode(arrays, values))

@@ -26,7 +26,7 @@ def score_tables(sweep: Sweep, table: pd.DataFrame, *, percent: bool) -> Iterato
     for title, part in panels(sweep, table):
         rounds = sorted(part["round"].unique())
         places = np.unique(np.linspace(0, len(rounds) - 1, _MOST_ROUNDS).round().astype(int))
-        shown = [rounds[i] for i in places] if rounds else []  # nothing to show where nobody is honest
+        shown = [rounds[i] for i in places] if rounds else []  # empty where all agents are Byzantine
         cells: dict[str, list[str]] = {}
         for label in compared.values:
             mine = part[part[compared.key] == label].set_index("round")
