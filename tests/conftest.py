@@ -21,3 +21,17 @@ def digits() -> tuple[np.ndarray, np.ndarray]:
     """All 1,797 digits as (n, 1, 8, 8) in 0..1."""
     x, y = load_digits(return_X_y=True)
     return (x.reshape(-1, 1, 8, 8) / 16).astype(np.float32), y.astype(np.int64)
+
+
+@pytest.fixture
+def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A report takes longer than a small run; it has tests of its own."""
+    monkeypatch.setattr("codistill.reports.pages.write_report", lambda summary, path: path)
+
+
+@pytest.fixture
+def no_charts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Charts are drawn, but not written into the page, which takes most of a report's time."""
+    monkeypatch.setattr(
+        "codistill.reports.html.chart", lambda figure, name, *args, **options: f"<figure id='{name}'></figure>"
+    )

@@ -27,7 +27,9 @@ def done(tmp_path_factory):
     """A finished run, in a folder with its recipe."""
     folder = tmp_path_factory.mktemp("done")
     (folder / "trial.toml").write_text(tomli_w.dumps(TABLES))
-    assert main(["run", str(folder / "trial.toml"), "--quiet", "--out", str(folder / "run")]) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("codistill.reports.pages.write_report", lambda summary, path: path)
+        assert main(["run", str(folder / "trial.toml"), "--quiet", "--out", str(folder / "run")]) == 0
     return folder
 
 
@@ -37,12 +39,6 @@ def here(tmp_path, monkeypatch):
     (tmp_path / "trial.toml").write_text(tomli_w.dumps(TABLES))
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-@pytest.fixture
-def no_report(monkeypatch):
-    """A report takes longer than such a run; it has tests of its own."""
-    monkeypatch.setattr("codistill.reports.pages.write_report", lambda summary, path: path.write_text("a report"))
 
 
 def said(capsys, *arguments):
@@ -62,7 +58,7 @@ def test_run_shows_a_table_and_where_the_report_is(here, capsys):
     code, out, err = said(capsys, "run", "trial.toml")
     assert code == 0
     assert "trial-1: accuracy on the common test set (20 samples) after 3 rounds" in out
-    for heading in ("agent", "model", "alone", "together", "gain", "own mix", "sent", "received", "mean"):
+    for heading in ("agent", "model", "alone", "together", "gain", "own data", "own gain", "sent", "received", "mean"):
         assert heading in out
     assert out.endswith("report: runs/trial-1/report.html\n")
     assert (here / "runs/trial-1/report.html").read_text().startswith("<!")
@@ -187,7 +183,7 @@ def test_one_protocol_with_its_hyper_parameters(capsys, name):
 def test_an_unknown_protocol_names_its_neighbour(capsys):
     code, out, err = said(capsys, "protocols", "fedmdd")
     assert (code, out) == (2, "")
-    assert err == "error: A protocol must be known.\nfound: 'fedmdd'\nto do: Did you mean 'fedmd'?\n"
+    assert err == "error: The protocol must be a known one.\nfound: 'fedmdd'\nto do: Did you mean 'fedmd'?\n"
 
 
 def test_learners(capsys):
@@ -214,7 +210,7 @@ def test_data(tmp_path, capsys):
 def test_the_partition_of_a_recipe(here, capsys, ending):
     code, out, _ = said(capsys, "data", "trial.toml", "--out", f"picture.{ending}")
     assert code == 0
-    lines = {line.split()[0]: [int(number) for number in line.split()[1:]] for line in out.splitlines()[1:4]}
+    lines = {line.split()[0]: [int(number) for number in line.split()[1:]] for line in out.splitlines()[2:5]}
     assert [a + b for a, b in zip(lines["a"], lines["b"], strict=True)] == lines["total"]
     # 178 samples of wine, 36 held out for testing and 12 public: 130 are handed out.
     assert lines["total"][-1] == 178 - 36 - 12
@@ -263,11 +259,11 @@ def test_a_defect_is_a_sentence_and_the_trace_is_kept(here, capsys, kind):
     )
     assert (code, out) == (1, "")
     lines = err.splitlines()
-    assert lines[0].startswith("error: ")
+    assert lines[0] == "error: An unexpected error occurred in a model, a protocol or codistill itself."
     assert lines[1] == "found: ZeroDivisionError: by hand"
     assert lines[3] == "where: This happened at 'a' in round 2."
     assert "Traceback" not in err
-    log = lines[2].partition("The full trace is in ")[2].rstrip(".")
+    log = lines[2].partition("The full traceback is in ")[2].rstrip(".")
     with open(log) as file:
         assert 'raise ZeroDivisionError("by hand")' in file.read()
     os.unlink(log)
@@ -287,7 +283,7 @@ def test_a_trace_that_cannot_be_kept_is_still_a_sentence(here, capsys, monkeypat
     monkeypatch.setattr("codistill.experiments.run.execute", broken)
     code, _, err = said(capsys, "run", "trial.toml")
     assert code == 1
-    assert "The full trace could not be kept: No space left on device." in err
+    assert "The full traceback could not be kept: No space left on device." in err
 
 
 def test_a_reader_that_has_seen_enough(tmp_path):

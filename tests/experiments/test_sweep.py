@@ -13,7 +13,8 @@ from rich.console import Console
 from codistill.cli import main
 from codistill.errors import RecipeError
 from codistill.experiments.sweep import execute_sweep, lines_of, means, panels, read_sweep
-from codistill.experiments.sweep_view import draw, tables
+from codistill.experiments.sweep_tables import score_tables as tables
+from codistill.experiments.sweep_view import draw_scores as draw
 
 TOY = """
 seed = 0

@@ -17,15 +17,15 @@ from codistill.cli import main
 from codistill.errors import RecipeError
 from codistill.experiments.sweep import Compare, Sweep, means, read_sweep
 from codistill.experiments.sweep_costs import along_bytes, costs, has_costs
-from codistill.experiments.sweep_costs_view import cost_tables, draw_costs, show_costs
-from codistill.experiments.sweep_measures import draw_measures_of, measured
-from codistill.experiments.sweep_view import draw, tables
+from codistill.experiments.sweep_measures import measured
+from codistill.experiments.sweep_tables import cost_tables, score_tables
+from codistill.experiments.sweep_view import draw_costs, draw_measures, draw_scores, show_costs
 
 RECIPE = """
 [data]
 name = "digits"
-samples = 300
-test_samples = 100
+samples = 120
+test_samples = 40
 public = 0.3
 [[agents]]
 learner = { kind = "logistic", optimiser = "sgd", lr = 0.1 }
@@ -73,7 +73,7 @@ SENT = {("Talk", "0"): 60, ("Talk", "1"): 120, ("Shout", "0"): 600, ("Shout", "1
 
 
 def frame_of(metric: str = "accuracy", **fixed: str) -> pd.DataFrame:
-    """Rows of x and y, which send a quarter each, and of a liar z, which sends the other half."""
+    """Rows of x and y, which send a quarter each, and of a Byzantine agent z, which sends the other half."""
     rows = []
     for (line, seed), scores in SCORES.items():
         for t in (3, 1, 2):  # the order of rows does not matter
@@ -124,7 +124,7 @@ def test_the_figures_are_those_worked_out_by_hand(made) -> None:
         "accuracy": {"Talk": 0.875, "Shout": 0.81, "Silo": 0.70},
         "accuracy_spread": {"Talk": 0.025, "Shout": 0.09, "Silo": 0.05},
         "worst_agent": {"Talk": 0.85, "Shout": 0.80, "Silo": 0.675},
-        # 3 rounds, the liar's bytes among them: (180 + 360) / 2 and (1800 + 2400) / 2
+        # 3 rounds, the Byzantine agent's bytes among them: (180 + 360) / 2 and (1800 + 2400) / 2
         "bytes": {"Talk": 270, "Shout": 2100, "Silo": 0},
         # by seed: 0.85 - 0.65 and 0.90 - 0.75; 0.72 - 0.65 and 0.90 - 0.75
         "gain": {"Talk": 0.175, "Shout": 0.11, "Silo": 0},
@@ -189,7 +189,7 @@ def test_seeds_are_the_lines_of_a_sweep_over_seeds_alone(made) -> None:
     found = costs(sweep, talk).set_index("seed")
     assert found["gain"].to_dict() == pytest.approx({"0": 0, "1": 0.05})
     assert found["bytes"].to_dict() == {"0": 180, "1": 360}
-    shown = text_of(*tables(sweep, means(sweep, talk), percent=True))
+    shown = text_of(*score_tables(sweep, means(sweep, talk), percent=True))
     assert cells(shown, "1") == ["1", "80.0", "90.0"]
 
 
@@ -202,7 +202,7 @@ def test_the_table_says_it_in_words(made) -> None:
     assert "all: costs" in text
     assert "of the honest agents" in text
     heading = [part for line in text.splitlines() if line.startswith("┃") for part in line.split()]
-    assert {"gain", "Silo", "lowest", "fewer", "80"} <= set(heading)
+    assert {"gain", "Silo", "worst", "fewer", "80"} <= set(heading)
     assert cells(text, "Talk") == [
         "Talk", "87.5 ± 2.5", "+17.50 ± 2.50", "85.0", "270 B", "8.3 x", "210 B", "2.5", "10 x",
     ]  # fmt: skip
@@ -218,7 +218,7 @@ def test_one_seed_has_no_spread_and_an_error_is_no_percentage(made) -> None:
     frame = frame[frame["seed"] == "0"].drop(columns="seed")
     text = text_of(*cost_tables(sweep, costs(sweep, frame), percent=False))
     assert "%" not in text
-    assert "highest" in text
+    assert "RMSE" in text
     assert cells(text, "Shout") == [
         "Shout", "0.7200", "+0.0700", "0.7400", "1.8 kB", "1 x", "1.2 kB", "2", "1 x",
     ]  # fmt: skip
@@ -235,10 +235,10 @@ def test_nobody_honest_is_no_figure(made, tmp_path: Path) -> None:
 # --- pictures ---------------------------------------------------------------------------------------
 
 
-def test_accuracy_is_drawn_against_bytes(made, drawn: list[Figure]) -> None:
+def test_accuracy_is_drawn_against_bytes(made, drawn: list[Figure], tmp_path: Path) -> None:
     sweep, frame = made(), frame_of()
     frame.loc[(frame["protocol"] == "Shout") & (frame["round"] < 3), "sent"] = 0
-    draw_costs(sweep, along_bytes(sweep, frame), Path("unused"), percent=True)
+    draw_costs(sweep, along_bytes(sweep, frame), tmp_path / "costs.png", percent=True)
     axes = drawn[0].axes[0]
     lines = {line.get_label(): line for line in axes.lines}
     # Talk: 2 rounds of 60 and of 120 on average, then 3; Shout: nothing before the last round
@@ -251,7 +251,7 @@ def test_accuracy_is_drawn_against_bytes(made, drawn: list[Figure]) -> None:
     assert isinstance(axes.xaxis.get_minor_formatter(), NullFormatter)
 
 
-@pytest.mark.parametrize("span", [1.2, 3, 15, 100, 1e4, 1e7])
+@pytest.mark.parametrize("span", [1.2, 15, 100, 1e7])
 def test_labels_of_bytes_have_room(made, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, span: float) -> None:
     figures: list[Figure] = []
     save = Figure.savefig
@@ -266,11 +266,11 @@ def test_labels_of_bytes_have_room(made, monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert all(one.x1 + 2 < other.x0 for one, other in pairwise(labels))
 
 
-def test_the_axis_says_what_is_measured_on(made, drawn: list[Figure]) -> None:
+def test_the_axis_says_what_is_measured_on(made, drawn: list[Figure], tmp_path: Path) -> None:
     for overrides in ([], ["data.validation=0.2"], ['sweep."data.validation"=[0.0, 0.2]']):
         sweep = made(RECIPE, *overrides)
         frame = frame_of(**({"data.validation": "0.0"} if "sweep" in str(overrides) else {}))
-        draw(sweep, means(sweep, frame), Path("unused"), percent=True)
+        draw_scores(sweep, means(sweep, frame), tmp_path / "sweep.png", percent=True)
     assert [figure.axes[0].get_ylabel() for figure in drawn] == [
         "accuracy, common test set", "accuracy, validation set", "accuracy, common test or validation set",
     ]  # fmt: skip
@@ -320,6 +320,7 @@ def test_a_single_run_has_nothing_to_compare(tmp_path: Path, capsys: pytest.Capt
 # --- all of it --------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("no_report")
 def test_a_sweep_tells_its_costs(made, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sweep, out = made(RECIPE + COMPARE.replace("0.8", "0.999")), tmp_path / "out"
     assert main(["sweep", str(tmp_path / "sweep.toml"), "--out", str(out)]) == 0
@@ -348,12 +349,12 @@ def test_without_traffic_and_measures_there_is_no_more_than_there_was(made, tmp_
     assert not (tmp_path / "costs.png").exists()
     monkeypatch.setattr("codistill.experiments.sweep_measures.read_summary", lambda place: None)
     monkeypatch.setattr("codistill.experiments.sweep_measures.measures", lambda summary: [])
-    assert not draw_measures_of(sweep, silent, tmp_path, tmp_path / "measures.png")
+    assert not draw_measures(sweep, measured(sweep, silent, tmp_path), tmp_path / "measures.png")
 
 
 @pytest.mark.parametrize(("values", "scale"), [((0.01, 1.1), "log"), ((0.02, 1.1), "linear"), ((0, 1.1), "linear")])
 def test_a_wide_span_of_measures_is_drawn_on_a_logarithmic_axis(
-    made, drawn: list[Figure], monkeypatch: pytest.MonkeyPatch, values: tuple[float, float], scale: str
+    made, drawn: list[Figure], tmp_path: Path, values: tuple[float, float], scale: str
 ) -> None:
     sweep = made(RECIPE + PANELS)
     table = pd.DataFrame(
@@ -364,7 +365,6 @@ def test_a_wide_span_of_measures_is_drawn_on_a_logarithmic_axis(
             for t, value in enumerate(np.array(values) * factor + (1 - factor), 1)
         ]
     )
-    monkeypatch.setattr("codistill.experiments.sweep_measures.measured", lambda *_: table)
-    assert draw_measures_of(sweep, frame_of(), Path("unused"), Path("unused"))
+    assert draw_measures(sweep, table, tmp_path / "measures.png")
     assert [axes.get_yscale() for axes in drawn[0].axes] == [scale, scale, "linear", "linear"]
     assert [axes.get_ylabel() for axes in drawn[0].axes] == ["error", "", "share", ""]

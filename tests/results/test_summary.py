@@ -54,9 +54,9 @@ def test_the_table_shows_them_with_their_means():
         for line in text.splitlines()
         if "│" in line
     }
-    assert cells["a"] == ["forest", "40.0 %", "70.0 %", "+30.0", "75.0 %", "111 B", "222 B"]
-    assert cells["b"] == ["mlp", "100.0 %", "90.0 %", "-10.0", "95.0 %", "333 B", "444 B"]
-    assert cells["mean"] == ["", "70.0 %", "80.0 %", "+10.0", "85.0 %", "444 B", "666 B"]
+    assert cells["a"] == ["forest", "40.0 %", "70.0 %", "+30.0", "75.0 %", "+15.0", "111 B", "222 B"]
+    assert cells["b"] == ["mlp", "100.0 %", "90.0 %", "-10.0", "95.0 %", "-", "333 B", "444 B"]
+    assert cells["mean"] == ["", "70.0 %", "80.0 %", "+10.0", "85.0 %", "+15.0", "444 B", "666 B"]
     assert "trial: accuracy on the common test set (50 samples) after 3 rounds" in text
     assert "1 min 15 s" in text
 
@@ -76,7 +76,7 @@ def test_figures_of_an_earlier_round_are_not_said_to_be_of_the_last():
 
 def test_without_a_common_test_set():
     shown = summary([row(1, "a", own_accuracy=0.5, test_samples=0), row(1, "b")], test_samples=0)
-    assert shown.scope() == "accuracy on each agent's own test data, as there is no common test set,"
+    assert shown.scope() == "accuracy on each agent's own test data (there is no common test set)"
     a, b = shown.lines()
     assert (a.together, a.gain, a.own_together) == (0.5, None, 0.5)
     assert (b.together, b.own_together) == (None, None)
@@ -105,7 +105,7 @@ def test_gain_of_rmse_is_a_difference():
 
 
 def test_an_agent_that_fell_behind_is_told():
-    """'a' loses 30 points since round 2; 'b' loses 5, which evaluation on a part may explain; 'c' lies."""
+    """'a' loses 30 points since round 2; 'b' loses 5, which evaluation on a part may explain; 'c' is Byzantine."""
     courses = {"a": (0.5, 0.9, 0.6), "b": (0.5, 0.95, 0.9), "c": (0.9, 0.9, 0.1)}
     rows = [
         row(done, name, accuracy=values[done - 1], test_samples=50, **({"lies": True} if name == "c" else {}))
@@ -113,9 +113,56 @@ def test_an_agent_that_fell_behind_is_told():
         for name, values in courses.items()
     ]
     shown = summary(rows, agents=dict.fromkeys(courses, "mlp"))
-    assert shown.fallen() == ["a: 60.0 % after 90.0 % in round 2"]
+    assert shown.fell_behind() == ["a: 60.0 % after 90.0 % in round 2"]
     assert "fell behind: a: 60.0 % after 90.0 % in round 2" in words(shown)
-    assert summary(ROWS).fallen() == []
+    assert summary(ROWS).fell_behind() == []
+
+
+def compared(metric="accuracy", byzantine=(), **both):
+    """A run of agents with these scores on their own data, alone and together."""
+
+    def rows(which):
+        return [
+            row(1, name, test_samples=9, **({} if pair[which] is None else {f"own_{metric}": pair[which]}),
+                **({"lies": True} if name in byzantine else {}))
+            for name, pair in both.items()
+        ]  # fmt: skip
+
+    return summary(rows(1), rows(0), agents=dict.fromkeys(both, "mlp"))
+
+
+def test_who_is_better_off_than_alone_on_its_own_data_is_said_first():
+    """By 2.0 and 0.06 points better, by 0.04 the same to the digits shown, by 1.2 and 3 points worse."""
+    shown = compared(a=(0.5, 0.52), b=(0.5, 0.5006), c=(0.5, 0.5004), lab=(0.5, 0.488), d=(0.9, 0.87), e=(None, 0.4))
+    said = (
+        "better than alone on their own data: 2 of 5 agents; unchanged: 1; worse: d (-3.0 points), lab (-1.2 points); "
+        "not measured: 1"
+    )
+    assert shown.against_alone().sentence() == said
+    assert f"┘ {said}" in words(shown)
+
+
+@pytest.mark.parametrize(
+    ("scores", "said"),
+    [
+        ({"a": (0.5, 0.4), "b": (0.2, 0.2)}, "1 of 2 agents; unchanged: 1; worse: none"),
+        ({"a": (0.5, 0.525), "b": (0.2, 0.1)}, "1 of 2 agents; worse: a (+0.025)"),
+        ({"a": (0.5, float("nan")), "b": (float("inf"), 0.1)}, "1 of 2 agents; worse: a (+nan)"),
+    ],
+)
+def test_a_lower_error_is_better_and_a_diverged_model_worse(scores, said):
+    assert compared("rmse", **scores).against_alone().sentence() == f"better than alone on their own data: {said}"
+
+
+def test_only_honest_agents_are_compared_and_of_many_losses_a_few_are_named():
+    many = {f"a{index}": (0.5, 0.5 - index / 100) for index in range(1, 6)}
+    against = compared(byzantine=("a5",), **many).against_alone()
+    assert against.sentence() == (
+        "better than alone on their own data: 0 of 4 honest agents; worse: a4 (-4.0 points), a3 (-3.0 points), "
+        "a2 (-2.0 points), and 1 more"
+    )
+    assert summary(ROWS).against_alone() is None
+    assert "better than alone" not in words(summary(ROWS))
 
 
 def test_many_agents_are_cut():
@@ -140,8 +187,21 @@ def test_runs_side_by_side():
     console.print(comparison_table(runs))
     console.file.close()
     lines = [[cell.strip() for cell in line.split("│")[1:-1]] for line in console.export_text().splitlines()]
-    assert ["trial", "fedmd", "2", "3", "70.0 %", "80.0 %", "+10.0", "85.0 %", "1.1 kB", "1 min 15 s"] in lines
-    assert ["short", "fedmd", "2", "1", "-", "55.0 %", "-", "60.0 %", "100 B", "1 min 15 s"] in lines
+    assert [
+        "trial",
+        "fedmd",
+        "2",
+        "3",
+        "70.0 %",
+        "80.0 %",
+        "+10.0",
+        "85.0 %",
+        "+15.0",
+        "1 of 1",
+        "1.1 kB",
+        "1 min 15 s",
+    ] in lines
+    assert ["short", "fedmd", "2", "1", "-", "55.0 %", "-", "60.0 %", "-", "-", "100 B", "1 min 15 s"] in lines
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What a sweep's accuracy costs: bytes, rounds, and what is gained for them; see [compare] in a recipe."""
+"""What the scores of a sweep cost: bytes, rounds, and the gain for them; see [compare] in a recipe."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import pandas as pd
 
 from codistill.experiments.sweep import Compare, Sweep, has_liars, honest_rows, lines_of, means, metric_of, shown_keys
 
-_REPEAT = "repeat"  # tells runs apart that differ by their seed only
+_REPEAT = "repeat"  # distinguishes runs that differ in their seed only
 
 
 def has_costs(sweep: Sweep, frame: pd.DataFrame) -> bool:
-    """Whether there is anything to tell: some agent has sent something, or the recipe asks for it."""
+    """Whether there are costs to show: some agent has sent something, or the recipe has a table [compare]."""
     return bool(frame["sent"].any()) or sweep.compare != Compare()
 
 
@@ -40,7 +40,7 @@ def costs(sweep: Sweep, frame: pd.DataFrame) -> pd.DataFrame:
         by_seed |= {"bytes_to_target": runs["bytes_to_target"], "round_of_target": runs["round_of_target"]}
     if compare.bytes_against is not None:
         for name in [name for name in ("bytes", "bytes_to_target") if name in runs]:
-            sent = runs[name].where(runs[name] > 0)  # who sends nothing can be compared with nobody
+            sent = runs[name].where(runs[name] > 0)  # nothing can be compared with no bytes
             by_seed[f"fewer_{name}"] = _paired(sent, line, compare.bytes_against) / sent
     grouped = pd.DataFrame(by_seed).groupby(level=keys)
     found: dict[str, pd.Series[Any]] = {"seeds": grouped.size()}
@@ -73,7 +73,7 @@ def _runs(sweep: Sweep, frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _sent_so_far(sweep: Sweep, frame: pd.DataFrame) -> pd.Series[float]:
-    """Bytes that all agents of a run, liars too, and its hub have sent up to each round, evaluated or not."""
+    """Bytes that all agents, Byzantine ones included, and the hub have sent up to each round, evaluated or not."""
     run = [*shown_keys(sweep), _REPEAT]
     from_hub = frame["from_hub"].fillna(0) if "from_hub" in frame else 0
     known = _with_repeat(sweep, frame.assign(sent=frame["sent"] + from_hub))

@@ -1,25 +1,23 @@
-"""The average outputs of a sweep's runs in one picture."""
+"""The average outputs of the runs of a sweep, by combination."""
 
 from __future__ import annotations
 
-import io
 import itertools
 from pathlib import Path
 
 from codistill.experiments.run import read_summary
 from codistill.experiments.sweep import Sweep, lines_of, panels_of, slug
-from codistill.files import write_atomically
-from codistill.plots.heatmaps import Map, draw_grid
+from codistill.plots.heatmaps import Map
 from codistill.results.outputs import Outputs, pool
 from codistill.runtimes.store import OUTPUTS
 
 Labels = frozenset[tuple[str, str]]  # (field, label) of a combination
 
 
-def draw_outputs_of(sweep: Sweep, folder: Path, path: Path) -> bool:
-    """A map per combination, over all seeds: a column per value of the last panel axis, a row per protocol.
+def outputs_grid(sweep: Sweep, folder: Path) -> list[list[Map | None]]:
+    """A map per combination, over all seeds: a column per value of the last panel axis, a row per line.
 
-    Runs that kept no outputs are left out; returns whether there was anything to draw.
+    Runs that kept no outputs are left out; empty if none kept any.
     """
     found, panels = _found(sweep, folder), panels_of(sweep)
     *down, across = axes = [*panels[:-1], lines_of(sweep), *panels[-1:]]
@@ -33,16 +31,11 @@ def draw_outputs_of(sweep: Sweep, folder: Path, path: Path) -> bool:
             row += [(title, pool(outputs), names) for names, outputs in runs.items()][:1] or [None]
         grid.append(row)
     kept = [place for place in range(len(across.values)) if any(row[place] for row in grid)]
-    if not kept:
-        return False
-    picture = io.BytesIO()
-    draw_grid([[row[place] for place in kept] for row in grid if any(row)]).savefig(picture, format="png", dpi=110)
-    write_atomically(path, picture.getvalue())
-    return True
+    return [[row[place] for place in kept] for row in grid if any(row)]
 
 
 def _found(sweep: Sweep, folder: Path) -> dict[Labels, dict[tuple[str, ...], list[Outputs]]]:
-    """What the runs of each combination have kept, by the names of the classes; seeds together."""
+    """The outputs of the runs of each combination, by the names of the classes; seeds together."""
     found: dict[Labels, dict[tuple[str, ...], list[Outputs]]] = {}
     wanted = {axis.key for axis in (lines_of(sweep), *panels_of(sweep))}
     for labels, _ in sweep.runs():

@@ -1,1 +1,1 @@
-"""Every picture, and the look of all of them."""
+"""All pictures, as functions of plain data, in one style."""

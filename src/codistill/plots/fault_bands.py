@@ -12,8 +12,8 @@ from codistill.plots.style import MUTED
 _MOST = 4  # more would only hide the lines
 
 
-def shade(axes: Axes, faults: Sequence[Fault], rounds: int) -> None:
-    """A grey band over the rounds of each fault, with its name; a fault that lasts from first to last has none."""
+def shade_faults(axes: Axes, faults: Sequence[Fault], rounds: int) -> None:
+    """A grey band over the rounds of each fault, with its name; none for a fault that lasts for the whole run."""
     shown = [(fault, min(fault.last or rounds, rounds)) for fault in faults if fault.first <= rounds]
     passing = [(fault, last) for fault, last in shown if fault.first > 1 or last < rounds]
     for place, (fault, last) in enumerate(passing[:_MOST]):

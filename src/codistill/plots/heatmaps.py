@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from codistill.plots.charts import plain
+from codistill.plots.axes import plain
 from codistill.plots.style import GREY, GRID, HEAT, INK, STYLE
 from codistill.results.outputs import Outputs
 from codistill.text import percent_text

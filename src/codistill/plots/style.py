@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 INK, MUTED, AXIS, GRID = "#1f2328", "#6b7280", "#c4c9d0", "#e6e8ec"
-PAPER = "#ffffff"  # what lies before something else
+PAPER = "#ffffff"  # the background
 BLUE, GREY, WORSE = "#0072b2", "#a3acb8", "#b34700"
 HEAT = "#2f8fd0"  # of a full cell: ink can be read on it
 # Okabe and Ito's colours that differ for every kind of colour vision, without those of the means.
@@ -36,3 +36,8 @@ STYLE: dict[Any, Any] = {
     "legend.fontsize": 9.5,
     "lines.solid_capstyle": "round",
 }
+
+
+def series_style(index: int) -> tuple[str, str]:
+    """Colour and dash of one line among many; no two of the first 20 are alike."""
+    return COLOURS[index % len(COLOURS)], DASHES[index // len(COLOURS) % len(DASHES)]

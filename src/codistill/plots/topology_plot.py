@@ -1,4 +1,4 @@
-"""Who speaks to whom, drawn: agents as discs, as deep in colour as they are good, and links as lines.
+"""The graph of agents: discs, in a deeper colour for a better score, and links as lines.
 
 All lengths are inches: one unit of the axes is one inch of the page, so discs and arrows fit each other.
 """
@@ -17,8 +17,10 @@ from matplotlib.patches import Circle, PathPatch, Polygon
 from matplotlib.path import Path
 from scipy.spatial import KDTree
 
-from codistill.plots.charts import Run, plain
+from codistill.plots.axes import plain
 from codistill.plots.style import AXIS, GREY, HEAT, INK, PAPER, STYLE, WORSE
+from codistill.results.metric_text import score_text
+from codistill.results.run_scores import RunScores
 from codistill.topology import Topology
 from codistill.topology.graphs import most_square
 
@@ -36,8 +38,8 @@ _FAINTEST = 0.08  # of the colour: what the worst agent gets
 Places = dict[str, np.ndarray]
 
 
-def draw_graph(topology: Topology, run: Run) -> tuple[Figure, bool]:
-    """The graph, and whether its agents have numbers for want of room for names.
+def draw_graph(topology: Topology, run: RunScores) -> tuple[Figure, bool]:
+    """The graph, and whether its agents are numbered because there is no room for their names.
 
     Discs have the gid 'node-<index>' and the colour of the agent's last score.
     """
@@ -56,10 +58,10 @@ def draw_graph(topology: Topology, run: Run) -> tuple[Figure, bool]:
         worst, best = (min(known), max(known)) if known else (0.0, 0.0)
         if run.metric == "rmse":
             worst, best = best, worst
-        liars = {line.name for line in run.lines if line.lies}
+        byzantine = {line.name for line in run.lines if line.byzantine}
         for index, (name, place) in enumerate(places.items()):
             shade = _shade(scores.get(name), worst, best)
-            _disc(axes, place, radius, shade, f"node-{index}", WORSE if name in liars else INK)
+            _disc(axes, place, radius, shade, f"node-{index}", WORSE if name in byzantine else INK)
         labels = _label(axes, topology, places, radius)
         _legend(axes, run, sorted({worst, best}) if known else [], worst, best, height + HEAD)
     return figure, labels == "numbers"
@@ -207,14 +209,14 @@ def _beside(topology: Topology, place: np.ndarray, radius: float, letters: int) 
     return outward
 
 
-def _legend(axes: Axes, run: Run, ends: list[float], worst: float, best: float, top: float) -> None:
+def _legend(axes: Axes, run: RunScores, ends: list[float], worst: float, best: float, top: float) -> None:
     """What the colours mean: discs from the worst to the best score."""
     if not ends:
         axes.text(0.1, top - 0.2, "not evaluated", va="center", fontsize=10)
         return
-    axes.text(0.1, top - 0.2, f"colour: {run.word_of_axis}", va="center", fontsize=10)
+    axes.text(0.1, top - 0.2, f"colour: {run.axis_label()}", va="center", fontsize=10)
     values = [worst] if best == worst else list(np.linspace(worst, best, 4))
     for number, value in enumerate(values):
         place = np.array([0.22 + 0.95 * number, top - 0.52])
         _disc(axes, place, 0.1, _shade(value, worst, best), f"shade-{number}", INK)
-        axes.text(place[0] + 0.17, place[1], run.score_text(float(value)), va="center_baseline", fontsize=9)
+        axes.text(place[0] + 0.17, place[1], score_text(run.metric, float(value)), va="center_baseline", fontsize=9)

@@ -1,4 +1,4 @@
-"""Pieces of an HTML page that opens anywhere: charts, tables, switches, sections, and the page around them."""
+"""Pieces of a self-contained HTML page: charts, tables, switches, sections, and the page around them."""
 
 from __future__ import annotations
 
@@ -16,30 +16,28 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from codistill.files import write_atomically, writing
-from codistill.plots import charts
-from codistill.plots import style as look
+from codistill.plots import style
+from codistill.plots.style import series_style
 
 # Colours of the charts become variables, so that the style sheet can choose others on a dark background.
-# The last three are those of the partition's picture.
 _NAMED = {
-    look.INK: "var(--ink)", look.MUTED: "var(--muted)", look.AXIS: "var(--axis)", look.GRID: "var(--grid)",
-    look.BLUE: "var(--blue)", look.GREY: "var(--grey)", look.WORSE: "var(--worse)",
-    look.HEAT: "var(--heat)", look.PAPER: "var(--paper)",
-    "#000000": "var(--ink)", "#cccccc": "var(--axis)", "#ebebeb": "var(--grid)",
+    style.INK: "var(--ink)", style.MUTED: "var(--muted)", style.AXIS: "var(--axis)", style.GRID: "var(--grid)",
+    style.BLUE: "var(--blue)", style.GREY: "var(--grey)", style.WORSE: "var(--worse)",
+    style.HEAT: "var(--heat)", style.PAPER: "var(--paper)",
 }  # fmt: skip
 
 _SWATCH_DASHES = {"solid": "none", "dashed": "6 3", "dotted": "2 3", "dashdot": "7 3 2 3"}
 
 
 def switch(selector: str, name: str, swatch: str = "", *, on: bool = False) -> str:
-    """A box that shows and hides the lines of a selector; without one, it works all boxes of its form."""
+    """A box that shows and hides the lines of a selector; without a selector, it switches all boxes of its form."""
     checked = " checked" if on else ""
     return f"<label><input type='checkbox' value='{selector}'{checked}>{swatch} {escaped(name)}</label>"
 
 
 def swatch(index: int) -> str:
     """A short piece of the line that a series is drawn with."""
-    colour, dash = charts.series_style(index)
+    colour, dash = series_style(index)
     return (
         "<svg class='swatch' viewBox='0 0 22 8' aria-hidden='true'><path d='M1 4h20' "
         f"stroke='{colour}' stroke-dasharray='{_SWATCH_DASHES[dash]}'/></svg>"
@@ -55,7 +53,7 @@ def cards(named: Mapping[str, str]) -> str:
 def chart(
     figure: Figure, name: str, label: str, titles: Mapping[str, str] | None = None, *, hidden: bool = False
 ) -> str:
-    """The figure; artists with a gid in `titles` can be switched, and say who they are."""
+    """The figure; artists with a gid in `titles` can be switched, and show their title on hover."""
     out = io.BytesIO()
     settings: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": name}
     with matplotlib.rc_context(settings), warnings.catch_warnings():
@@ -100,7 +98,7 @@ def _local(name: str) -> str:
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[int], foot: Sequence[str] = ()) -> str:
-    """A table whose columns can be sorted; `left`: columns of words."""
+    """A table whose columns can be sorted; `left`: columns of text."""
     head = "".join(
         f"<th scope='col'{' class=left' if place in left else ''}><button type='button'>{escaped(text)}</button></th>"
         for place, text in enumerate(heads)
@@ -111,12 +109,12 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[in
 
 
 def cell(text: str) -> str:
-    """A cell of words."""
+    """A cell of text."""
     return f"<td class='left'>{escaped(text)}</td>"
 
 
 def numbers(*texts: str, by: Sequence[float]) -> list[str]:
-    """Cells of numbers as people read them, and the plain numbers to sort them by."""
+    """Cells of numbers as text, with the plain numbers by which to sort them."""
     return [f"<td data-by='{number!r}'>{escaped(text)}</td>" for text, number in zip(texts, by, strict=True)]
 
 
@@ -126,19 +124,19 @@ def sorted_by(value: float | None) -> str:
 
 
 def section(heading: str, content: str) -> str:
-    """A heading and what stands below it."""
+    """A heading and its content."""
     return f"<section><h2>{escaped(heading)}</h2>{content}</section>"
 
 
 def note(*sentences: str) -> str:
-    """Small print; nothing if there is nothing to say."""
+    """Sentences in small print; nothing if all are empty."""
     text = " ".join(filter(None, sentences))
     return f"<p class='note'>{escaped(text)}</p>" if text else ""
 
 
 def page(title: str, *parts: str) -> str:
     """The whole page, with its style and script inside."""
-    style, script = ((files("codistill.reports") / f"report.{kind}").read_text("utf-8") for kind in ("css", "js"))
+    css, script = ((files("codistill.reports") / f"report.{kind}").read_text("utf-8") for kind in ("css", "js"))
     body = "\n".join(filter(None, parts))
     return f"""<!DOCTYPE html>
 <html lang="en">
@@ -150,7 +148,7 @@ def page(title: str, *parts: str) -> str:
 style-src 'unsafe-inline'; script-src 'unsafe-inline'">
 <title>{escaped(title)} - codistill</title>
 <style>
-{style}</style>
+{css}</style>
 </head>
 <body>
 <main>
@@ -173,10 +171,10 @@ def write(page: str, path: Path) -> Path:
 
 
 def escaped(text: str) -> str:
-    """Words as they may stand in a page."""
+    """Text that is safe in a page."""
     return escape(str(text))
 
 
-def upper(text: str) -> str:
-    """Words at the start of a sentence."""
+def capitalised(text: str) -> str:
+    """Text with a capital letter, for the start of a sentence."""
     return text[:1].upper() + text[1:]

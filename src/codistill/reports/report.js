@@ -1,6 +1,6 @@
 "use strict";
 
-// A box shows and hides the lines that its value selects; a box without a value works all others of its form.
+// A box shows and hides the lines that its value selects; a box without a value switches all others of its form.
 function show(box) {
   if (box.value) {
     for (const line of document.querySelectorAll(box.value)) line.classList.toggle("hidden", !box.checked);
@@ -19,7 +19,7 @@ for (const form of document.querySelectorAll(".switches")) {
   boxes.forEach(show); // a browser may have kept the boxes as they were
 }
 
-// A table is sorted by the column whose heading is pressed, and the other way round if pressed again.
+// A click on a heading sorts the table by its column; another click reverses the order.
 for (const head of document.querySelectorAll("th")) {
   head.addEventListener("click", () => {
     const body = head.closest("table").tBodies[0];

@@ -1,1 +1,1 @@
-"""What a run brought: outputs and summaries."""
+"""The results of a run: rows, summaries, measures and average outputs, and their tables for the terminal."""

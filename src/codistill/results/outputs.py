@@ -1,6 +1,6 @@
-"""What agents answer at the end of a run: the average output by true class, and where the agents disagree.
+"""The outputs of the agents at the end of a run: their average by true class, and where the agents disagree.
 
-Taken from the answers of the last evaluation, on the full test set; for classification only.
+Taken from the last evaluation, on the full test set; for classification only.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _UNSURE = 1e-3  # by how much probabilities in single precision may miss a sum o
 
 @dataclass(frozen=True, eq=False)
 class Outputs:
-    """Average outputs of the agents that do not lie. A class without test samples has NaN in its row."""
+    """Average outputs of the honest agents. A class without test samples has NaN in its row."""
 
     round: int  # rounds done
     agents: tuple[str, ...]  # those that could answer
@@ -64,7 +64,9 @@ class Outputs:
             wanted["by_agent"] = (len(agents), *k, *k)
         fits = {"samples", "mean"} <= shapes.keys() and all(wanted.get(name) == shapes[name] for name in shapes)
         if not fits or k in ((), (0,)) or type(done) is not int or not isinstance(agents, list):
-            raise MessageError("Outputs must fit one another.", f"{shapes}"[:200], "Write them again.")
+            raise MessageError(
+                "Arrays of outputs must have matching shapes.", f"{shapes}"[:200], "Write the file again."
+            )
         optional = (arrays.get("by_agent"), arrays.get("disagreement"))
         return cls(done, tuple(agents), arrays["samples"], arrays["mean"], *optional)
 
@@ -94,7 +96,7 @@ def _are_probabilities(answers: np.ndarray) -> bool:
 
 
 def collect(done: int, views: Mapping[str, View], y: np.ndarray) -> Outputs | None:
-    """All agents' views as one; None if nobody has one."""
+    """The views of all agents as one; None if there are none."""
     if not views:
         return None
     by_agent = np.stack([view["mean"] for view in views.values()])

@@ -1,4 +1,4 @@
-"""The figures that a person is shown at the end of a run, whoever shows them."""
+"""The results of a run in figures, and the tables of them for the terminal."""
 
 from __future__ import annotations
 
@@ -13,37 +13,15 @@ from rich.markup import escape
 from rich.table import Table
 
 from codistill.faults import Fault
+from codistill.results.agent_lines import AgainstAlone, AgentLine, honest_lines, mean_label, mean_of_known
+from codistill.results.metric_text import gain_text, metric_name, score_text
 from codistill.results.outputs import Outputs
 from codistill.results.records import Row
-from codistill.text import bytes_text, duration_text
+from codistill.text import bytes_text, duration_text, percent_text
 from codistill.topology import Topology
 
-FALLEN = 0.1  # accuracy lost since the best round that is told: more than evaluation on a part can explain
-
-
-@dataclass(frozen=True)
-class AgentLine:
-    """One agent's line in the final table; scores are None where they were not measured."""
-
-    name: str
-    model: str
-    alone: float | None
-    together: float | None
-    own_alone: float | None
-    own_together: float | None
-    sent: int
-    received: int
-    lies: bool = False  # on purpose, in some round; such agents are left out of means
-
-    @property
-    def described(self) -> str:
-        """The model, and a warning beside that of a liar."""
-        return f"{self.model} (lies)" if self.lies else self.model
-
-    @property
-    def gain(self) -> float | None:
-        """Together minus alone."""
-        return None if self.alone is None or self.together is None else self.together - self.alone
+# Accuracy lost since an agent's best round from which on it is reported: more than sampling of test data explains.
+FELL_BEHIND = 0.1
 
 
 @dataclass(frozen=True)
@@ -96,7 +74,7 @@ class Summary:
         own = f"own_{self.metric}"
         metric = own if self.by_own else self.metric
         last, alone = _newest(self.rows), _newest(self.alone_rows or [])
-        liars = {row["agent"] for row in self.rows if row.get("lies")}
+        byzantine = {row["agent"] for row in self.rows if row.get("lies")}
         sent, received = dict.fromkeys(self.agents, 0), dict.fromkeys(self.agents, 0)
         for row in self.rows:
             sent[row["agent"]] += row["sent"]
@@ -111,13 +89,17 @@ class Summary:
                 last.get(name, {}).get(own),
                 sent[name],
                 received[name],
-                name in liars,
+                name in byzantine,
             )
             for name, model in self.agents.items()
         ]
 
-    def fallen(self) -> list[str]:
-        """Honest agents that end far below what they once had, in words: one that collapsed is hidden by a mean."""
+    def against_alone(self) -> AgainstAlone | None:
+        """Who is better off than alone on its own data; None where that was not measured."""
+        return AgainstAlone.of(self.metric, self.lines())
+
+    def fell_behind(self) -> list[str]:
+        """Honest agents that end far below their own best round, in words: a mean hides one that collapsed."""
         best: dict[str, Row] = {}
         for row in self.rows:
             known = best.get(row["agent"], {"accuracy": -1.0})["accuracy"]
@@ -126,56 +108,67 @@ class Summary:
         last = _newest(self.rows)
         now = {name: last[name]["accuracy"] for name in best}
         return [
-            f"{name}: {self._score(now[name])} after {self._score(row['accuracy'])} in round {row['round']}"
+            f"{name}: {percent_text(now[name])} after {percent_text(row['accuracy'])} in round {row['round']}"
             for name, row in best.items()
-            if row["accuracy"] - now[name] > FALLEN
+            if row["accuracy"] - now[name] > FELL_BEHIND
         ]
 
     def scope(self) -> str:
         """What the figures were measured on, in words."""
         if not self.test_samples and self.by_own:
-            return f"{self.metric} on each agent's own test data, as there is no common test set,"
+            return f"{metric_name(self.metric)} on each agent's own test data (there is no common test set)"
         if not self.test_samples:
             return "not evaluated: no common test set"
         if not self.tested_on:
             return "not evaluated yet"
         part = "" if self.tested_on >= self.test_samples else f" a random {self.tested_on:,} of"
-        return f"{self.metric} on{part} the common {self.test_part} set ({self.test_samples:,} samples)"
+        return f"{metric_name(self.metric)} on{part} the common {self.test_part} set ({self.test_samples:,} samples)"
 
     def table(self, most: int = 30) -> Table:
-        """Each agent alone, together, gain; bytes; for the terminal."""
+        """Each agent alone and together, on the common test set and on its own data; bytes; for the terminal."""
         table = Table(title=f"{escape(self.title)}: {self.scope()} after {self._when()}", title_justify="left")
-        table.add_column("agent")
-        table.add_column("model")
-        for heading in ("alone", "together", "gain", "own mix", "sent", "received"):
+        for heading in ("agent", "model"):
+            table.add_column(heading, overflow="fold")
+        for heading in ("alone", "together", "gain", "own data", "own gain", "sent", "received"):
             table.add_column(heading, justify="right")
         lines = self.lines()
         for line in lines[:most]:
-            table.add_row(
-                line.name, escape(line.described), self._score(line.alone), self._score(line.together),
-                self._gain(line.gain), self._score(line.own_together), bytes_text(line.sent), bytes_text(line.received),
-            )  # fmt: skip
+            traffic = (bytes_text(line.sent), bytes_text(line.received))
+            table.add_row(escape(line.name), escape(line.described), *self._scores([line]), *traffic)
         if len(lines) > most:
-            table.add_row(f"... {len(lines) - most} more", *[""] * 7)
+            table.add_row(f"... {len(lines) - most} more", *[""] * 8)
         table.add_section()
-        honest = honest_lines(lines)
-        table.add_row(
-            mean_words(lines), "", self._score(_mean([line.alone for line in honest])),
-            self._score(_mean([line.together for line in honest])), self._gain(_mean([line.gain for line in honest])),
-            self._score(_mean([line.own_together for line in honest])),
-            bytes_text(sum(line.sent for line in lines)), bytes_text(sum(line.received for line in lines)),
-        )  # fmt: skip
-        table.caption = (
-            f"{duration_text(self.seconds)}; 'own mix': {self.metric} on the agent's own distribution "
-            "(its test data, or the common test set weighted by its classes)"
-        )
-        if len(lines) > 1 and not any(line.sent for line in lines):
-            table.caption += "; no agent sent anything"
-        if fallen := self.fallen():
-            more = f", and {len(fallen) - 3} more" if len(fallen) > 3 else ""
-            table.caption += f"\nfell behind: {'; '.join(fallen[:3])}{more}"
-        table.caption_justify = "left"
+        traffic = (bytes_text(sum(line.sent for line in lines)), bytes_text(sum(line.received for line in lines)))
+        table.add_row(mean_label(lines), "", *self._scores(honest_lines(lines)), *traffic)
+        table.caption, table.caption_justify = "\n".join(self._notes(lines)), "left"
         return table
+
+    def _scores(self, lines: Sequence[AgentLine]) -> list[str]:
+        """Alone, together, gain; together and gain on own data: the means of some lines."""
+        own = [line.on_own_data for line in lines]
+        return [
+            score_text(self.metric, mean_of_known([line.alone for line in lines])),
+            score_text(self.metric, mean_of_known([line.together for line in lines])),
+            gain_text(self.metric, mean_of_known([line.gain for line in lines])),
+            score_text(self.metric, mean_of_known([line.together for line in own])),
+            gain_text(self.metric, mean_of_known([line.gain for line in own])),
+        ]
+
+    def _notes(self, lines: Sequence[AgentLine]) -> list[str]:
+        """What stands below the table."""
+        notes = []
+        if against := self.against_alone():
+            notes.append(f"[not dim not italic]{escape(against.sentence())}[/]")
+        if behind := self.fell_behind():
+            more = f", and {len(behind) - 3} more" if len(behind) > 3 else ""
+            notes.append(f"fell behind: {escape('; '.join(behind[:3]))}{more}")
+        if len(lines) > 1 and not any(line.sent for line in lines):
+            notes.append("no agent sent anything")
+        notes.append(
+            f"own data: {metric_name(self.metric)} on the agent's own test data, or on the common test set weighted by "
+            "its class counts"
+        )
+        return [*notes, f"time: {duration_text(self.seconds)}"]
 
     def table_text(self, width: int = 110) -> str:
         """The table as plain text."""
@@ -187,56 +180,29 @@ class Summary:
         done = "1 round" if self.rounds == 1 else f"{self.rounds} rounds"
         return done if self.evaluated in (0, self.rounds) else f"round {self.evaluated}; {done} done"
 
-    def _score(self, value: float | None) -> str:
-        if value is None:
-            return "-"
-        return f"{100 * value:.1f} %" if self.metric == "accuracy" else f"{value:.4g}"
-
-    def _gain(self, value: float | None) -> str:
-        if value is None:
-            return "-"
-        return f"{100 * value:+.1f}" if self.metric == "accuracy" else f"{value:+.3g}"
-
 
 def comparison_table(summaries: Sequence[Summary]) -> Table:
     """Several runs side by side, for the terminal."""
-    table = Table(title="each figure: the mean over agents, on the run's common test set", title_justify="left")
+    table = Table(title="means over the agents, on each run's common test set", title_justify="left")
     for heading in ("run", "protocol"):
         table.add_column(heading)
-    for heading in ("agents", "rounds", "alone", "together", "gain", "own mix", "bytes", "time"):
+    for heading in ("agents", "rounds", "alone", "together", "gain", "own data", "own gain", "better", "bytes", "time"):
         table.add_column(heading, justify="right")
+    notes = ["better: agents that are better than alone on their own data"]
     for summary in summaries:
-        lines = summary.lines()
-        honest = honest_lines(lines)
-        agents = f"{len(lines)}" if len(honest) == len(lines) else f"{len(lines)} ({len(lines) - len(honest)} lie)"
-        if len(honest) < len(lines):
-            table.caption, table.caption_justify = "Agents that lie are left out of means.", "left"
+        lines, against = summary.lines(), summary.against_alone()
+        byzantine = len(lines) - len(honest_lines(lines))
+        if byzantine and len(notes) == 1:
+            notes.append("Byzantine agents are left out of all means")
         table.add_row(
-            escape(summary.title), escape(summary.protocol), agents, str(summary.rounds),
-            summary._score(_mean([line.alone for line in honest])),
-            summary._score(_mean([line.together for line in honest])),
-            summary._gain(_mean([line.gain for line in honest])),
-            summary._score(_mean([line.own_together for line in honest])),
+            escape(summary.title), escape(summary.protocol),
+            f"{len(lines)} ({byzantine} Byzantine)" if byzantine else f"{len(lines)}", str(summary.rounds),
+            *summary._scores(honest_lines(lines)), "-" if against is None else against.share,
             bytes_text(sum(line.sent + line.received for line in lines)), duration_text(summary.seconds),
         )  # fmt: skip
+    table.caption, table.caption_justify = "\n".join(notes), "left"
     return table
-
-
-def honest_lines(lines: Sequence[AgentLine]) -> list[AgentLine]:
-    """Those that count in a mean."""
-    return [line for line in lines if not line.lies]
-
-
-def mean_words(lines: Sequence[AgentLine]) -> str:
-    """What a mean is of, where it is not of all agents."""
-    honest = len(honest_lines(lines))
-    return "mean" if honest == len(lines) else f"mean of the {honest:,} honest agent{'' if honest == 1 else 's'}"
 
 
 def _newest(rows: list[Row]) -> dict[str, Row]:
     return {row["agent"]: row for row in rows if "test_samples" in row}
-
-
-def _mean(values: list[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None

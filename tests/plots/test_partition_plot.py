@@ -8,7 +8,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from codistill.errors import DataError
-from codistill.plots.partitions import BLUE, draw_partition, partition_text
+from codistill.plots.partition_plot import draw_partition
+from codistill.plots.style import BLUE
 
 
 def draw(agents, classes, counts=None):
@@ -81,33 +82,6 @@ def test_the_picture_needs_no_window():
     assert ("matplotlib.pyplot" in sys.modules) == before
 
 
-def test_the_text_is_a_table_with_totals():
-    text = partition_text(np.array([[10, 0], [2, 300]]), ["a", "bob"], ["cat", "dog"])
-    assert text.splitlines() == [
-        "agent  cat  dog  total",
-        "a       10    0     10",
-        "bob      2  300    302",
-        "total   12  300    312",
-    ]
-
-
-def test_many_classes_are_folded_and_none_is_lost():
-    table = np.arange(120).reshape(2, 60)
-    text = partition_text(table, ["a", "b"], [f"c{index}" for index in range(60)], width=60)
-    assert max(map(len, text.splitlines())) <= 60
-    blocks = [block.splitlines() for block in text.split("\n\n")]
-    assert len(blocks) > 1
-    first_agent = [int(cell) for block in blocks for cell in block[1].split()[1:]]
-    assert first_agent == [*range(60), sum(range(60))]
-
-
-def test_long_names_are_cut():
-    text = partition_text(np.ones((1, 1), int), ["n" * 50], ["c" * 50])
-    assert "n" * 19 + "…" in text
-    assert "n" * 20 not in text
-
-
-@pytest.mark.parametrize("show", [draw_partition, partition_text])
-def test_names_must_fit_the_counts(show):
+def test_names_must_fit_the_counts():
     with pytest.raises(DataError, match=r"shape \(2, 2\) for 1 agents and 2 classes"):
-        show(np.ones((2, 2)), ["a"], ["x", "y"])
+        draw_partition(np.ones((2, 2)), ["a"], ["x", "y"])

@@ -1,63 +1,50 @@
-"""A partition to look at: a picture of circles, and a table for the terminal."""
+"""Which agent holds how many samples of which class, as circles."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 
+import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 
 from codistill.errors import DataError
+from codistill.plots.axes import plain
+from codistill.plots.style import BLUE, STYLE
 
-BLUE = "#0072B2"
 POINTS_PER_INCH = 72
 FONT_SIZE = 8
 LETTER = 0.08  # inches: how wide a letter of this font is at most
-LONGEST_NAME = 20
+MOST_CIRCLES = 1_500  # beyond, an image is smaller than as many shapes
 
 
 def draw_partition(counts: np.ndarray, agent_names: Sequence[str], class_names: Sequence[str]) -> Figure:
     """Draw agents (columns) by classes (rows); the area of each circle is the number of samples."""
     counts = _checked(counts, agent_names, class_names)
     agents, classes = counts.shape
-    agent_labels, class_labels = _short(agent_names), _short(class_names)
+    agent_labels, class_labels = ([plain(name) for name in names] for names in (agent_names, class_names))
     cell = min(0.5, 11 / agents, 11 / classes)
-    figure, axes = _canvas(cell * agents, cell * classes, left=_widest(class_labels), bottom=_widest(agent_labels))
-    # A marker's size is the square of its diameter in points, so it is proportional to its area.
-    size_of_one = (0.92 * cell * POINTS_PER_INCH) ** 2 / max(1, counts.max())
-    column, row = np.nonzero(counts)
-    axes.scatter(column, row, s=size_of_one * counts[column, row], color=BLUE, linewidths=0)
-    axes.set(xlim=(-0.5, agents - 0.5), ylim=(classes - 0.5, -0.5), xlabel="agent", ylabel="class")
-    _label(axes.xaxis, agent_labels, cell)
-    _label(axes.yaxis, class_labels, cell)
-    axes.tick_params(length=0, labelsize=FONT_SIZE)
-    if _widest(agent_labels) > cell:
-        axes.tick_params(axis="x", labelrotation=90)
-    axes.grid(color="0.92", linewidth=0.5)
-    axes.set_axisbelow(True)
-    axes.spines[:].set_color("0.8")
-    _area_legend(axes, _examples(int(counts.max())), size_of_one, cell)
+    with matplotlib.rc_context(STYLE):
+        figure, axes = _canvas(cell * agents, cell * classes, left=_widest(class_labels), bottom=_widest(agent_labels))
+        # A marker's size is the square of its diameter in points, so it is proportional to its area.
+        size_of_one = (0.92 * cell * POINTS_PER_INCH) ** 2 / max(1, counts.max())
+        column, row = np.nonzero(counts)
+        axes.scatter(
+            column, row, s=size_of_one * counts[column, row], color=BLUE, linewidths=0,
+            rasterized=len(row) > MOST_CIRCLES,
+        )  # fmt: skip
+        axes.set(xlim=(-0.5, agents - 0.5), ylim=(classes - 0.5, -0.5), xlabel="agent", ylabel="class")
+        _label(axes.xaxis, agent_labels, cell)
+        _label(axes.yaxis, class_labels, cell)
+        axes.tick_params(length=0, labelsize=FONT_SIZE)
+        if _widest(agent_labels) > cell:
+            axes.tick_params(axis="x", labelrotation=90)
+        axes.spines[:].set_visible(True)
+        _area_legend(axes, _examples(int(counts.max())), size_of_one, cell)
     return figure
-
-
-def partition_text(counts: np.ndarray, agent_names: Sequence[str], class_names: Sequence[str], width: int = 100) -> str:
-    """The counts as a table, agents by classes, with totals; many classes are folded at `width`."""
-    counts = _checked(counts, agent_names, class_names)
-    table = np.vstack([counts, counts.sum(axis=0)])
-    columns = [[name, *map(str, table[:, index])] for index, name in enumerate(_short(class_names))]
-    columns.append(["total", *map(str, table.sum(axis=1))])
-    names = ["agent", *_short(agent_names), "total"]
-    first = [name.ljust(max(map(len, names))) for name in names]
-    blocks = [first]
-    for column in columns:
-        cells = [text.rjust(max(map(len, column)) + 2) for text in column]
-        if blocks[-1] is not first and len(blocks[-1][0] + cells[0]) > width:
-            blocks.append(first)
-        blocks[-1] = [line + cell for line, cell in zip(blocks[-1], cells, strict=True)]
-    return "\n\n".join("\n".join(block) for block in blocks)
 
 
 def _checked(counts: np.ndarray, agent_names: Sequence[str], class_names: Sequence[str]) -> np.ndarray:
@@ -110,10 +97,6 @@ def _area_legend(axes: Axes, examples: Sequence[int], size_of_one: float, cell: 
         handletextpad=max(0.8, in_letters / 2 - 0.5),
         borderpad=0.8,
     )
-
-
-def _short(names: Sequence[str]) -> list[str]:
-    return [name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 1] + "…" for name in names]
 
 
 def _widest(names: Sequence[str]) -> float:

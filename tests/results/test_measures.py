@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 from matplotlib.ticker import PercentFormatter
 
-from codistill.plots.measures import draw_measure, measures
+from codistill.plots.measure_plot import draw_measure
+from codistill.reports.html import chart
 from codistill.reports.pages import write_report
+from codistill.results.measures import measures
 from codistill.results.summary import Summary
 
 
@@ -47,7 +49,8 @@ def test_mean_and_range_are_over_the_agents_that_were_measured() -> None:
     assert len(axes.lines) == 1  # no level of chance
 
 
-def test_agents_that_lie_do_not_count(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("no_charts")
+def test_byzantine_agents_do_not_count(tmp_path: Path) -> None:
     told = run(disagreement=lambda t, i: 0.9 if i else 0.1)
     told.rows[1]["lies"] = told.rows[3]["lies"] = True
     assert [values.tolist() for values in measures(told)[0].values] == [[0.1], [0.1]]
@@ -63,7 +66,7 @@ def test_shares_are_in_percent(highest: float, percent: bool) -> None:
 def test_chance_is_one_of_the_agents() -> None:
     (found,) = measures(run(agents=("a", "b", "c", "d"), discriminator_accuracy=lambda t, i: 0.3))
     axes = draw_measure(found).axes[0]
-    assert [line.get_label() for line in axes.lines] == ["mean", "chance: 1 of 4"]
+    assert [line.get_label() for line in axes.lines] == ["mean", "chance: 1 in 4"]
     assert set(axes.lines[1].get_ydata()) == {0.25}
     assert axes.lines[1].get_linestyle() == "--"
 
@@ -71,20 +74,23 @@ def test_chance_is_one_of_the_agents() -> None:
 def test_the_report_explains_what_it_knows_and_names_the_rest(tmp_path: Path) -> None:
     summary = run(discriminator_accuracy=lambda t, i: 0.5, steps_taken=lambda t, i: 30.0, **{"<b>": lambda t, i: 1})
     text = page(summary, tmp_path)
-    assert "<h2>What the protocol measured</h2>" in text
-    assert "At chance the discriminator cannot tell the agents apart: either it has not learnt yet, or it is" in text
+    assert "<h2>Protocol measures</h2>" in text
+    assert "At chance level the discriminator cannot tell the agents apart" in text
     assert re.findall('aria-label="([^"]+)"', text)[-3:] == [
-        "how often the discriminator tells whose outputs it sees", "steps taken", "&lt;b&gt;",
-    ]  # fmt: skip
+        "accuracy of the discriminator: how often it recognises which agent an output is from",
+        "steps taken",
+        "&lt;b&gt;",
+    ]
     assert "<b>" not in text
 
 
+@pytest.mark.usefixtures("no_charts")
 def test_without_measures_there_is_no_section(tmp_path: Path) -> None:
-    assert "What the protocol measured" not in page(run(), tmp_path)
+    assert "Protocol measures" not in page(run(), tmp_path)
 
 
-def test_many_rounds_stay_small(tmp_path: Path) -> None:
+def test_many_rounds_stay_small() -> None:
     noise = np.random.default_rng(0).random((401, 10))
     agents = [f"agent {index}" for index in range(10)]
-    before = len(page(run(400, agents), tmp_path))
-    assert len(page(run(400, agents, disagreement=lambda t, i: noise[t, i]), tmp_path)) - before < 50_000
+    (found,) = measures(run(400, agents, disagreement=lambda t, i: noise[t, i]))
+    assert len(chart(draw_measure(found), "measure", "a chart")) < 50_000

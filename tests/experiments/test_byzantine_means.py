@@ -1,4 +1,4 @@
-"""Agents that lie on purpose have no part in any mean, and whoever reads a mean is told."""
+"""Byzantine agents count in no mean, and every mean says so."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from rich.table import Table
 
 from codistill.cli import main
 from codistill.experiments.sweep import means, read_sweep
-from codistill.experiments.sweep_view import tables
-from codistill.plots.charts import arrange
+from codistill.experiments.sweep_tables import score_tables
 from codistill.reports.pages import write_comparison, write_report
 from codistill.results.records import Record, Row
+from codistill.results.run_scores import scores_of
 from codistill.results.summary import Summary, comparison_table
 from codistill.runtimes.observers.progress import Progress
 
@@ -41,7 +41,7 @@ kind = "simulation"
 seed = [0]
 [sweep.faults]
 "none" = []
-"one lies" = [{ kind = "random", agent = "LIAR" }]
+"one" = [{ kind = "random", agent = "NAME" }]
 """
 
 
@@ -50,10 +50,10 @@ def row(done: int, agent: str, accuracy: float, **more: object) -> Row:
     return {"round": done, "agent": agent, "present": True, "sent": 100, "received": 10, **scores, **more}
 
 
-def summary(*liars: str, title: str = "trial") -> Summary:
+def summary(*byzantine: str, title: str = "trial") -> Summary:
     """Alone 0.1, 0.2, 0.6; in the end 0.2, 0.4, 0.9."""
     scores = {"a": (0.1, 0.2), "b": (0.2, 0.4), "c": (0.6, 0.9)}
-    lies = {name: {"lies": True} if name in liars else {} for name in scores}
+    lies = {name: {"lies": True} if name in byzantine else {} for name in scores}
     rows = [row(done + 1, name, both[done], **lies[name]) for done in (0, 1) for name, both in scores.items()]
     return Summary(
         title=title, protocol="fedmd", agents=dict.fromkeys(scores, "mlp"), rows=rows,
@@ -77,49 +77,60 @@ def words(path: Path) -> str:
 def test_the_mean_of_a_table_is_of_the_honest() -> None:
     """Of a and b: alone 0.15, together 0.3, gain 0.15; bytes are of all three agents, 2 rounds each."""
     shown = cells(summary("c").table())
-    assert [line[1] for line in shown[:3]] == ["mlp", "mlp", "mlp (lies)"]
-    assert shown[-1] == ["mean of the 2 honest agents", "", "15.0 %", "30.0 %", "+15.0", "30.0 %", "600 B", "60 B"]
+    assert [line[1] for line in shown[:3]] == ["mlp", "mlp", "mlp (Byzantine)"]
+    assert shown[-1] == [
+        "mean of the 2 honest agents",
+        "",
+        "15.0 %",
+        "30.0 %",
+        "+15.0",
+        "30.0 %",
+        "+15.0",
+        "600 B",
+        "60 B",
+    ]
     assert cells(summary("b", "c").table())[-1][0] == "mean of the 1 honest agent"
-    assert cells(summary("a", "b", "c").table())[-1][2:6] == ["-", "-", "-", "-"]
+    assert cells(summary("a", "b", "c").table())[-1][2:7] == ["-"] * 5
     assert cells(summary().table())[-1][:4] == ["mean", "", "30.0 %", "50.0 %"]
 
 
-def test_runs_side_by_side_leave_liars_out() -> None:
+def test_runs_side_by_side_leave_byzantine_agents_out() -> None:
     table = comparison_table([summary("c"), summary(title="honest")])
     assert [line[2:8] for line in cells(table)] == [
-        ["3 (1 lie)", "2", "15.0 %", "30.0 %", "+15.0", "30.0 %"],
+        ["3 (1 Byzantine)", "2", "15.0 %", "30.0 %", "+15.0", "30.0 %"],
         ["3", "2", "30.0 %", "50.0 %", "+20.0", "50.0 %"],
     ]
-    assert table.caption == "Agents that lie are left out of means."
-    assert comparison_table([summary()]).caption is None
+    assert str(table.caption).endswith("Byzantine agents are left out of all means")
+    assert "Byzantine" not in str(comparison_table([summary()]).caption)
 
 
-def test_a_report_draws_liars_and_leaves_them_out_of_means(tmp_path: Path) -> None:
-    run = arrange(summary("c"))
+@pytest.mark.usefixtures("no_charts")
+def test_a_report_draws_byzantine_agents_and_leaves_them_out_of_means(tmp_path: Path) -> None:
+    run = scores_of(summary("c"))
     assert (run.alone, run.together, run.gain) == pytest.approx((0.15, 0.3, 0.15))
     assert run.mean.tolist() == pytest.approx([0.15, 0.3])
     assert run.curves["c"][1] == [0.6, 0.9]
     assert run.traffic.tolist() == [330, 660]
     page = words(write_report(summary("c"), tmp_path / "report.html"))
-    assert "Agents that lie (injected faults), left out of every mean: c." in page
+    assert "Byzantine agents (injected faults), left out of all means: c." in page
     assert "15.0 % → 30.0 %" in page
     assert "mean of the 2 honest agents (bytes: sum)" in page
-    assert "mlp (lies)" in page
-    assert "no part in mean and band" in page
+    assert "mlp (Byzantine)" in page
+    assert "count neither in the mean nor in the band" in page
     assert "could be evaluated" not in page
     page = words(write_report(summary(), tmp_path / "honest.html"))
     assert "30.0 % → 50.0 %" in page
-    assert " lie" not in page
+    assert "Byzantine" not in page
     page = words(write_comparison([summary("c"), summary()], tmp_path / "compare.html"))
-    assert page.count("trial: Agents that lie (injected faults), left out of every mean: c.") == 1
+    assert page.count("trial: Byzantine agents (injected faults), left out of all means: c.") == 1
 
 
-def test_a_report_of_liars_only_can_be_written(tmp_path: Path) -> None:
+def test_a_report_of_byzantine_agents_only_can_be_written(tmp_path: Path) -> None:
     page = words(write_report(summary("a", "b", "c"), tmp_path / "report.html"))
     assert "mean of the 0 honest agents" in page
 
 
-def test_the_live_line_leaves_liars_out(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_live_line_leaves_byzantine_agents_out(capsys: pytest.CaptureFixture[str]) -> None:
     save: Callable[[], dict[str, bytes]] = dict
     progress = Progress("trial", 2, 3, 0)
     progress.round_ended(Record(2, summary("c").rows[3:], [], 1.0), save)
@@ -127,33 +138,32 @@ def test_the_live_line_leaves_liars_out(capsys: pytest.CaptureFixture[str]) -> N
     assert "accuracy 0.300" in capsys.readouterr().err
 
 
-def test_means_of_a_sweep_leave_liars_out(tmp_path: Path) -> None:
-    """With a liar (0.2 + 0.4) / 2; without (0.2 + 0.4 + 0.9) / 3; nobody is honest: nothing."""
+def test_means_of_a_sweep_leave_byzantine_agents_out(tmp_path: Path) -> None:
+    """With a Byzantine agent (0.2 + 0.4) / 2; without (0.2 + 0.4 + 0.9) / 3; nobody is honest: nothing."""
     path = tmp_path / "sweep.toml"
-    path.write_text(SWEEP.replace("LIAR", "b") + '"all lie" = [{ kind = "invert", agent = "b" }]\n')
+    path.write_text(SWEEP.replace("NAME", "b") + '"all" = [{ kind = "invert", agent = "b" }]\n')
     sweep = read_sweep(path)
-    runs = {"none": (), "one lies": ("c",), "all lie": ("a", "b", "c")}
+    runs = {"none": (), "one": ("c",), "all": ("a", "b", "c")}
     rows = [
-        {"seed": "0", "faults": label, **each} for label, liars in runs.items() for each in summary(*liars).rows[3:]
+        {"seed": "0", "faults": label, **each} for label, names in runs.items() for each in summary(*names).rows[3:]
     ]
     table = means(sweep, pd.DataFrame(rows))
-    assert dict(zip(table["faults"], table["mean"], strict=True)) == pytest.approx({"none": 0.5, "one lies": 0.3})
-    (drawn,) = tables(sweep, table, percent=True)
+    assert dict(zip(table["faults"], table["mean"], strict=True)) == pytest.approx({"none": 0.5, "one": 0.3})
+    (drawn,) = score_tables(sweep, table, percent=True)
     assert drawn.caption == "means of the honest agents"
-    (drawn,) = tables(sweep, means(sweep, pd.DataFrame(rows[:3])), percent=True)
+    (drawn,) = score_tables(sweep, means(sweep, pd.DataFrame(rows[:3])), percent=True)
     assert drawn.caption is None
-    (drawn,) = tables(sweep, means(sweep, pd.DataFrame(rows[6:])), percent=True)
+    (drawn,) = score_tables(sweep, means(sweep, pd.DataFrame(rows[6:])), percent=True)
     assert not drawn.rows
 
 
-def test_a_recipe_can_sweep_over_who_lies(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.usefixtures("no_report")
+def test_a_recipe_can_sweep_over_who_is_byzantine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, out = tmp_path / "sweep.toml", tmp_path / "out"
-    path.write_text(SWEEP.replace("LIAR", "logistic_regression-2"))
+    path.write_text(SWEEP.replace("NAME", "logistic_regression-2"))
     assert main(["sweep", str(path), "--out", str(out)]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert len(re.findall(r"\(of the 2 honest agents\)", said)) == 1
     assert "means of the honest agents" in said
     frame = pd.read_csv(out / "sweep.csv")
-    assert frame[frame["lies"].eq(True)][["faults", "agent"]].to_numpy().tolist() == [
-        ["one lies", "logistic_regression-2"]
-    ]
+    assert frame[frame["lies"].eq(True)][["faults", "agent"]].to_numpy().tolist() == [["one", "logistic_regression-2"]]

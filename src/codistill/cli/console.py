@@ -1,0 +1,83 @@
+"""What the commands print: tables, the results of a run, errors."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from codistill.errors import CodistillError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from codistill.results.summary import Summary
+
+
+def make_console(width: int = 120) -> Console:
+    """A console as wide as the terminal; of a fixed width where the output is not a terminal."""
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() else width)
+
+
+def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A table of text, without columns that are empty."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table()
+    kept = [i for i in range(len(headings)) if any(row[i] for row in rows)]
+    for i in kept:
+        table.add_column(headings[i], overflow="fold")
+    for row in rows:
+        table.add_row(*(escape(row[i]) for i in kept))
+    make_console().print(table)
+
+
+def print_results(summary: Summary, complete: bool, folder: Path, again: str | None = None) -> int:
+    """Print the final table of a run and where its report is; returns the exit code."""
+    from codistill.experiments.run import REPORT
+
+    make_console().print(summary.table())
+    print(f"report: {folder / REPORT}")
+    if not complete:
+        again = again or f"codistill resume {shlex.quote(str(folder))}"
+        print(f"stopped after {summary.rounds} rounds; to continue: {again}")
+        return 130
+    return 0
+
+
+def print_error(error: CodistillError) -> None:
+    """What must hold, what was found, what to do, and where it happened."""
+    print(f"error: {error.must}\nfound: {error.found}\nto do: {error.do}", file=sys.stderr)
+    for note in getattr(error, "__notes__", []):
+        print(f"where: {note}", file=sys.stderr)
+
+
+def print_unexpected(error: Exception) -> None:
+    """The same for any other exception; its traceback is kept in a file."""
+    text = str(error) if type(error).__name__ == "RemoteError" else f"{type(error).__name__}: {error}"
+    print(
+        "error: An unexpected error occurred in a model, a protocol or codistill itself.",
+        f"found: {text}",
+        "to do: Check the options of your model and your own code. If neither is the cause, report it with the "
+        f"traceback. {_keep_traceback(error)}",
+        *(f"where: {note}" for note in getattr(error, "__notes__", []) if "Traceback" not in note),
+        sep="\n",
+        file=sys.stderr,
+    )
+
+
+def _keep_traceback(error: Exception) -> str:
+    import tempfile
+    import traceback
+
+    try:
+        with tempfile.NamedTemporaryFile("w", prefix="codistill-", suffix=".log", delete=False) as log:
+            traceback.print_exception(error, file=log)
+        return f"The full traceback is in {log.name}."
+    except OSError as problem:
+        return f"The full traceback could not be kept: {problem.strerror}."

@@ -1,0 +1,103 @@
+"""The command `data`: the data sets at hand, or how a recipe partitions its data."""
+
+from __future__ import annotations
+
+import argparse
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from codistill.cli.console import print_table
+from codistill.cli.recipe_arguments import add_recipe_arguments
+from codistill.errors import RecipeError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+_PICTURES = ("png", "svg", "pdf")
+_LONGEST_NAME = 20
+
+
+def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
+    """Add the command to the command line."""
+    text = "list the data sets at hand; or show how a recipe partitions its data"
+    data = commands.add_parser("data", help=text, description=text)
+    data.add_argument("recipe", type=Path, nargs="?", help="show this recipe's partition and graph of agents")
+    data.add_argument("--out", type=Path, metavar="FILE", help="write the partition as a picture (.png, .svg, .pdf)")
+    add_recipe_arguments(data)
+    data.set_defaults(command=_data)
+
+
+def _data(options: argparse.Namespace) -> int:
+    if options.recipe is not None:
+        return _show_partition(options)
+    from codistill.data.loading import catalogue
+
+    rows = [
+        (d.name, d.where, f"{d.train:,}", f"{d.test:,}", " x ".join(map(str, d.shape)), str(d.classes), d.problem)
+        for d in catalogue(options.data_dir)
+    ]
+    print_table(("data set", "where", "train", "test", "sample", "classes", "problem"), rows)
+    print("More: put <name>.npz files in a folder and name it with --data-dir or CODISTILL_DATA.")
+    return 0
+
+
+def _show_partition(options: argparse.Namespace) -> int:
+    from codistill.data.partition import counts
+    from codistill.data.split import split_public
+    from codistill.experiments.recipe import read_recipe
+    from codistill.experiments.run import agent_names, hand_out, load_data, topology_of
+    from codistill.files import write_atomically
+    from codistill.topology.facts import figures
+
+    recipe = read_recipe(options.recipe, options.set)
+    data = load_data(recipe.data, recipe.seed, options.data_dir)
+    public = None
+    if recipe.data.public:
+        public, data = split_public(data, recipe.data.public, recipe.seed)
+    names, topology = agent_names(recipe), topology_of(recipe)
+    table = counts(data.y, hand_out(recipe, data), data.classes)
+    print("private training samples by agent and class")
+    print(partition_text(table, names, data.class_names))
+    print(f"\npublic samples: {0 if public is None else len(public):,}; test samples: {len(data.x_test):,}")
+    if topology.links:
+        print("topology: " + "; ".join(f"{name} {value}" for name, value in figures(topology).items()))
+    if options.out:
+        write_atomically(options.out, _picture(options.out, table, names, data.class_names))
+        print(f"picture: {options.out}")
+    return 0
+
+
+def _picture(path: Path, table: np.ndarray, names: Sequence[str], class_names: Sequence[str]) -> bytes:
+    kind = path.suffix.lower().removeprefix(".")
+    if kind not in _PICTURES:
+        raise RecipeError(
+            f"A picture must be one of {', '.join(_PICTURES)}.", f"'{path}'", "Change the ending of its name."
+        )
+    from codistill.plots.partition_plot import draw_partition
+
+    picture = io.BytesIO()
+    draw_partition(table, names, class_names).savefig(picture, format=kind, bbox_inches="tight")
+    return picture.getvalue()
+
+
+def partition_text(counts: np.ndarray, agent_names: Sequence[str], class_names: Sequence[str], width: int = 100) -> str:
+    """The samples by agent and class as a table, with totals; many classes are folded at `width`."""
+    by_class = [
+        [name, *map(str, column), str(column.sum())] for name, column in zip(_short(class_names), counts.T, strict=True)
+    ]
+    columns = [*by_class, ["total", *map(str, counts.sum(axis=1)), str(counts.sum())]]
+    names = ["agent", *_short(agent_names), "total"]
+    first = [name.ljust(max(map(len, names))) for name in names]
+    blocks = [first]
+    for column in columns:
+        cells = [text.rjust(max(map(len, column)) + 2) for text in column]
+        if blocks[-1] is not first and len(blocks[-1][0] + cells[0]) > width:
+            blocks.append(first)
+        blocks[-1] = [line + cell for line, cell in zip(blocks[-1], cells, strict=True)]
+    return "\n\n".join("\n".join(block) for block in blocks)
+
+
+def _short(names: Sequence[str]) -> list[str]:
+    return [name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 1] + "…" for name in names]

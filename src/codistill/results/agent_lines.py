@@ -1,0 +1,112 @@
+"""One line per agent: its scores alone and together, and whether it is better off."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from codistill.results.metric_text import gain_text, is_worse
+
+
+@dataclass(frozen=True)
+class AgentLine:
+    """One agent's line in the final table; scores are None where they were not measured."""
+
+    name: str
+    model: str
+    alone: float | None
+    together: float | None
+    own_alone: float | None
+    own_together: float | None
+    sent: int
+    received: int
+    byzantine: bool = False  # in some round, by an injected fault; such agents are left out of means
+
+    @property
+    def described(self) -> str:
+        """The model, marked where the agent is Byzantine."""
+        return f"{self.model} (Byzantine)" if self.byzantine else self.model
+
+    @property
+    def gain(self) -> float | None:
+        """Together minus alone."""
+        return None if self.alone is None or self.together is None else self.together - self.alone
+
+    @property
+    def on_own_data(self) -> AgentLine:
+        """The same line, with the scores on the agent's own data as its scores."""
+        return replace(self, alone=self.own_alone, together=self.own_together)
+
+
+def honest_lines(lines: Sequence[AgentLine]) -> list[AgentLine]:
+    """Those that count in a mean."""
+    return [line for line in lines if not line.byzantine]
+
+
+def mean_label(lines: Sequence[AgentLine]) -> str:
+    """What a mean is of, where it is not of all agents."""
+    honest = len(honest_lines(lines))
+    return "mean" if honest == len(lines) else f"mean of the {honest:,} honest agent{'' if honest == 1 else 's'}"
+
+
+def mean_of_known(values: Sequence[float | None]) -> float | None:
+    """The mean of those that are known; None if none is."""
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+@dataclass(frozen=True)
+class AgainstAlone:
+    """The honest agents after the run beside the same agents trained alone, each on its own data."""
+
+    metric: str
+    better: list[AgentLine]
+    unchanged: list[AgentLine]
+    worse: list[AgentLine]  # the largest loss first
+    unmeasured: int = 0  # honest agents that lack a score
+    byzantine: bool = False  # whether some agents were left out
+
+    @classmethod
+    def of(cls, metric: str, lines: Sequence[AgentLine]) -> AgainstAlone | None:
+        """Compare all honest agents of which both scores on their own data are known; None if there are none."""
+        honest = [line.on_own_data for line in honest_lines(lines)]
+        verdicts = [(_verdict(metric, line), line) for line in honest if line.gain is not None]
+        if not verdicts:
+            return None
+        better, unchanged, worse = ([line for found, line in verdicts if found == sign] for sign in (1, 0, -1))
+        worse.sort(key=lambda line: -abs(line.gain or 0) if math.isfinite(line.gain or 0) else -math.inf)
+        return cls(metric, better, unchanged, worse, len(honest) - len(verdicts), len(honest) < len(lines))
+
+    @property
+    def share(self) -> str:
+        """'4 of 5': how many agents are better off."""
+        return f"{len(self.better):,} of {len(self.better) + len(self.unchanged) + len(self.worse):,}"
+
+    def losses(self, most: int) -> str:
+        """'lab (-1.2 points), and 2 more': who is worse off than alone; 'none'."""
+        unit = " points" if self.metric == "accuracy" else ""
+        named = ", ".join(f"{line.name} ({gain_text(self.metric, line.gain)}{unit})" for line in self.worse[:most])
+        more = f", and {len(self.worse) - most:,} more" if len(self.worse) > most else ""
+        return named + more or "none"
+
+    def sentence(self, most: int = 3) -> str:
+        """Whether every agent is better off, and who is not."""
+        honest = "honest agents" if self.byzantine else "agents"
+        parts = [f"better than alone on their own data: {self.share} {honest}", f"worse: {self.losses(most)}"]
+        if self.unchanged:
+            parts.insert(1, f"unchanged: {len(self.unchanged):,}")
+        if self.unmeasured:
+            parts.append(f"not measured: {self.unmeasured:,}")
+        return "; ".join(parts)
+
+
+def _verdict(metric: str, line: AgentLine) -> int:
+    """1: better than alone, 0: the same as far as the shown digits tell, -1: worse."""
+    gain = line.gain
+    assert gain is not None
+    if not math.isfinite(gain):  # a model that diverged is worse than any that did not
+        return 1 if line.together is not None and math.isfinite(line.together) else -1
+    if float(gain_text(metric, gain)) == 0:
+        return 0
+    return -1 if is_worse(metric, gain) else 1

@@ -1,0 +1,97 @@
+"""The scores of a run by round and by agent, arranged for charts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from codistill.faults import Fault
+from codistill.results.agent_lines import AgentLine, honest_lines, mean_of_known
+from codistill.results.metric_text import metric_name
+from codistill.results.summary import Summary
+
+
+@dataclass(frozen=True)
+class RunScores:
+    """The scores of a run, from its rows."""
+
+    title: str
+    metric: str
+    own: bool  # scores are on each agent's own data, as there is no common test set
+    lines: list[AgentLine]
+    rounds: np.ndarray  # those that were evaluated
+    values: list[np.ndarray]  # of each such round: the scores of the honest agents that were evaluated
+    traffic: np.ndarray  # bytes sent and received by all agents up to each such round
+    curves: dict[str, tuple[list[int], list[float]]]  # of each agent: rounds and scores
+    faults: tuple[Fault, ...] = ()  # those that were injected
+    test_part: str = "test"
+
+    @property
+    def names(self) -> list[str]:
+        """The agents."""
+        return [line.name for line in self.lines]
+
+    @property
+    def compared(self) -> list[AgentLine]:
+        """Lines whose alone and together are the scores that are drawn."""
+        return [line.on_own_data for line in self.lines] if self.own else self.lines
+
+    @property
+    def mean(self) -> np.ndarray:
+        """Mean score of each evaluated round."""
+        return np.array([values.mean() for values in self.values])
+
+    @property
+    def alone(self) -> float | None:
+        """Mean score of the agents alone."""
+        return mean_of_known([line.alone for line in honest_lines(self.compared)])
+
+    @property
+    def together(self) -> float | None:
+        """Mean score of the agents after the run."""
+        return mean_of_known([line.together for line in honest_lines(self.compared)])
+
+    @property
+    def gain(self) -> float | None:
+        """Mean gain of the agents of which both scores are known."""
+        return mean_of_known([line.gain for line in honest_lines(self.compared)])
+
+    def axis_label(self, *, own: bool | None = None) -> str:
+        """The metric, what it is measured on and which way is better; by default that of the curves."""
+        own = self.own if own is None else own
+        data = "each agent's own data" if own else f"the common {self.test_part} set"
+        return f"{metric_name(self.metric)} on {data}" + (" (lower is better)" if self.metric == "rmse" else "")
+
+
+def scores_of(summary: Summary) -> RunScores:
+    """Arrange the scores of a run."""
+    metric = summary.metric
+    own = not any(metric in row for row in summary.rows)
+    key = f"own_{metric}" if own else metric
+    by_round: dict[int, list[float]] = {}
+    traffic: dict[int, int] = {}
+    curves: dict[str, tuple[list[int], list[float]]] = {name: ([], []) for name in summary.agents}
+    for row in summary.rows:
+        done = int(row["round"])
+        traffic[done] = traffic.get(done, 0) + row["sent"] + row["received"]
+        if key in row:
+            if not row.get("lies"):
+                by_round.setdefault(done, []).append(row[key])
+            curves[row["agent"]][0].append(done)
+            curves[row["agent"]][1].append(row[key])
+    done_in_order = sorted(traffic)
+    up_to = dict(zip(done_in_order, np.cumsum([traffic[done] for done in done_in_order]), strict=True))
+    rounds = sorted(by_round)
+    return RunScores(
+        title=summary.title,
+        metric=metric,
+        own=own and bool(rounds),
+        lines=summary.lines(),
+        rounds=np.array(rounds),
+        values=[np.array(by_round[done]) for done in rounds],
+        traffic=np.array([up_to[done] for done in rounds], dtype=float),
+        curves=curves,
+        faults=summary.faults,
+        test_part=summary.test_part,
+    )
