@@ -1,0 +1,163 @@
+"""Every snippet in README and docs is run: Python blocks are executed, recipes are read, commands are parsed.
+
+All Python blocks of a page share one namespace and run in order, in an empty folder; functions named test_* are called at
+the end. A block with a title (```python title="vote.py") is written to that file first: Python is then for a later block
+to import, a recipe to be read. A block that cannot run is marked, on the line before it, with the reason:
+<!-- not run: ... -->
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+import shlex
+import sys
+import tomllib
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from codistill.cli import _parser
+from codistill.experiments.recipe import make_recipe
+from codistill.experiments.sweep import read_sweep
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+FENCE = re.compile(
+    r"(?:^<!-- not run: (?P<reason>[^\n]+) -->\n)?"
+    r"^```(?P<language>\w*)(?: title=\"(?P<title>[^\"]+)\")?[^\n]*\n(?P<text>.*?)^```$",
+    re.MULTILINE | re.DOTALL,
+)
+INDENTED = re.compile(r"^ {4}(codistill [^\n]+)$", re.MULTILINE)  # commands in blocks that are indented
+INLINE = re.compile(r"`((?:codistill|make) [^`]+)`")
+MOST_NOT_RUN = 3
+# A recipe to try single tables in: a snippet may show [compression] alone.
+AROUND = {
+    "data": {"name": "digits", "public": 100},
+    "partition": {"kind": "iid"},
+    "agents": [{"name": "a", "learner": "mlp"}, {"name": "b", "learner": "mlp"}],
+    "protocol": {"name": "fedmd"},
+}
+
+
+@dataclass(frozen=True)
+class Block:
+    """One fenced block of a page."""
+
+    language: str
+    title: str | None
+    text: str
+    reason: str | None  # why it is not run
+    line: int
+
+    @property
+    def runs(self) -> bool:
+        return self.reason is None
+
+
+def blocks(page: Path) -> list[Block]:
+    text = page.read_text("utf-8")
+    found = []
+    for match in FENCE.finditer(text):
+        line = text.count("\n", 0, match.start("text")) + 1
+        found.append(Block(match["language"], match["title"], match["text"], match["reason"], line))
+    return found
+
+
+def with_blocks(language: str) -> list[Path]:
+    return [page for page in PAGES if any(block.language == language for block in blocks(page))]
+
+
+def named(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty folder to run in; modules that are imported from it are forgotten afterwards."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    before = set(sys.modules)
+    yield tmp_path
+    for name in set(sys.modules) - before:
+        file = getattr(sys.modules[name], "__file__", None)
+        if name == "snippets" or (file is not None and Path(file).is_relative_to(tmp_path)):
+            del sys.modules[name]
+    importlib.invalidate_caches()
+
+
+def write_titled(page: Path, folder: Path) -> None:
+    for block in blocks(page):
+        if block.title is not None and block.runs:
+            (folder / block.title).write_text(block.text, "utf-8")
+
+
+@pytest.mark.parametrize("page", with_blocks("python"), ids=named)
+def test_python_runs(page: Path, folder: Path) -> None:
+    write_titled(page, folder)
+    module = types.ModuleType("snippets")
+    module.__file__ = str(folder / "snippets.py")
+    sys.modules["snippets"] = module  # so that dataclasses find the names of their annotations
+    for block in blocks(page):
+        if block.language == "python" and block.title is None and block.runs:
+            code = "\n" * (block.line - 1) + block.text  # a traceback names the page's own line
+            exec(compile(code, named(page), "exec"), module.__dict__)
+    for name, function in list(vars(module).items()):
+        if name.startswith("test_") and inspect.isfunction(function):
+            function(**({"tmp_path": folder / name} if "tmp_path" in inspect.signature(function).parameters else {}))
+
+
+@pytest.mark.parametrize("page", with_blocks("toml"), ids=named)
+def test_recipes_are_valid(page: Path, folder: Path) -> None:
+    write_titled(page, folder)
+    for block in blocks(page):
+        if block.language != "toml" or not block.runs:
+            continue
+        tables = tomllib.loads(block.text)
+        if "sweep" in tables:
+            (folder / "sweep.toml").write_text(block.text, "utf-8")
+            assert read_sweep(folder / "sweep.toml")
+        else:
+            assert make_recipe(tables if "agents" in tables else AROUND | tables, folder)
+
+
+def commands(page: Path) -> Iterator[str]:
+    """All commands of a page: lines of blocks, with continuations, and whole commands in the text."""
+    text = page.read_text("utf-8")
+    for block in blocks(page):
+        if block.language in ("", "sh", "bash", "console") and block.runs:
+            lines = block.text.replace("\\\n", " ").splitlines()
+            yield from (line.removeprefix("$ ") for line in lines if re.match(r"(\$ )?(codistill|make) ", line))
+    outside = FENCE.sub("", text)
+    yield from INDENTED.findall(outside)
+    yield from INLINE.findall(outside.replace("\n", " "))
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if any(commands(page))], ids=named)
+def test_commands_exist(page: Path) -> None:
+    targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
+    parser = _parser()
+    for command in commands(page):
+        program, *arguments = shlex.split(command, comments=True)
+        if program == "make":
+            assert set(arguments) <= targets, command
+        elif len(arguments) > 1:  # one word alone is the name of a command
+            parser.parse_args(arguments)
+        for argument in arguments:
+            if argument.startswith("recipes/"):
+                assert (ROOT / argument).exists(), command
+
+
+def test_few_blocks_are_not_run() -> None:
+    marked = [f"{named(page)}:{block.line}: {block.reason}" for page in PAGES for block in blocks(page) if not block.runs]
+    assert len(marked) <= MOST_NOT_RUN, marked
+
+
+def test_languages_are_known() -> None:
+    known = {"", "python", "toml", "bibtex", "sh", "json"}
+    strange = {block.language for page in PAGES for block in blocks(page)} - known
+    assert not strange
