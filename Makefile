@@ -21,7 +21,7 @@ check: .venv/ready
 
 # The documentation as a site in site/; a warning is an error.
 docs: .venv/ready
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 # The notebook, executed from top to bottom without a screen; a cell that fails is an error.
 notebook: .venv/ready

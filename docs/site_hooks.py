@@ -1,11 +1,13 @@
 """Hooks of the documentation site: what MkDocs does not do by itself.
 
-Pages may link to files of the repository that are not pages (examples, service files, recipes). On the site these are
-copied to `files/`, and the links are changed to lead there. Decisions are listed in the navigation as they are found.
+Changelog and contributing guide stand in the root of the repository, and are shown as pages. Pages may link to files of
+the repository that are not pages (examples, service files, recipes): on the site these are copied to `files/`, and the
+links lead there. Decisions are listed in the navigation as they are found.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -15,13 +17,10 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
-LINK = re.compile(r"(?P<head>\]\()(?P<target>[^)\s#]+)(?P<anchor>#[^)\s]*)?(?P<tail>\))")
-# Pages of the repository that stand outside of docs/ and are included in a page of the site.
-INCLUDED = {
-    ROOT / "README.md": "index.md",
-    ROOT / "CHANGELOG.md": "changelog.md",
-    ROOT / "CONTRIBUTING.md": "contributing.md",
-}
+LINK = re.compile(r"\]\((?P<target>[^)\s#]+)(?P<anchor>#[^)\s]*)?\)")
+# Pages of the site whose text stands in the root of the repository.
+FROM_ROOT = {"changelog.md": ROOT / "CHANGELOG.md", "contributing.md": ROOT / "CONTRIBUTING.md"}
+PAGE_OF = {path: page for page, path in FROM_ROOT.items()} | {ROOT / "README.md": "index.md"}
 
 
 def on_config(config: Any) -> Any:
@@ -36,24 +35,27 @@ def on_config(config: Any) -> Any:
 
 
 def on_page_markdown(text: str, page: Any, config: Any, files: Files) -> str:
-    """Let links to files outside of docs/ lead to copies on the site."""
-    here = Path(page.file.abs_src_path).parent
+    """Fill in pages from the root of the repository, and let links lead to where their targets are on the site."""
+    source, here = FROM_ROOT.get(page.file.src_uri), Path(page.file.abs_src_path).parent
+    if source is not None:
+        text, here = source.read_text("utf-8"), ROOT
 
     def lead(match: re.Match[str]) -> str:
-        target = match["target"]
-        if "://" in target or target.startswith("mailto:"):
-            return match[0]
-        path = (here / target).resolve()
-        if path.is_relative_to(DOCS) or not path.is_relative_to(ROOT) or not path.is_file():
-            return match[0]  # a page of the site; or broken, which MkDocs reports
-        depth = page.file.src_uri.count("/")
-        if path in INCLUDED:
-            return f"{match['head']}{'../' * depth}{INCLUDED[path]}{match['anchor'] or ''}{match['tail']}"
-        copied = f"files/{path.relative_to(ROOT).as_posix()}"
-        if path.suffix == ".md":  # as it is, not as a page of the site
-            copied += ".txt"
-        if files.get_file_from_path(copied) is None:
-            files.append(File.generated(config, copied, content=path.read_bytes()))
-        return f"{match['head']}{'../' * depth}{quote(copied)}{match['tail']}"
+        path = (here / match["target"]).resolve()
+        if "://" in match["target"] or not path.is_relative_to(ROOT) or not path.is_file():
+            return match[0]  # another site; or broken, which MkDocs reports
+        anchor = match["anchor"] or ""
+        if path in PAGE_OF:
+            place = PAGE_OF[path]
+        elif path.is_relative_to(DOCS):
+            place = path.relative_to(DOCS).as_posix()
+        else:
+            place, anchor = f"files/{path.relative_to(ROOT).as_posix()}", ""
+            if path.suffix == ".md":  # as it is, not as a page
+                place += ".txt"
+            if files.get_file_from_path(place) is None:
+                files.append(File.generated(config, place, content=path.read_bytes()))
+        start = Path(page.file.src_uri).parent.as_posix()
+        return f"]({quote(Path(os.path.relpath(place, start)).as_posix())}{anchor})"
 
     return LINK.sub(lead, text)

@@ -24,6 +24,7 @@ import pytest
 from codistill.cli import _parser
 from codistill.experiments.recipe import make_recipe
 from codistill.experiments.sweep import read_sweep
+from codistill.learners.zoo import registry
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -78,7 +79,8 @@ def named(page: Path) -> str:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An empty folder to run in; modules that are imported from it are forgotten afterwards."""
+    """An empty folder to run in; what a page imports from it or registers is forgotten afterwards."""
+    monkeypatch.setattr(registry, "_entries", dict(registry._entries))
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     before = set(sys.modules)
@@ -125,31 +127,40 @@ def test_recipes_are_valid(page: Path, folder: Path) -> None:
             assert make_recipe(tables if "agents" in tables else AROUND | tables, folder)
 
 
-def commands(page: Path) -> Iterator[str]:
-    """All commands of a page: lines of blocks, with continuations, and whole commands in the text."""
-    text = page.read_text("utf-8")
-    for block in blocks(page):
-        if block.language in ("", "sh", "bash", "console") and block.runs:
-            lines = block.text.replace("\\\n", " ").splitlines()
-            yield from (line.removeprefix("$ ") for line in lines if re.match(r"(\$ )?(codistill|make) ", line))
-    outside = FENCE.sub("", text)
-    yield from INDENTED.findall(outside)
-    yield from INLINE.findall(outside.replace("\n", " "))
+def commands(page: Path) -> list[str]:
+    """All commands in the blocks of a page, fenced or indented."""
+    shell = [block.text for block in blocks(page) if block.language in ("", "sh") and block.runs]
+    lines = [line for text in shell for line in text.replace("\\\n", " ").splitlines()]
+    outside = FENCE.sub("", page.read_text("utf-8"))
+    return [line for line in lines if re.match("(codistill|make) ", line)] + INDENTED.findall(outside)
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if any(commands(page))], ids=named)
-def test_commands_exist(page: Path) -> None:
-    targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
-    parser = _parser()
+def mentioned_commands(page: Path) -> list[str]:
+    """All commands in the text of a page, whole or not."""
+    return INLINE.findall(FENCE.sub("", page.read_text("utf-8")).replace("\n", " "))
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if commands(page) or mentioned_commands(page)], ids=named)
+def test_commands_exist(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for command in commands(page):
-        program, *arguments = shlex.split(command, comments=True)
-        if program == "make":
-            assert set(arguments) <= targets, command
-        elif len(arguments) > 1:  # one word alone is the name of a command
-            parser.parse_args(arguments)
-        for argument in arguments:
-            if argument.startswith("recipes/"):
-                assert (ROOT / argument).exists(), command
+        check_command(command)
+    for command in mentioned_commands(page):
+        try:
+            check_command(command)
+        except SystemExit as end:  # in the text a command may stand without its arguments
+            told = capsys.readouterr().err
+            assert end.code == 0 or "required" in told or "expected one argument" in told, command
+
+
+def check_command(command: str) -> None:
+    """The command line accepts it, and what it names is there."""
+    program, *arguments = shlex.split(command, comments=True)
+    if program == "make":
+        assert set(arguments) <= set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
+        return
+    _parser().parse_args(arguments)
+    missing = [part for part in arguments if part.startswith(("recipes/", "examples/")) and not (ROOT / part).exists()]
+    assert not missing, command
 
 
 def test_few_blocks_are_not_run() -> None:
