@@ -1,8 +1,8 @@
 """Every snippet in README and docs is run: Python blocks are executed, recipes are read, commands are parsed.
 
-All Python blocks of a page share one namespace and run in order, in an empty folder; functions named test_* are called at
-the end. A block with a title (```python title="vote.py") is written to that file first: Python is then for a later block
-to import, a recipe to be read. A block that cannot run is marked, on the line before it, with the reason:
+All Python blocks of a page share one namespace and run in order, in an empty folder; functions named test_* are called
+at the end. A block with a title (```python title="vote.py") is written to that file first: Python for a later block to
+import, a recipe to be read. A block that cannot run is marked, on the line before it, with the reason:
 <!-- not run: ... -->
 """
 
@@ -36,6 +36,8 @@ FENCE = re.compile(
 INDENTED = re.compile(r"^ {4}(codistill [^\n]+)$", re.MULTILINE)  # commands in blocks that are indented
 INLINE = re.compile(r"`((?:codistill|make) [^`]+)`")
 MOST_NOT_RUN = 3
+# Pages that use an interface which is not there yet; when it is, these tests pass, which is then an error here.
+PENDING = {"docs/tutorial.md", "docs/how-to/observe.md", "docs/how-to/network.md"}
 # A recipe to try single tables in: a snippet may show [compression] alone.
 AROUND = {
     "data": {"name": "digits", "public": 100},
@@ -98,7 +100,12 @@ def write_titled(page: Path, folder: Path) -> None:
             (folder / block.title).write_text(block.text, "utf-8")
 
 
-@pytest.mark.parametrize("page", with_blocks("python"), ids=named)
+def pages_to_run() -> list[object]:
+    pending = pytest.mark.xfail(strict=True, reason="uses an interface that is not there yet")
+    return [pytest.param(page, marks=pending) if named(page) in PENDING else page for page in with_blocks("python")]
+
+
+@pytest.mark.parametrize("page", pages_to_run(), ids=lambda page: named(page))
 def test_python_runs(page: Path, folder: Path) -> None:
     write_titled(page, folder)
     module = types.ModuleType("snippets")
@@ -145,11 +152,14 @@ def test_commands_exist(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for command in commands(page):
         check_command(command)
     for command in mentioned_commands(page):
+        code = 0
         try:
             check_command(command)
-        except SystemExit as end:  # in the text a command may stand without its arguments
-            told = capsys.readouterr().err
-            assert end.code == 0 or "required" in told or "expected one argument" in told, command
+        except SystemExit as end:
+            code = end.code
+        told = capsys.readouterr().err
+        # In the text a command may stand without its arguments.
+        assert code == 0 or "required" in told or "expected one argument" in told, command
 
 
 def check_command(command: str) -> None:
@@ -164,7 +174,9 @@ def check_command(command: str) -> None:
 
 
 def test_few_blocks_are_not_run() -> None:
-    marked = [f"{named(page)}:{block.line}: {block.reason}" for page in PAGES for block in blocks(page) if not block.runs]
+    marked = [
+        f"{named(page)}:{block.line}: {block.reason}" for page in PAGES for block in blocks(page) if not block.runs
+    ]
     assert len(marked) <= MOST_NOT_RUN, marked
 
 

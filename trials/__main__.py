@@ -2,9 +2,9 @@
 
     python -m trials [NAME ...]
 
-Each trial is a process of its own with a time limit; all limits together are 30 minutes. Exit code 0 of a trial: passed;
-77: this machine cannot run it, and it says why; anything else: failed. A trial that was not run is reported as such. The
-exit code of this module is 1 if any trial failed, and 0 otherwise.
+Each trial is a process of its own with a time limit; all limits together are 30 minutes. Exit code 0 of a trial:
+passed; 77: this machine cannot run it, and it says why; anything else: failed. A trial that was not run is reported as
+such. The exit code of this module is 1 if any trial failed, and 0 otherwise.
 """
 
 from __future__ import annotations
