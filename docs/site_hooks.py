@@ -2,7 +2,7 @@
 
 Changelog and contributing guide stand in the root of the repository, and are shown as pages. Pages may link to files of
 the repository that are not pages (examples, service files, recipes): on the site these are copied to `files/`, and the
-links lead there. Decisions are listed in the navigation as they are found.
+links lead there. Decisions are listed in the navigation as they are found. No page loads anything from another server.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 LINK = re.compile(r"\]\((?P<target>[^)\s#]+)(?P<anchor>#[^)\s]*)?\)")
+LOADED = re.compile(r"<(?:script|img|iframe)\b[^>]*\bsrc=\"?https?:[^>]*>|<link\b[^>]*stylesheet[^>]*https?:[^>]*>")
 # Pages of the site whose text stands in the root of the repository.
 FROM_ROOT = {"changelog.md": ROOT / "CHANGELOG.md", "contributing.md": ROOT / "CONTRIBUTING.md"}
 PAGE_OF = {path: page for page, path in FROM_ROOT.items()} | {ROOT / "README.md": "index.md"}
@@ -59,3 +61,10 @@ def on_page_markdown(text: str, page: Any, config: Any, files: Files) -> str:
         return f"]({quote(Path(os.path.relpath(place, start)).as_posix())}{anchor})"
 
     return LINK.sub(lead, text)
+
+
+def on_post_page(output: str, page: Any, config: Any) -> None:
+    """The site works offline: no page loads a font, a script or a picture from another server."""
+    loaded = LOADED.search(output)
+    if loaded:
+        raise PluginError(f"{page.file.src_uri} loads something from another server: {loaded[0]}")
