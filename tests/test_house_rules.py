@@ -1,46 +1,122 @@
-"""Rules of the house that a machine can check."""
+"""Rules of the house that a machine can check: layers, names, protocols in one file, nothing unsafe."""
 
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
 
 SOURCE = Path(__file__).parents[1] / "src" / "codistill"
-ALLOWED = {
-    "codistill.protocol",
-    "codistill.protocols.parts.losses",
-    "codistill.protocols.parts.aggregation",
-    "codistill.learners.ability",
-    "numpy",
-    "torch",
-}
+MODULES = {path.relative_to(SOURCE.parent).with_suffix(""): path for path in sorted(SOURCE.rglob("*.py"))}
+
+# Lowest first. A module imports only from its own layer and from those before it, at the top or inside a function.
+LAYERS = (
+    ("errors", "files", "randomness", "settings", "text", "version"),
+    ("certs",),
+    ("data",),
+    ("message", "wire"),
+    ("learners",),
+    ("topology",),
+    ("agent", "faults", "protocol"),
+    ("protocols",),
+    ("theory",),
+    ("results",),
+    ("runtimes",),
+    ("plots",),
+    ("reports",),
+    ("federation",),
+    ("experiments",),
+    ("cli",),
+)
+LAYER_OF = {room: number for number, rooms in enumerate(LAYERS) for room in rooms}
 PROTOCOL_FILES = sorted((SOURCE / "protocols").glob("[a-z]*.py"))
 
 
-def _imports(path: Path) -> set[str]:
-    tree = ast.parse(path.read_text())
-    names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
-    return names | {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module}
+def imports(text: str) -> set[str]:
+    """All modules of codistill that a source text imports, dotted, whether at its top, in a function or for types."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names if alias.name.startswith("codistill")}
+        elif isinstance(node, ast.ImportFrom) and node.module and node.module.partition(".")[0] == "codistill":
+            inside = {f"{node.module}.{alias.name}" for alias in node.names}
+            modules = {name for name in inside if Path(*name.split(".")) in MODULES or _is_package(name)}
+            found |= modules | ({node.module} if len(modules) < len(inside) else set())
+    return found
+
+
+def forbidden_imports(module: str, text: str) -> set[str]:
+    """Imports of a module (dotted, without `codistill.`) from a layer above its own."""
+    mine = LAYER_OF[module.partition(".")[0]]
+    rooms = {name: name.split(".")[1] if "." in name else "" for name in imports(text)}
+    return {name for name, room in rooms.items() if not room or LAYER_OF[room] > mine}
+
+
+def _is_package(name: str) -> bool:
+    return Path(*name.split("."), "__init__") in MODULES
+
+
+def _dotted(module: Path) -> str:
+    parts = module.parts[1:-1] if module.name == "__init__" else module.parts[1:]
+    return ".".join(parts)
+
+
+@pytest.mark.parametrize("module", [m for m in MODULES if _dotted(m)], ids=_dotted)
+def test_a_module_imports_only_from_lower_layers(module: Path) -> None:
+    assert forbidden_imports(_dotted(module), MODULES[module].read_text()) == set()
+
+
+@pytest.mark.parametrize(
+    ("module", "line", "found"),
+    [
+        ("runtimes.store", "from codistill.experiments.run import build", {"codistill.experiments.run"}),
+        ("protocols.fedmd", "def f():\n    from codistill.runtimes import links", {"codistill.runtimes.links"}),
+        ("data.shard", "import codistill.learners.torch", {"codistill.learners.torch"}),
+        ("agent", "from codistill import Federation", {"codistill"}),
+        ("wire.codec", "from codistill.errors import MessageError", set()),
+    ],
+)
+def test_a_forbidden_import_is_found(module: str, line: str, found: set[str]) -> None:
+    assert forbidden_imports(module, line) == found
+
+
+def test_no_two_modules_share_a_name() -> None:
+    """Nor do two modules differ by a plural only; a package may be the plural of a module (protocol, protocols)."""
+    packages = [m.parent.name for m in MODULES if m.name == "__init__"]
+    names = [m.name for m in MODULES if m.name not in ("__init__", "__main__")]
+    singular = [re.sub(r"(?<=[^s])s$", "", name) for name in names]
+    shared = {name for name, one in zip(names, singular, strict=True) if singular.count(one) > 1}
+    assert sorted(shared | (set(names) & set(packages))) == []
 
 
 @pytest.mark.parametrize("path", PROTOCOL_FILES, ids=lambda path: path.stem)
 def test_a_protocol_imports_only_what_it_is_written_in(path: Path) -> None:
-    standard = {"__future__", "dataclasses", "collections.abc", "typing"}
-    others = {name for name in _imports(path) if name not in standard | ALLOWED}
-    assert all(name.startswith("codistill.protocols.") for name in others), others
+    """The paper, its file and parts: at most a baseline protocol beside it, for `alone`."""
+    allowed = {"codistill.protocol", "codistill.protocols.parts", "codistill.data.validation"}
+    baselines = {"codistill.protocols.alone", "codistill.protocols.silo_sgd"}
+    assert imports(path.read_text()) <= allowed | baselines
+
+
+@pytest.mark.parametrize("path", PROTOCOL_FILES, ids=lambda path: path.stem)
+def test_no_protocol_inherits_from_another(path: Path) -> None:
+    bases = [ast.unparse(base) for node in ast.parse(path.read_text()).body for base in getattr(node, "bases", [])]
+    assert set(bases) <= {"Protocol"}
 
 
 @pytest.mark.parametrize("path", PROTOCOL_FILES, ids=lambda path: path.stem)
 def test_a_protocol_file_is_short(path: Path) -> None:
-    assert len(path.read_text().splitlines()) <= 130
+    longest = {"d_distillation": 160, "ekd": 160}  # conditions of its printed form; the ensemble it predicts with
+    assert len(path.read_text().splitlines()) <= longest.get(path.stem, 110 if path.stem == "fedmd" else 130)
 
 
 def test_nothing_is_unpickled_or_evaluated() -> None:
     unsafe = {"pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib"}
-    for path in SOURCE.rglob("*.py"):
-        assert not unsafe & {name.split(".")[0] for name in _imports(path)}, path
-        calls = [node.func for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
-        names = {call.id for call in calls if isinstance(call, ast.Name)}
-        assert not {"eval", "exec"} & names, path
+    for path in MODULES.values():
+        tree = ast.parse(path.read_text())
+        names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+        names |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module}
+        assert not unsafe & {name.split(".")[0] for name in names}, path
+        calls = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
+        assert not {"eval", "exec"} & {call.id for call in calls if isinstance(call, ast.Name)}, path

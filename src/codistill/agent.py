@@ -12,7 +12,7 @@ import types
 from collections import Counter
 from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -21,6 +21,8 @@ from codistill.data.shard import PublicData, Shard
 from codistill.data.validation import validate_samples
 from codistill.errors import MessageError, RecipeError, RuntimeFault
 from codistill.learners import Learner, as_learner
+from codistill.learners.ability import AnyLearner
+from codistill.learners.portable import Heard, open_model
 from codistill.message import Expectation, Message
 from codistill.randomness import Key, generator, seed_libraries
 from codistill.text import printable
@@ -49,7 +51,7 @@ Effect = Send | Receive
 
 
 class Node:
-    """What an agent and the hub have in common: a name, state across rounds, randomness, and a voice."""
+    """What an agent and the hub have in common: a name, state across rounds, randomness, and messages."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -62,7 +64,7 @@ class Node:
         self.seed = 0
         self.classes = 0  # of the federation: columns of an output
         self.rejected: list[tuple[str, str]] = []  # (sender, reason) of messages refused this round
-        self.remarks: list[str] = []  # what an operator should know of this round
+        self.remarks: list[str] = []  # for the operator, of this round
         self.measures: list[tuple[str, str, float]] = []  # (agent, name, value) of this round
         self._moment: tuple[Key, ...] = ()
 
@@ -102,7 +104,7 @@ class Node:
         self.state, self.memo, self.residue = saved["state"], {}, saved.get("residue", {})
 
     def refuse(self, sender: str, error: MessageError) -> None:
-        """Name a message that cannot be used; the round goes on without it."""
+        """Record a message that cannot be used; the round continues without it."""
         self.rejected.append((sender, printable(str(error), _REASON)))  # the sender has chosen some of the words
 
     def accepts(self, sender: str, message: Message, expect: Expectation) -> bool:
@@ -115,12 +117,18 @@ class Node:
         return True
 
     def remark(self, text: str) -> None:
-        """Tell the operator of something that a protocol has met and got over, in a few words."""
+        """Log, for the operator, something that the protocol met and handled, in a few words."""
         self.remarks.append(text)
 
-    def measure(self, agent: str, **values: float) -> None:
-        """Put figures that only the protocol knows into the metrics, in this round's row of an agent: their means."""
-        self.measures += [(agent, name, float(value)) for name, value in values.items()]
+    def measure(self, agents: str | Iterable[str], **values: Any) -> None:
+        """Add figures that only the protocol knows to this round's rows: a value for one agent, or one for each.
+
+        Where a figure is given several times in a round, its mean is what the row holds.
+        """
+        names = [agents] if isinstance(agents, str) else list(agents)
+        for figure, given in values.items():
+            each = [given] if isinstance(agents, str) else given
+            self.measures += [(name, figure, float(value)) for name, value in zip(names, each, strict=True)]
 
     async def _send(self, messages: Mapping[str, Message]) -> None:
         self._check_links(messages)
@@ -162,7 +170,7 @@ class Node:
 
 
 class Agent(Node):
-    """A learner and a private shard: one member of the federation."""
+    """A learner and a private shard."""
 
     def __init__(self, name: str, model: Any, x: Any, y: Any, *, test: tuple[Any, Any] | None = None) -> None:
         if not isinstance(name, str) or not re.fullmatch(r"[\w][\w .+-]{0,63}", name) or name == HUB:
@@ -172,11 +180,13 @@ class Agent(Node):
                 "Choose another name.",
             )
         super().__init__(name)
-        self.learner: Any = as_learner(model, name)
+        # Typed by all abilities, for protocols; `learner.abilities` says which of them this one has.
+        self.learner: AnyLearner = cast(AnyLearner, as_learner(model, name))
         self.shard: Shard = None  # type: ignore[assignment]  # made when the number of classes is known
         self.test: tuple[np.ndarray, np.ndarray] | None = None
         self.class_mix: np.ndarray | None = None  # how many samples of each class it holds
         self.learned = False  # whether it has been in a run
+        self.diverged = False  # whether its model diverged in this round, and returned to the round's start
         self._data, self._test = (x, y), test
 
     def settle(self, classes: int) -> None:
@@ -190,11 +200,6 @@ class Agent(Node):
     def twin(self) -> Agent:
         """An agent with the same data and an untouched copy of the model."""
         return Agent(self.name, copy.deepcopy(self.learner), *self._data, test=self._test)
-
-    @property
-    def classes_seen(self) -> int:
-        """How many classes its own labels call for."""
-        return count_classes(self._data[1])
 
     @property
     def neighbours(self) -> tuple[str, ...]:
@@ -214,9 +219,9 @@ class Agent(Node):
     async def ask_hub(
         self, message: Message | None = None, /, *, expect: Expectation | None = None, **items: Any
     ) -> Message | None:
-        """Send to the hub and wait for its answer; None if there is none."""
-        arrived = await self._swap({HUB: message or Message.of(**items)}, (HUB,), expect)
-        return arrived.get(HUB)
+        """Send to the hub and wait for its reply; None if there is none, it is empty, or not as expected."""
+        reply = (await self._swap({HUB: message or Message.of(**items)}, (HUB,), None)).get(HUB)
+        return reply if reply and self.accepts(HUB, reply, expect or {}) else None
 
     async def exchange(
         self, message: Message | None = None, /, *, expect: Expectation | None = None, **items: Any
@@ -238,14 +243,12 @@ class Agent(Node):
         return mixed.astype(own.dtype, copy=False)
 
     def open_model(self, sender: str, message: Message) -> Any:
-        """The model in a message, ready to predict on one's own data; None, and a refusal, if unsound."""
-        from codistill.learners.portable import Heard, open_model
-
+        """The model in a message, ready to predict on one's own data; None, and a refusal, if it is invalid."""
         try:
             # A module is initialised before its weights are loaded: that must not change what is drawn next.
             with torch.random.fork_rng(devices=()):
                 model = open_model(message, self.shard.x.shape[1:], self.shard.classes)
-            # A stranger's model is asked at once: where it fails, it is refused by name like any other.
+            # A received model predicts once, at once: where that fails, the message is refused by name.
             return model if sender == self.name else Heard(model, self.shard.x, self.shard.classes)
         except MessageError as error:
             self.refuse(sender, error)
@@ -291,6 +294,10 @@ class Hub(Node):
         """To every agent that is present the same message."""
         message = message or Message.of(**items)
         await self._send(dict.fromkeys(self.present, message))
+
+    async def skip(self) -> None:
+        """Nobody was heard: reply to everyone with an empty message, so that `ask_hub` returns None."""
+        await self.broadcast(Message())
 
 
 def count_classes(y: Any) -> int:

@@ -9,24 +9,21 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 import numpy as np
 
 from codistill.agent import Agent, Hub
-from codistill.ensemble import Ensemble
 from codistill.errors import LearnerError, MessageError
 from codistill.learners.ability import Ability
 from codistill.message import Message
 from codistill.settings import check_settings, setting
-from codistill.stability import Foothold
 from codistill.topology import HUB
 
 # All that a protocol's file needs, in one place.
-__all__ = [
-    "HUB", "Ability", "Agent", "Ensemble", "Foothold", "Hub", "LearnerError", "Message", "MessageError", "Protocol",
-    "setting",
-]  # fmt: skip
+__all__ = ["HUB", "Ability", "Agent", "Hub", "LearnerError", "Message", "MessageError", "Protocol", "setting"]
+
+P = TypeVar("P", bound="Protocol")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,11 +32,12 @@ class Protocol:
 
     name: ClassVar[str] = ""
     paper: ClassVar[str] = ""
-    exchanges: ClassVar[str] = ""  # what travels, for a person
+    exchanges: ClassVar[str] = ""  # what is sent, for a person
     needs: ClassVar[Ability] = Ability.PREDICT  # checked before round 0
     topology: ClassVar[str] = "star"  # star, complete, ring or silent, unless the federation has its own
     needs_public: ClassVar[bool] = False
-    pools_data: ClassVar[bool] = False  # a yardstick that breaks the rule "data stays home"
+    pools_data: ClassVar[bool] = False  # a baseline that breaks the rule "data stays home"
+    is_baseline: ClassVar[bool] = False  # there is nothing to compare it with
 
     def __post_init__(self) -> None:
         check_settings(self, self.name or type(self).__name__)
@@ -53,7 +51,7 @@ class Protocol:
     async def hub(self, me: Hub, t: int) -> None:
         """What the hub does in round t. By default it is a relay: it answers each `ask_hub` by `serve`.
 
-        Asks are answered in the order of the roster, so the result does not depend on who is faster.
+        Messages are answered in the order of the roster, so the result does not depend on who is faster.
         """
         asking = list(me.present)
         while asking:
@@ -71,18 +69,19 @@ class Protocol:
         return None
 
     def predict(self, me: Agent, x: np.ndarray) -> np.ndarray:
-        """How an agent's answer is formed."""
-        answer: np.ndarray = me.learner.predict(x)
-        return answer
+        """How an agent predicts: (n, C) class probabilities or real values."""
+        return me.learner.predict(x)
 
     def check(self, agents: Sequence[Agent]) -> None:
         """Before round 0: raise if these agents cannot follow this protocol."""
 
     def alone(self) -> Protocol | None:
-        """What the same agents would do without one another: the yardstick beside this protocol's results."""
-        from codistill.protocols.alone import Alone
+        """What the same agents would do without one another; None: `alone`, with the settings that both have."""
+        return None
 
+    def settings_for(self, other: type[P]) -> P:
+        """Another protocol with the settings that both have."""
         common = {field.name for field in dataclasses.fields(self)} & {
-            field.name for field in dataclasses.fields(Alone)
+            field.name for field in dataclasses.fields(other)
         }
-        return Alone(**{name: getattr(self, name) for name in common})
+        return other(**{name: getattr(self, name) for name in common})

@@ -23,6 +23,7 @@ import codistill as cd
 from codistill.errors import LearnerError
 from codistill.learners.zoo import build
 from codistill.protocols import PROTOCOLS
+from codistill.protocols.alone import baseline_of
 from codistill.runtimes.observers.privacy_guard import PrivacyGuard
 from codistill.topology import HUB
 
@@ -160,7 +161,7 @@ def test_stop_and_resume_changes_nothing(case: Case, runtime: str, federation: A
 @every_case
 def test_a_lone_agent_reduces_to_local_training(case: Case, federation: Any) -> None:
     together = federation(case, agents=1).run(2, runtime="simulation", alone=False, progress=False)
-    yardstick = case.protocol.alone() or case.protocol
+    yardstick = baseline_of(case.protocol) or case.protocol
     alone = federation(Case(yardstick, case.models), agents=1).run(2, runtime="simulation", progress=False)
     assert [row["accuracy"] for row in together.rows] == [row["accuracy"] for row in alone.rows]
 

@@ -432,13 +432,6 @@ def test_weights_in_any_layout():
     assert np.array_equal(one.predict(x), two.predict(x))
 
 
-def test_batch_norm_is_known_by_name():
-    names = {"weight", "bias", "running_mean", "running_var", "num_batches_tracked"}
-    assert TorchLearner(noisy()).norm_names() == {f"1.{name}" for name in names}
-    assert TorchLearner(nn.Sequential(nn.BatchNorm1d(3))[0]).norm_names() == names
-    assert TorchLearner(linear()).norm_names() == frozenset()
-
-
 # --- state ----------------------------------------------------------------------------------------
 
 

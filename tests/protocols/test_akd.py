@@ -12,9 +12,9 @@ from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
 import codistill as cd
-from codistill.ensemble import Ensemble
 from codistill.errors import LearnerError
 from codistill.message import Message
+from codistill.protocols.ekd import Ensemble
 
 C, GAMMA = 0.1, 0.7
 Data = list[tuple[np.ndarray, np.ndarray]]

@@ -11,6 +11,7 @@ from torch import nn
 
 import codistill as cd
 from codistill.errors import LearnerError
+from codistill.protocols.alone import baseline_of
 
 LR, CLASSES = 0.1, 3
 WEIGHTS = [
@@ -165,7 +166,7 @@ def test_a_lone_agent_is_alone_to_the_bit() -> None:
         return _weight(_run(3, LABELS[:1], protocol)[0])
 
     protocol = cd.FD(local_steps=2, batch_size=2)
-    np.testing.assert_array_equal(weight(protocol), weight(protocol.alone()))
+    np.testing.assert_array_equal(weight(protocol), weight(baseline_of(protocol)))
     assert not np.array_equal(weight(protocol), weight(cd.FD()))
 
 

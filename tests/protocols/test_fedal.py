@@ -15,8 +15,7 @@ import codistill as cd
 from codistill.agent import Hub
 from codistill.learners.zoo import build
 from codistill.message import Message
-from codistill.protocols.discriminator import Discriminator
-from codistill.protocols.sharing import _bounded
+from codistill.protocols.parts import Discriminator, clip_rows
 from codistill.randomness import seed_libraries
 from codistill.topology import HUB
 
@@ -74,7 +73,7 @@ def test_two_rounds_of_two_clients_with_three_parameters_are_as_derived_by_hand(
     agents = [cd.Agent(f"c{n}", _linear(start[n][:, None], rate), [[samples[n]]], [labels[n]]) for n in range(2)]
     protocol = cd.FedAL(
         local_steps=2, transfer_steps=2, adversarial=weight, less_forgetting=hold,
-        discriminator_hidden=(), discriminator_rate=step,
+        discriminator_hidden=(), discriminator_lr=step,
     )  # fmt: skip
     result = _run(cd.Federation(agents, protocol, public=[[u]], classes=3, seed=5), 2)
 
@@ -114,7 +113,7 @@ def test_the_gradient_that_a_client_receives_is_that_of_u_n(federate: Federate) 
     """Every message of the hub, against one process that holds all outputs and plays the game by itself."""
     messages: list[tuple[str, str, Message]] = []
     watch = [lambda sender, receiver, data: messages.append((sender, receiver, Message.decode(data)))]
-    protocol = cd.FedAL(discriminator_rate=1e-2)
+    protocol = cd.FedAL(discriminator_lr=1e-2)
     federation = federate(protocol, watchers=watch)
     _run(federation, 2)
 
@@ -208,8 +207,8 @@ def _recognised(apart: float) -> np.ndarray:
     hub = Hub()
     hub.topology = cd.Topology.star(["a", "b", "c"])
     noise = np.random.default_rng(0).normal(size=(150, 3, 32, 3)).astype(np.float32)
-    player = Discriminator(rate=1e-2)
-    known = [player.play(hub, ["a", "b", "c"], f + apart * np.eye(3, dtype=np.float32)[:, None])[1] for f in noise]
+    player = Discriminator(lr=1e-2)
+    known = [player.step(hub, ["a", "b", "c"], f + apart * np.eye(3, dtype=np.float32)[:, None])[1] for f in noise]
     return np.mean(known[-30:], axis=0)
 
 
@@ -224,7 +223,7 @@ def test_a_client_that_is_absent_is_no_other_one() -> None:
     hub = Hub()
     hub.topology = cd.Topology.star(["a", "b", "c"])
     for _ in range(200):
-        _, known = Discriminator(rate=1e-2).play(hub, ["c"], f)
+        _, known = Discriminator(lr=1e-2).step(hub, ["c"], f)
     h = hub.memo["discriminator"][0]
     assert known == [1.0]
     assert h(torch.softmax(torch.zeros(1, 3), 1)).argmax() == 2
@@ -251,7 +250,7 @@ def test_a_client_that_diverges_goes_on_says_so_and_does_not_stop_the_run(
     result = _run(federation, 6, folder=tmp_path / "run")
     log = (tmp_path / "run" / "log.txt").read_text().splitlines()
     for name in ("c0", "c1", "c2", "c3"):
-        said = [line for line in log if f"'{name}': its " in line and "goes on" in line]
+        said = [line for line in log if f"'{name}': diverged: its " in line]
         assert said
         assert len(said) == len({line.split(":")[0] for line in said})  # once per round, not once per step
     assert all(np.isfinite(array).all() for array in _weights(result))
@@ -267,13 +266,13 @@ def test_a_bounded_gradient_of_the_same_weight_throws_nobody_off(federate: Feder
 
 def test_a_gradient_is_bounded_sample_by_sample() -> None:
     gradient = np.array([[3.0, 4.0], [0.3, 0.4], [0.0, 0.0]], dtype=np.float32)
-    np.testing.assert_allclose(_bounded(gradient, 1.0), [[0.6, 0.8], [0.3, 0.4], [0.0, 0.0]], atol=1e-7)
-    np.testing.assert_array_equal(_bounded(gradient, None), gradient)
+    np.testing.assert_allclose(clip_rows(gradient, 1.0), [[0.6, 0.8], [0.3, 0.4], [0.0, 0.0]], atol=1e-7)
+    np.testing.assert_array_equal(clip_rows(gradient, None), gradient)
 
 
 def test_a_discriminator_that_is_lost_begins_anew(federate: Federate, tmp_path: Path) -> None:
-    result = _run(federate(cd.FedAL(discriminator_rate=1e38)), 2, folder=tmp_path / "run")
-    assert "'hub': the discriminator was no longer finite; it begins anew" in (tmp_path / "run" / "log.txt").read_text()
+    result = _run(federate(cd.FedAL(discriminator_lr=1e38)), 2, folder=tmp_path / "run")
+    assert "'hub': the discriminator diverged; it is initialised anew" in (tmp_path / "run" / "log.txt").read_text()
     assert all(np.isfinite(array).all() for array in _weights(result))
 
 
@@ -300,7 +299,7 @@ def test_a_transfer_step_is_a_mean_over_the_public_batch() -> None:
     [
         ("clip", 1e-3, {}),
         ("discriminator_temperature", 8.0, {}),
-        ("discriminator_rate", 1e-2, {}),
+        ("discriminator_lr", 1e-2, {}),
         ("discriminator_hidden", (8,), {}),
         ("trim", 0.4, {"aggregate": "trimmed"}),
         ("temperature", 3.0, {"aggregate": "probabilities", "adversarial": 0.0}),

@@ -81,7 +81,7 @@ def test_equal_architectures_start_from_equal_weights() -> None:
 
 def test_with_a_discriminator_it_is_another_protocol_and_tells_how_often_it_was_right() -> None:
     plain, adversarial = (
-        _federation(cd.FedDF(transfer_steps=3, adversarial=weight, discriminator_rate=0.1)) for weight in (0.0, 5.0)
+        _federation(cd.FedDF(transfer_steps=3, adversarial=weight, discriminator_lr=0.1)) for weight in (0.0, 5.0)
     )
     one, other = _weights(plain), _weights(adversarial)
     assert any((a != b).any() for a, b in zip(one, other, strict=True))

@@ -11,6 +11,7 @@ from torch import nn
 
 import codistill as cd
 from codistill.errors import LearnerError, RecipeError
+from codistill.protocols.alone import baseline_of
 
 LR, CLASSES, WIDTH = 0.1, 3, 2
 RNG = np.random.default_rng(0)
@@ -155,7 +156,7 @@ def test_a_lone_agent_is_alone_to_the_bit(form: str) -> None:
         return np.concatenate([weights.ravel() for weights in _weights(agent)])
 
     protocol = cd.FedProto(form=form, local_steps=2, batch_size=2)
-    np.testing.assert_array_equal(state(protocol), state(protocol.alone()))
+    np.testing.assert_array_equal(state(protocol), state(baseline_of(protocol)))
 
 
 def test_bytes_are_prototypes_or_features_and_a_small_frame() -> None:

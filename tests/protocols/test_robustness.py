@@ -12,7 +12,8 @@ from torch import nn
 
 import codistill as cd
 from codistill.errors import LearnerError, RecipeError
-from codistill.stability import Foothold
+from codistill.protocols.alone import baseline_of
+from codistill.runtimes.divergence import GuardedLearner
 
 LIAR = [cd.Fault(kind="invert", agent="c0")]  # what it sends is replaced below
 X = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
@@ -42,7 +43,7 @@ def test_who_hears_nobody_learns_as_if_alone_also_with_batch_norm(protocol: cd.P
         result = _run(_federation(protocol, models, faults=gone))
         return list(result.agents["c0"].learner.weights().values())
 
-    for mine, alone in zip(weights(protocol), weights(protocol.alone()), strict=True):
+    for mine, alone in zip(weights(protocol), weights(baseline_of(protocol)), strict=True):
         np.testing.assert_array_equal(mine, alone)
 
 
@@ -54,7 +55,7 @@ def test_large_outputs_from_the_start_do_not_keep_an_agent_from_learning() -> No
     assert np.mean([row["accuracy"] for row in rows[-3:]]) > 0.8
 
 
-def test_a_foothold_can_be_returned_to_twice() -> None:
+def test_the_start_of_a_round_can_be_returned_to_twice() -> None:
     learner = cd.TorchLearner(nn.Linear(4, 2), lr=0.1)
     agent = _federation(cd.Alone(), [learner]).agents[0]
 
@@ -62,10 +63,11 @@ def test_a_foothold_can_be_returned_to_twice() -> None:
         learner.descend(learner(torch.from_numpy(X)).square().sum())
 
     step()
-    foothold = Foothold(agent)
+    guarded = GuardedLearner(agent)
+    guarded(torch.from_numpy(X))
     found = []
     for _ in range(2):
-        foothold._return("")
+        guarded._return("")
         step()
         found.append(learner.weights()["weight"])
     np.testing.assert_array_equal(*found)

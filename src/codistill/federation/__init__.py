@@ -31,6 +31,7 @@ from codistill.federation.checks import (
 )
 from codistill.federation.result import Result
 from codistill.protocol import Protocol
+from codistill.protocols.alone import baseline_of
 from codistill.runtimes.drive import Plan, drive
 from codistill.runtimes.host import Watcher
 from codistill.runtimes.interrupt import GentleInterrupt
@@ -224,7 +225,7 @@ class Federation:
         return Stage(nodes, self.protocol, self.faults, self.test, self.seed, self._watchers, self.compression)
 
     def _alone(self) -> Federation | None:
-        protocol = self.protocol.alone()
+        protocol = baseline_of(self.protocol)
         if protocol is None:
             return None
         return Federation(

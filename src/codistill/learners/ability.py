@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from enum import Flag, auto
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -90,16 +91,16 @@ class GradientLearner(Learner):
         """One step of the owner's optimiser down the gradient of the loss."""
 
     @abstractmethod
-    def pace(self, factor: float, rate: float | None = None) -> None:
-        """From now on take steps of `factor` times the owner's step size, or times `rate`."""
+    def set_lr(self, factor: float, lr: float | None = None) -> None:
+        """From now on take steps of `factor` times `lr`; unset: times the owner's learning rate."""
 
     @abstractmethod
-    def snapshot(self, *, training: bool = False) -> Any:
-        """A frozen copy of the model: call it for logits without a graph; `training`: as in a gradient step."""
+    def snapshot(self, *, training: bool = False) -> Callable[[torch.Tensor], torch.Tensor]:
+        """A frozen copy of the model: call it for outputs without a graph; `training`: as in a gradient step."""
 
     @abstractmethod
     def reset(self) -> None:
-        """Initialise the parameters anew from torch's generator, and forget the optimiser's memory."""
+        """Initialise the parameters anew from torch's generator, and clear the optimiser's state."""
 
     @abstractmethod
     def features(self, x: torch.Tensor) -> torch.Tensor:
@@ -111,20 +112,139 @@ class GradientLearner(Learner):
 
     @abstractmethod
     def evaluated_features(self, x: np.ndarray) -> np.ndarray:
-        """Features (n, d) as they are in use: in evaluation mode and without a graph."""
+        """Features (n, d) in evaluation mode and without a graph."""
 
     @abstractmethod
     def weights(self) -> dict[str, np.ndarray]:
         """A copy of all parameters and buffers by name."""
 
     def is_finite(self) -> bool:
-        """Whether all weights are numbers, and all that the optimiser remembers."""
+        """Whether all weights and the optimiser's state are finite."""
         return all(np.isfinite(array).all() for array in self.weights().values())
 
     @abstractmethod
     def load(self, weights: dict[str, np.ndarray]) -> None:
         """Take over parameters and buffers by name; names left out keep their values."""
 
-    @abstractmethod
-    def norm_names(self) -> frozenset[str]:
-        """Which weights belong to batch normalisation, parameters and running statistics alike."""
+
+# --- what a protocol's file sees of `me.learner`: one class per ability ----------------------------------------
+
+
+class CanPredict(Protocol):
+    """PREDICT (and LABELS): every learner."""
+
+    abilities: Ability
+    probabilistic: bool
+    ready: bool
+
+    def fit(self, x: np.ndarray, targets: np.ndarray) -> None:
+        """Train on soft labels (n, C) or real values."""
+        ...
+
+    def predict(self, x: np.ndarray) -> np.ndarray:
+        """Predict as (n, C): class probabilities, or real values after a real-valued fit."""
+        ...
+
+    def describe(self) -> str:
+        """The model's name, for a person."""
+        ...
+
+
+class CanTravel(Protocol):
+    """PORTABLE: the fitted model can be sent, and opened safely by `me.open_model`."""
+
+    def export(self) -> Message:
+        """The fitted model as a message."""
+        ...
+
+
+class CanDescend(Protocol):
+    """GRADIENTS."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Outputs before the softmax, with a graph to differentiate."""
+        ...
+
+    def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """The owner's own loss of outputs against targets, a scalar."""
+        ...
+
+    def descend(self, loss: torch.Tensor) -> None:
+        """One step of the owner's optimiser down the gradient of the loss."""
+        ...
+
+    def set_lr(self, factor: float, lr: float | None = None) -> None:
+        """From now on take steps of `factor` times `lr`; unset: times the owner's learning rate."""
+        ...
+
+    def snapshot(self, *, training: bool = False) -> Callable[[torch.Tensor], torch.Tensor]:
+        """A frozen copy of the model: call it for outputs without a graph; `training`: as in a gradient step."""
+        ...
+
+    def reset(self) -> None:
+        """Initialise the parameters anew, and clear the optimiser's state."""
+        ...
+
+
+class HasFeatures(Protocol):
+    """FEATURES."""
+
+    def features(self, x: torch.Tensor) -> torch.Tensor:
+        """The input of the last linear layer, with a graph."""
+        ...
+
+    def with_features(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Outputs before the softmax and the features (n, d) of one pass, both with a graph."""
+        ...
+
+    def evaluated_features(self, x: np.ndarray) -> np.ndarray:
+        """Features (n, d) in evaluation mode and without a graph."""
+        ...
+
+
+class HasWeights(Protocol):
+    """WEIGHTS."""
+
+    def weights(self) -> dict[str, np.ndarray]:
+        """A copy of all parameters and buffers by name."""
+        ...
+
+    def load(self, weights: dict[str, np.ndarray]) -> None:
+        """Take over parameters and buffers by name; names left out keep their values."""
+        ...
+
+
+class IsManaged(Protocol):
+    """What the runtime calls, and no protocol does."""
+
+    def state(self) -> dict[str, Any]:
+        """All that training has changed: what a checkpoint holds."""
+        ...
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Return to a state taken from an equal learner."""
+        ...
+
+    def is_finite(self) -> bool:
+        """Whether all weights and the optimiser's state are finite (GRADIENTS)."""
+        ...
+
+    def check(self, x: np.ndarray, targets: np.ndarray, owner: str) -> None:
+        """Before round 0: raise a `LearnerError` if this model cannot learn from such data."""
+        ...
+
+    def check_travel(self, x: np.ndarray, owner: str) -> None:
+        """Before round 0 of a protocol in which models travel: raise a `LearnerError` if this one cannot."""
+        ...
+
+    def join(self, federation_samples: int) -> None:
+        """Be told how many private samples the federation holds in all."""
+        ...
+
+    def advice(self, missing: Ability) -> str:
+        """How its owner could get an ability that this model lacks."""
+        ...
+
+
+class AnyLearner(CanPredict, CanTravel, CanDescend, HasFeatures, HasWeights, IsManaged, Protocol):
+    """`me.learner`: all abilities. That the learner has those which a protocol `needs` is checked before round 0."""

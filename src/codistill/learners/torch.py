@@ -138,11 +138,11 @@ class TorchLearner(GradientLearner):
         loss.backward()  # type: ignore[no-untyped-call]
         optimiser.step()
 
-    def pace(self, factor: float, rate: float | None = None) -> None:
-        """Set the step size of all parameters; the owner's own is remembered."""
+    def set_lr(self, factor: float, lr: float | None = None) -> None:
+        """Set the learning rate of all parameters; the owner's own is kept beside it."""
         for group in self.optimiser.param_groups:
             own = group.setdefault("own_lr", group["lr"])
-            group["lr"] = factor * (own if rate is None else rate)
+            group["lr"] = factor * (own if lr is None else lr)
 
     @property
     def optimiser(self) -> torch.optim.Optimizer:
@@ -256,15 +256,6 @@ class TorchLearner(GradientLearner):
         for name, value in weights.items():
             # A view: half the time of a detour by torch. Means of counters are floats, the counters are not.
             np.copyto(own[name].detach().numpy(), value, casting="unsafe")
-
-    def norm_names(self) -> frozenset[str]:
-        """Parameters and running statistics of batch normalisation."""
-        return frozenset(
-            f"{path}.{name}" if path else name
-            for path, part in self.module.named_modules()
-            if isinstance(part, nn.modules.batchnorm._BatchNorm)
-            for name in part.state_dict()
-        )
 
     # --- state, travel, checks ----------------------------------------------------------------
 

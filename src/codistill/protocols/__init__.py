@@ -1,12 +1,13 @@
-"""One file, one paper's algorithm."""
+"""One file, one paper's algorithm; `parts` are the functions that they share."""
 
 from __future__ import annotations
 
 from codistill.protocol import Protocol
 from codistill.protocols.akd import AKD
-from codistill.protocols.alone import Alone, Centralised
-from codistill.protocols.avgkd import PKD, AvgKD
+from codistill.protocols.alone import Alone
+from codistill.protocols.avgkd import AvgKD
 from codistill.protocols.backfitting import Backfitting
+from codistill.protocols.centralised import Centralised
 from codistill.protocols.d_distillation import DDistillation
 from codistill.protocols.d_sgd import DSGD
 from codistill.protocols.ekd import EKD
@@ -16,6 +17,7 @@ from codistill.protocols.fedavg import FedAvg
 from codistill.protocols.feddf import FedDF
 from codistill.protocols.fedmd import FedMD
 from codistill.protocols.fedproto import FedProto
+from codistill.protocols.pkd import PKD
 from codistill.protocols.silo_sgd import SiloSGD
 
 PROTOCOLS: dict[str, type[Protocol]] = {

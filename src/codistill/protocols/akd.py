@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
-from codistill.learners.ability import Ability
-from codistill.protocol import Agent, Protocol, setting
+from codistill.protocol import Ability, Agent, Protocol, setting
+from codistill.protocols import parts
 from codistill.protocols.alone import Alone
 
 
@@ -43,7 +41,7 @@ class AKD(Protocol):
 
     async def round(self, me: Agent, t: int) -> None:
         """Train on ŷ_t, hand the model on, predict ŷ_{t+1} with the model of the agent before."""
-        before, after = neighbours_on_ring(me)
+        before, after = parts.ring_neighbours(me)
         starts = self.simultaneous or me.name == me.present[0]
         if not starts:
             await self._learn_labels(me, before)  # b.
@@ -57,27 +55,8 @@ class AKD(Protocol):
         message = await me.receive(before)
         g = None if message is None else me.open_model(before, message)
         if g is not None:
-            me.state["targets"] = as_targets(me, g.predict(me.shard.x))
+            me.state["targets"] = parts.as_targets(me, g.predict(me.shard.x))  # ŷ_{t+1} = g_t(X)
 
     def alone(self) -> Alone:
-        """Fitting on the own labels, round after round."""
+        """Fitting on the agent's own labels, round after round."""
         return Alone(refit=True)
-
-
-def as_targets(me: Agent, predictions: np.ndarray) -> np.ndarray:
-    """Predictions as labels for one's own model.
-
-    A model that predicts probabilities can only be fitted to such: of a teacher's real values it learns what
-    is positive, scaled to 1.
-    """
-    targets = np.asarray(predictions, dtype=np.float64)
-    if not me.learner.probabilistic or targets.min(initial=0.0) >= 0:
-        return targets
-    positive = np.maximum(targets, 0) + 1e-12
-    return np.asarray(positive / positive.sum(axis=1, keepdims=True))
-
-
-def neighbours_on_ring(me: Agent) -> tuple[str, str]:
-    """The agents before and after on the ring of those who are present; oneself if there is nobody else."""
-    ring, place = me.present, me.present.index(me.name)
-    return ring[place - 1], ring[(place + 1) % len(ring)]

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from codistill.learners.ability import Ability
-from codistill.protocol import Agent, LearnerError, Message, Protocol, setting
+from codistill.protocol import Ability, Agent, LearnerError, Message, Protocol, setting
 from codistill.protocols.alone import Alone
 
 
@@ -19,7 +18,7 @@ class Backfitting(Protocol):
     In each round, agent after agent, agent i
       a. trains on (X^i, y^i - Σ_{j≠i} f_j(X^i)) to obtain its new f_i, with the newest f_j of all others;
       b. sends f_i to all others.
-    Everybody answers with Σ_j f_j(x). This is the Gauss-Seidel iteration for the system
+    Every agent predicts Σ_j f_j(x). This is the Gauss-Seidel iteration for the system
     (c I + K_ii) b_i + Σ_{j≠i} K_ij b_j = y_i, so for equal kernels it converges to the centralised
     solution at every x; eq. (32) of Afonin & Karimireddy (ICLR 2022), meant for that, does not for M > 2.
 
@@ -35,7 +34,7 @@ class Backfitting(Protocol):
 
     simultaneous: bool = setting(False, "all agents at once instead of one after another")
     damping: float | None = setting(
-        None, "step of the labels towards the residual; absent: 1, or 1.8/M at once", above=0, at_most=1
+        None, "step of the labels towards the residual; unset: 1, or 1.8/M if simultaneous", above=0, at_most=1
     )
 
     async def begin(self, me: Agent) -> None:
@@ -43,17 +42,17 @@ class Backfitting(Protocol):
         me.state["models"], me.state["targets"] = {}, None
 
     async def round(self, me: Agent, t: int) -> None:
-        """Wait for one's turn, fit the residual, tell everybody."""
+        """Wait for the agents before, fit the residual, send the model to all."""
         place = me.present.index(me.name)
         earlier = () if self.simultaneous else me.present[:place]
         for name in earlier:
-            await self._take(me, name)
+            await self._receive_model(me, name)
         mine = self._train(me)
         for name in me.neighbours:
             await me.send(name, mine)
         for name in me.present:
             if name not in (*earlier, me.name):
-                await self._take(me, name)
+                await self._receive_model(me, name)
 
     def _train(self, me: Agent) -> Message:
         # a.  y - Σ_{j≠i} f_j(X)
@@ -66,7 +65,7 @@ class Backfitting(Protocol):
         me.state["models"][me.name] = model.encoded
         return model
 
-    async def _take(self, me: Agent, name: str) -> None:
+    async def _receive_model(self, me: Agent, name: str) -> None:
         message = await me.receive(name)
         if message is not None and me.open_model(name, message) is not None:
             me.state["models"][name] = message.encoded
@@ -98,5 +97,5 @@ class Backfitting(Protocol):
                 )
 
     def alone(self) -> Alone:
-        """Fitting on the own labels, round after round."""
+        """Fitting on the agent's own labels, round after round."""
         return Alone(refit=True)

@@ -8,11 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from codistill.learners.ability import Ability
-from codistill.protocol import Agent, Foothold, Hub, Message, Protocol, setting
-from codistill.protocols.classes import check_classes, class_means, of_known_classes, of_others
-from codistill.protocols.parts.aggregation import PLAIN_KINDS, Aggregation
-from codistill.protocols.parts.losses import distillation
+from codistill.protocol import Ability, Agent, Hub, Message, Protocol, setting
+from codistill.protocols import parts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,13 +18,13 @@ class FD(Protocol):
     under Non-IID Private Data. 2018. Algorithm 1, federated distillation.
 
     While it trains, an agent n sums its outputs f for each class c and sends their means F_n,c; the hub returns
-    F̂_-n,c, the mean over all others who have met class c. From the next round on a sample of class c has the loss
-    ℓ(f, y) + γ d(f, F̂_-n,c); a class that nobody else has met has no target, and its samples only ℓ.
+    F̂_-n,c, the mean over all others who have samples of class c. From the next round on a sample of class c has the
+    loss ℓ(f, y) + γ d(f, F̂_-n,c); a class that nobody else has has no target, and its samples only ℓ.
 
     Deviations: f are outputs before the softmax, where the paper averages softmax outputs; d is KL, which has the
     gradient of its cross-entropy. Berdoz et al. (representation sharing) use `distance` = "squared" with γ = 10.
-    The paper divides by M - 1; here the mean is over those who have met the class. A
-    soft label counts for each class by its share, and its target is that of its largest one.
+    The paper divides by M - 1; here the mean is over those who have the class. A soft label counts for each class by
+    its share, and its target is that of its largest one. An agent whose model diverges leaves d out for the round.
     """
 
     name = "fd"
@@ -41,54 +38,50 @@ class FD(Protocol):
     weight: float = setting(1.0, "γ, of the distance to the others' mean outputs", at_least=0)
     distance: str = setting("kl", "d, between outputs and their target", choices=("squared", "kl"))
     temperature: float = setting(1.0, "E, softens both sides of the distance 'kl'", above=0)
-    aggregate: str = setting("mean", "how the others' outputs become one target", choices=PLAIN_KINDS)
+    aggregate: str = setting("mean", "how the others' outputs become one target", choices=parts.PLAIN_KINDS)
     trim: float = setting(0.2, "share that 'trimmed' leaves out at each end", at_least=0, at_most=0.49)
 
     async def round(self, me: Agent, t: int) -> None:
         """Local training towards labels and targets; then this round's means for new targets."""
-        sums, counts = np.zeros((me.shard.classes, me.shard.classes)), np.zeros(me.shard.classes)
-        foothold = Foothold(me)
+        sums, shares = np.zeros((me.shard.classes, me.shard.classes)), np.zeros(me.shard.classes)
         for x, y in me.shard.batches(t, self.batch_size, self.local_epochs, self.local_steps):
-            f = foothold.outputs(x)
-            foothold.descend(me.learner.loss(f, y) if foothold.astray else self._loss(me, f, y))
-            shares = y.numpy().astype(np.float64)
-            sums, counts = sums + shares.T @ f.detach().numpy(), counts + shares.sum(axis=0)
-        foothold.check()
+            f = me.learner(x)
+            loss = me.learner.loss(f, y)
+            rows, targets = parts.class_targets(me.state, y)
+            if rows.any() and not me.diverged:
+                loss = loss + self.weight * self._distance(f[rows], targets)  # ℓ(f, y) + γ d(f, F̂_-n,c)
+            me.learner.descend(loss)
+            share = y.numpy().astype(np.float64)
+            sums, shares = sums + share.T @ f.detach().numpy(), shares + share.sum(axis=0)
         if len(me.present) == 1:
             return  # nobody to learn from: the last targets stay
-        means, seen = class_means(sums, counts)
+        means, seen = parts.class_means(sums, shares)  # F_n,c
         reply = await me.ask_hub(means=means, seen=seen, expect={"means": means.shape, "known": seen})
         if reply is not None:  # where it was lost, the last targets stay
             me.state |= {"told": reply["means"].astype(np.float32), "known": reply["known"].copy()}
 
-    def _loss(self, me: Agent, f: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        loss: torch.Tensor = me.learner.loss(f, y)
-        rows, targets = of_known_classes(me.state, y)
-        # ℓ(f, y) + γ d(f, F̂_-n,c)
-        return loss + self.weight * self._distance(f[rows], targets) if rows.any() else loss
-
     def _distance(self, f: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         if self.distance == "kl":
-            return distillation(f, targets, self.temperature)
+            return parts.distillation(f, targets, self.temperature)
         return torch.nn.functional.mse_loss(f, targets)
 
     async def hub(self, me: Hub, t: int) -> None:
-        """To each agent, for each class, the aggregate of the others who have met it."""
+        """To each agent, for each class, the aggregate of the others who have it."""
         heard = await me.gather(expect={"means": (None, None), "seen": (None,)}, alike=True)
         if not heard:
-            return
-        # A squared distance is not blind to a constant per sample: no log-probabilities there.
-        rule = Aggregation(kind=self.aggregate, trim=self.trim, outputs=self.distance == "kl")
+            return await me.skip()
+        # A squared distance depends on a constant per sample: no log-probabilities there.
+        aggregation = parts.Aggregation(kind=self.aggregate, trim=self.trim, outputs=self.distance == "kl")
         like = next(iter(heard.values()))["means"]
         told = {name: np.zeros_like(like) for name in me.present}
         known = {name: np.zeros(len(like), dtype=bool) for name in me.present}
         for c in range(len(like)):
-            met = {name: message["means"][[c]] for name, message in heard.items() if message["seen"][c : c + 1].any()}
-            # F̂_-n,c = mean of F_m,c over all m ≠ n who have met c
-            for name, target in of_others(rule, met, me.present).items():
+            held = {name: message["means"][[c]] for name, message in heard.items() if message["seen"][c : c + 1].any()}
+            # F̂_-n,c = mean of F_m,c over all m ≠ n who have c
+            for name, target in parts.class_means_of_others(aggregation, held, me.present).items():
                 told[name][c], known[name][c] = target, True
         await me.scatter({name: Message.of(means=told[name], known=known[name]) for name in me.present})
 
     def check(self, agents: Sequence[Agent]) -> None:
         """There must be classes."""
-        check_classes(agents, self.name)
+        parts.check_classes(agents, self.name)

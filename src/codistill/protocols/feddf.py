@@ -2,65 +2,128 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from codistill.learners.ability import Ability
-from codistill.protocol import HUB, Agent, Foothold, Hub, Message, setting
-from codistill.protocols.adversarial import AdversarialSharing
-from codistill.protocols.fedavg import mean_weights, start_alike, with_samples
+import numpy as np
+import torch
+
+from codistill.protocol import Ability, Agent, Hub, Message, Protocol, setting
+from codistill.protocols import parts
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedDF(AdversarialSharing):
+class FedDF(Protocol):
     """Lin, Kong, Stich, Jaggi. Ensemble Distillation for Robust Model Fusion in Federated Learning. NeurIPS 2020;
     in the form of Han, Shi, Huang. FedAL. Section VI-A, "shareable models".
 
-    A round is τ local steps; then every client sends its weights, and gets the mean of all clients of its own
-    architecture (equal names and shapes of weights), weighted by samples; then τ steps of knowledge transfer
-    on public data, as in FedMD: so knowledge crosses from one architecture to another. `adversarial` = 1 is
-    FedDF-AL, with FedAL's discriminator in the transfer.
+    A round is τ local steps; then every agent sends its weights, and gets the mean over all agents of its own
+    architecture (equal names and shapes of weights), weighted by samples; then τ steps of knowledge transfer on public
+    data, as in FedMD: so knowledge crosses from one architecture to another. `adversarial` = 1 is FedDF-AL, with
+    FedAL's discriminator in the transfer. Symbols and equation numbers are those of FedAL.
 
-    Deviations from Lin et al.: the students are the clients and not the hub, which so needs no architecture,
-    and the teachers are the averaged models of all others, among them equal ones of its own group.
+    Deviations from Lin et al.: the students are the agents and not the hub, which therefore needs no architecture, and
+    the teachers are the averaged models of all others, among them equal ones of its own group.
     """
 
     name = "feddf"
     paper = "Lin et al., NeurIPS 2020; Han, Shi, Huang 2023, sec. VI-A"
     exchanges = "weights, and outputs on public data, to and from the hub"
     needs = Ability.WEIGHTS | Ability.GRADIENTS
+    needs_public = True
 
+    local_epochs: int = setting(1, "epochs of local training per round", at_least=0)
     local_steps: int | None = setting(10, "τ, gradient steps per round, instead of epochs", at_least=0)
-    transfer_steps: int | None = setting(10, "τ, public batches per round; absent: one pass over all", at_least=0)
+    batch_size: int = setting(32, "samples per gradient step, private and public", at_least=1)
+    transfer_steps: int | None = setting(10, "τ, public batches per round; unset: one pass over all", at_least=0)
+    temperature: float = setting(1.0, "E, softens the outputs in the distillation loss", above=0)
+    less_forgetting: float = setting(0.0, "weight of the loss that holds a model to itself before a stage", at_least=0)
+    aggregate: str = setting("mean", "how the others' outputs become one target", choices=parts.KINDS)
+    trim: float = setting(0.2, "share that 'trimmed' leaves out at each end", at_least=0, at_most=0.49)
     adversarial: float = setting(0.0, "weight of U_n, the adversarial loss; 0: without a discriminator", at_least=0)
+    clip: float | None = setting(None, "longest gradient of U_n for a sample; unset: unbounded", above=0)
+    discriminator_lr: float = setting(1e-4, "η_d, learning rate of the discriminator", above=0)
+    discriminator_temperature: float = setting(2.0, "E, softens the discriminator's input", above=0)
+    discriminator_hidden: tuple[int, ...] = setting(
+        (32, 256), "neurons in the discriminator's hidden layers", at_least=1
+    )
     synchronise: bool = setting(True, "start agents of equal architecture from the same initial weights")
 
     async def begin(self, me: Agent) -> None:
         """Equal initial weights for equal architectures, unless told otherwise."""
         if self.synchronise:
-            start_alike(me)
+            parts.same_initial_weights(me)
 
     async def round(self, me: Agent, t: int) -> None:
-        """Train, take over the mean of one's group, learn from all others."""
-        foothold = Foothold(me)
-        self._train(me, t, foothold)
-        foothold.check()  # weights that are no numbers must not travel
+        """Train, take over the mean weights of one's group, learn from the outputs of all others."""
+        old = me.learner.snapshot(training=True) if self.less_forgetting and "taught" in me.state else None
+        for x, y in me.shard.batches(t, self.batch_size, self.local_epochs, self.local_steps):
+            f = me.learner(x)
+            loss = me.learner.loss(f, y)
+            if old is not None:  # (13)
+                loss = loss + self.less_forgetting * parts.distillation(f, old(x), self.temperature)
+            me.learner.descend(loss)
         weights = me.learner.weights()
-        mean = await me.ask_hub(Message(weights, {"samples": len(me.shard)}))
-        # Empty where one's own weights were lost on the way.
-        if mean is not None and mean.arrays and me.accepts(HUB, mean, weights):
+        mean = await me.ask_hub(Message(weights, {"samples": len(me.shard)}), expect=weights)
+        if mean is not None:  # None: one's own weights, or the reply, were lost
             me.learner.load({name: mean[name] for name in weights})
-        await self._play(me, t, foothold)
-        foothold.check()
+        if len(me.present) > 1:  # alone, not even the statistics of batch norm may change
+            await self._transfer(me, t)
+
+    async def _transfer(self, me: Agent, t: int) -> None:
+        old = me.learner.snapshot(training=True) if self.less_forgetting else None
+        rows = 2 if self.adversarial else 1  # of the reply: f̄, and ∇_{f_n} U_n
+        for _, u in me.public.batches(t, self.batch_size, self.transfer_steps):
+            f = me.learner(u)
+            sent = f.detach().numpy()
+            expect = parts.expected_reply(sent, rows)
+            reply = await me.ask_hub(f=sent, **parts.coverage(me, self.aggregate), expect=expect)
+            others = parts.leave_one_out(reply, sent)  # (5): f_-n
+            if reply is None or others is None:
+                continue
+            loss = parts.distillation(f, torch.from_numpy(others), self.temperature)  # (4)
+            if self.adversarial and not me.diverged:  # (21)
+                gradient = torch.from_numpy(parts.clip_rows(reply["told"][1], self.clip))
+                loss = loss + self.adversarial * (f * gradient).sum() / len(f)
+            if old is not None:  # (14)
+                loss = loss + self.less_forgetting * parts.distillation(f, old(u), self.temperature)
+            me.learner.descend(loss)
+            me.state["taught"] = True
 
     async def hub(self, me: Hub, t: int) -> None:
         """Average weights group by group, then outputs across groups."""
-        heard = with_samples(me, await me.gather(expect={"samples": int}))
+        await self._average_weights(me)
+        aggregation = parts.Aggregation(kind=self.aggregate, trim=self.trim, temperature=self.temperature)
+        discriminator = parts.Discriminator(
+            lr=self.discriminator_lr, temperature=self.discriminator_temperature, hidden=self.discriminator_hidden
+        )
+        for ids, _ in me.public.batches(t, self.batch_size, self.transfer_steps) if len(me.present) > 1 else ():
+            heard = await me.gather(expect={"f": np.empty((len(ids), me.classes), np.float32)}, alike=True)
+            if not heard:
+                await me.skip()
+                continue
+            f, shares = parts.stacked(heard)
+            mean, gradients = aggregation.of_all(f, shares), None  # f̄
+            if self.adversarial:
+                gradients, recognised = discriminator.step(me, list(heard), f)
+                me.measure(heard, discriminator_accuracy=recognised)
+            await me.scatter(parts.replies(me.present, list(heard), f, mean, aggregation, shares, gradients))
+            me.measure(heard, disagreement=parts.disagreement(f, mean))
+        if self.adversarial:
+            discriminator.save(me)
+
+    async def _average_weights(self, me: Hub) -> None:
+        heard = parts.with_samples(me, await me.gather(expect={"samples": int}))
         groups: dict[tuple[object, ...], dict[str, Message]] = {}
         for name, message in heard.items():
             groups.setdefault(message.signature, {})[name] = message
-        # Whose weights were lost on the way is told so, and keeps its own.
+        # An agent whose weights were lost gets an empty reply, and keeps its own.
         answers = dict.fromkeys(me.present, Message())
-        for members in groups.values():
-            answers |= dict.fromkeys(members, Message(mean_weights(members)))
+        for group in groups.values():
+            # w ← Σ_k n_k / n · w_k, over the agents k of one architecture
+            answers |= dict.fromkeys(group, Message(parts.mean_weights(group)))
         await me.scatter(answers)
-        await self._referee(me, t)
+
+    def check(self, agents: Sequence[Agent]) -> None:
+        """There must be classes: a softmax of real values means nothing."""
+        parts.check_classes(agents, self.name)

@@ -2,71 +2,109 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from codistill.learners.ability import Ability
-from codistill.protocol import Agent, Foothold, Hub, setting
-from codistill.protocols.sharing import OutputSharing
+from codistill.protocol import Ability, Agent, Hub, Protocol, setting
+from codistill.protocols import parts
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedMD(OutputSharing):
+class FedMD(Protocol):
     """Li, Wang. FedMD: Heterogenous Federated Learning via Model Distillation. 2019; in the form of
     Han, Shi, Huang. FedAL. Section III-B, eqs. (2)-(6).
 
-    A round is local training on the private shard, then `transfer_steps` mini-batches P of public data.
-    For each, every client n sends its outputs f_n(P) and gets their mean; with itself removed that is
-    f_-n, and the client takes a step down KL(ψ(f_-n, E) ‖ ψ(f_n, E)). With `less_forgetting` = 1 this is
-    FedMD-LF, the paper's FedAL without its discriminator.
+    f_n: outputs of agent n before the softmax ψ; E: temperature; P: a mini-batch of public data, the same for all.
+    A round is local training, then `transfer_steps` batches P. For each, agent n sends f_n(P) and gets the mean f̄ of
+    all; with itself removed that is f_-n, and it takes a step down KL(ψ(f_-n, E) ‖ ψ(f_n, E)). With `less_forgetting`
+    = 1 this is FedMD-LF: each stage also holds the model to what it was before the stage, (13) and (14).
 
-    Black-box form, for learners that only fit and predict: f_n = log p_n, which differs from a logit by a
-    constant per sample that cancels in the softmax, so both kinds mix in one federation. Such a client
-    remembers ψ(f_-n, E) for the public samples it has seen, and at the end of the round is fitted anew on
-    its labels and on those soft labels together.
-
-    Deviations: outputs are those of training mode (batch norm, dropout), as in the step that follows. A batch of
-    the last pass over public data may be smaller than the rest. Less-forgetting in local training begins after the
-    first transfer: before, there is nothing to forget.
+    Black-box form, for learners that only fit and predict: f_n = log p_n, a logit up to a constant that cancels in ψ,
+    so both kinds mix in one federation. Such an agent keeps ψ(f_-n, E) of the public samples that it has seen, and is
+    fitted anew at the end of the round, on its labels and on those soft labels together.
+    Deviations: outputs are those of training mode, as in the step that follows. (13) begins after the first transfer.
     """
 
     name = "fedmd"
     paper = "Li & Wang 2019; Han, Shi, Huang 2023, sec. III-B"
     exchanges = "outputs on public data, to and from the hub"
     needs = Ability.PREDICT
+    needs_public = True
 
-    floor: float = setting(1e-3, "smallest probability that a black-box client states", above=0, at_most=0.1)
+    local_epochs: int = setting(1, "epochs of local training per round", at_least=0)
+    local_steps: int | None = setting(None, "τ, gradient steps per round, instead of epochs", at_least=0)
+    batch_size: int = setting(32, "samples per gradient step, private and public", at_least=1)
+    transfer_steps: int | None = setting(None, "τ, public batches per round; unset: one pass over all", at_least=0)
+    temperature: float = setting(1.0, "E, softens the outputs in the distillation loss", above=0)
+    less_forgetting: float = setting(0.0, "weight of the loss that holds a model to itself before a stage", at_least=0)
+    aggregate: str = setting("mean", "how the others' outputs become one target", choices=parts.KINDS)
+    trim: float = setting(0.2, "share that 'trimmed' leaves out at each end", at_least=0, at_most=0.49)
+    floor: float = setting(1e-3, "smallest probability that a black-box agent sends", above=0, at_most=0.1)
 
     async def begin(self, me: Agent) -> None:
-        """A black-box client has to be fitted before it can say anything."""
+        """A black box has to be fitted before it can predict."""
         if Ability.GRADIENTS not in me.learner.abilities:
             me.learner.fit(me.shard.x, me.shard.targets)
 
     async def round(self, me: Agent, t: int) -> None:
         """Local training, then knowledge transfer."""
-        if Ability.GRADIENTS in me.learner.abilities:
-            foothold = Foothold(me)
-            self._train(me, t, foothold)
-            await self._transfer(me, t, foothold)
-            foothold.check()
-        else:
-            await self._round_by_fitting(me, t)
+        if Ability.GRADIENTS not in me.learner.abilities:
+            return await self._transfer_by_fitting(me, t)
+        old = me.learner.snapshot(training=True) if self.less_forgetting and "taught" in me.state else None
+        for x, y in me.shard.batches(t, self.batch_size, self.local_epochs, self.local_steps):
+            f = me.learner(x)
+            loss = me.learner.loss(f, y)
+            if old is not None:  # (13)
+                loss = loss + self.less_forgetting * parts.distillation(f, old(x), self.temperature)
+            me.learner.descend(loss)
+        if len(me.present) > 1:  # alone, not even the statistics of batch norm may change
+            await self._transfer(me, t)
+
+    async def _transfer(self, me: Agent, t: int) -> None:
+        old = me.learner.snapshot(training=True) if self.less_forgetting else None
+        for _, u in me.public.batches(t, self.batch_size, self.transfer_steps):
+            f = me.learner(u)
+            sent = f.detach().numpy()
+            reply = await me.ask_hub(f=sent, **parts.coverage(me, self.aggregate), expect=parts.expected_reply(sent))
+            others = parts.leave_one_out(reply, sent)  # (5): f_-n
+            if others is None:
+                continue
+            loss = parts.distillation(f, torch.from_numpy(others), self.temperature)  # (4)
+            if old is not None:  # (14)
+                loss = loss + self.less_forgetting * parts.distillation(f, old(u), self.temperature)
+            me.learner.descend(loss)
+            me.state["taught"] = True
+
+    async def _transfer_by_fitting(self, me: Agent, t: int) -> None:
+        f = np.log(np.maximum(me.learner.predict(me.public.x), self.floor)).astype(np.float32)
+        soft = me.state.setdefault("soft", np.zeros_like(f))  # ψ(f_-n, E); 0 where a sample has not been seen yet
+        for ids, _ in me.public.batches(t, self.batch_size, self.transfer_steps):
+            sent = f[ids]
+            reply = await me.ask_hub(f=sent, **parts.coverage(me, self.aggregate), expect=parts.expected_reply(sent))
+            others = parts.leave_one_out(reply, sent)
+            if others is not None:
+                soft[ids] = torch.softmax(torch.from_numpy(others) / self.temperature, dim=1).numpy()  # (6)
+        seen = soft.any(axis=1)
+        if seen.any():
+            x = np.concatenate([me.shard.x, me.public.x[seen]])
+            me.learner.fit(x, np.concatenate([me.shard.targets, soft[seen]]))
 
     async def hub(self, me: Hub, t: int) -> None:
-        """Average the outputs of whoever answered, batch by batch."""
-        await self._combine(me, t)
+        """Aggregate the outputs that arrived, batch by batch."""
+        aggregation = parts.Aggregation(kind=self.aggregate, trim=self.trim, temperature=self.temperature)
+        for ids, _ in me.public.batches(t, self.batch_size, self.transfer_steps) if len(me.present) > 1 else ():
+            heard = await me.gather(expect={"f": np.empty((len(ids), me.classes), np.float32)}, alike=True)
+            if not heard:
+                await me.skip()
+                continue
+            f, shares = parts.stacked(heard)
+            mean = aggregation.of_all(f, shares)  # f̄
+            await me.scatter(parts.replies(me.present, list(heard), f, mean, aggregation, shares))
+            me.measure(heard, disagreement=parts.disagreement(f, mean))
 
-    async def _round_by_fitting(self, me: Agent, t: int) -> None:
-        f = np.log(np.maximum(me.learner.predict(me.public.x), self.floor)).astype(np.float32)
-        # ψ(f_-n, E) of each public sample; a row of zeros has not been taught yet
-        soft = me.state.setdefault("soft", np.zeros_like(f))
-        for ids, _ in me.public.batches(t, self.batch_size, self.transfer_steps):
-            told = await self._ask(me, f[ids])
-            if told is not None:
-                soft[ids] = torch.softmax(torch.from_numpy(told[0]) / self.temperature, dim=1).numpy()  # (6)
-        taught = soft.any(axis=1)
-        if taught.any():
-            x = np.concatenate([me.shard.x, me.public.x[taught]])
-            me.learner.fit(x, np.concatenate([me.shard.targets, soft[taught]]))
+    def check(self, agents: Sequence[Agent]) -> None:
+        """There must be classes: a softmax of real values means nothing."""
+        parts.check_classes(agents, self.name)

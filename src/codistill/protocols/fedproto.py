@@ -7,12 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch.nn.functional import mse_loss
 
-from codistill.learners.ability import Ability
-from codistill.protocol import Agent, Foothold, Hub, LearnerError, Message, Protocol, setting
-from codistill.protocols.classes import check_classes, class_means, of_known_classes
-from codistill.protocols.combine import ask, combine
-from codistill.protocols.parts.aggregation import PLAIN_KINDS, Aggregation
+from codistill.protocol import Ability, Agent, Hub, LearnerError, Message, Protocol, setting
+from codistill.protocols import parts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,14 +20,14 @@ class FedProto(Protocol):
 
     h_n(x): features of agent n, the input of its last linear layer, of the same dimension for all agents.
     "classes": an agent sends C_n,c, the mean of h_n over its samples of class c, and gets C̄_c, the mean over all
-    agents who hold class c, itself among them. From the next round on a sample of class c has the loss
+    agents who have class c, itself among them. From the next round on a sample of class c has the loss
     ℓ(f, y) + λ |h_n(x) - C̄_c|². "public": after local training, for each mini-batch P of public data, an agent sends
     h_n(P), gets the mean h_-n(P) of all others, and takes a step down λ |h_n(P) - h_-n(P)|².
 
     Deviations: in print the regulariser is between prototypes, and C̄_c is weighted by samples; here, as in the
     authors' code, it is between samples and prototypes, a mean over features, and C̄_c is a plain mean. C_n,c is taken
-    after training, in evaluation mode, over all samples or those of the `local_steps`. An agent answers by its own
-    head, not by the nearest prototype.
+    after training, in evaluation mode, over all samples or those of the `local_steps`. An agent predicts by its own
+    head, not by the nearest prototype. An agent whose model diverges leaves the regulariser out until the next round.
     """
 
     name = "fedproto"
@@ -37,13 +35,13 @@ class FedProto(Protocol):
     exchanges = "mean features per class, or features on public data, to and from the hub"
     needs = Ability.GRADIENTS | Ability.FEATURES
 
-    form: str = setting("classes", "what travels: means of classes, or of public data", choices=("classes", "public"))
+    form: str = setting("classes", "what is sent: means of classes, or of public data", choices=("classes", "public"))
     local_epochs: int = setting(1, "epochs of local training per round", at_least=0)
     local_steps: int | None = setting(None, "gradient steps per round, instead of epochs", at_least=0)
     batch_size: int = setting(32, "samples per gradient step, private and public", at_least=1)
-    transfer_steps: int | None = setting(None, "public batches per round; absent: one pass over all", at_least=0)
+    transfer_steps: int | None = setting(None, "public batches per round; unset: one pass over all", at_least=0)
     weight: float = setting(1.0, "λ, of the distance between features", at_least=0)
-    aggregate: str = setting("mean", "how the features of many become one target", choices=PLAIN_KINDS)
+    aggregate: str = setting("mean", "how the features of many become one target", choices=parts.PLAIN_KINDS)
     trim: float = setting(0.2, "share that 'trimmed' leaves out at each end", at_least=0, at_most=0.49)
 
     def __post_init__(self) -> None:
@@ -53,59 +51,59 @@ class FedProto(Protocol):
 
     async def round(self, me: Agent, t: int) -> None:
         """Local training, then one of the two ways to share features."""
-        foothold = Foothold(me)
         for x, y in me.shard.batches(t, self.batch_size, self.local_epochs, self.local_steps):
-            foothold.descend(self._loss(me, x, y, foothold))
-        foothold.check()
-        if len(me.present) > 1:  # who is alone learns as if alone, not from its own past
-            await (self._share_prototypes(me, t) if self.form == "classes" else self._transfer(me, t, foothold))
-
-    def _loss(self, me: Agent, x: torch.Tensor, y: torch.Tensor, foothold: Foothold) -> torch.Tensor:
-        f, h = foothold.with_features(x)
-        loss: torch.Tensor = me.learner.loss(f, y)
-        rows, prototypes = of_known_classes(me.state, y)
-        if rows.any() and not foothold.astray:  # ℓ(f, y) + λ |h_n(x) - C̄_c|²
-            loss = loss + self.weight * torch.nn.functional.mse_loss(h[rows], prototypes)
-        return loss
+            f, h = me.learner.with_features(x)
+            loss = me.learner.loss(f, y)
+            rows, prototypes = parts.class_targets(me.state, y)
+            if rows.any() and not me.diverged:
+                loss = loss + self.weight * mse_loss(h[rows], prototypes)  # ℓ(f, y) + λ |h_n(x) - C̄_c|²
+            me.learner.descend(loss)
+        if len(me.present) > 1:  # alone, an agent does not learn from its own past
+            await (self._share_prototypes(me, t) if self.form == "classes" else self._transfer(me, t))
 
     async def _share_prototypes(self, me: Agent, t: int) -> None:
         x, targets = me.shard.x, me.shard.targets
-        if self.local_steps:  # a few steps are no reason to go through all samples: those of this round do
+        if self.local_steps:  # after a few steps, the samples of these steps are enough
             used = list(me.shard.batches(t, self.batch_size, steps=self.local_steps))
-            x, targets = (np.concatenate(parts) for parts in zip(*used, strict=True))
+            x, targets = (np.concatenate(each) for each in zip(*used, strict=True))
         y, h = targets.astype(np.float64), me.learner.evaluated_features(x)
-        prototypes, seen = class_means(y.T @ h, y.sum(axis=0))
+        prototypes, seen = parts.class_means(y.T @ h, y.sum(axis=0))  # C_n,c
         message = Message.of(prototypes=prototypes, seen=seen)
         reply = await me.ask_hub(message, expect={"prototypes": prototypes.shape, "known": seen})
         if reply is not None:  # where it was lost, the last prototypes stay
             me.state |= {"told": reply["prototypes"].astype(np.float32), "known": reply["known"].copy()}
 
-    async def _transfer(self, me: Agent, t: int, foothold: Foothold) -> None:
+    async def _transfer(self, me: Agent, t: int) -> None:
         for _, u in me.public.batches(t, self.batch_size, self.transfer_steps):
-            _, h = foothold.with_features(u)
-            told = await ask(me, h.detach().numpy())
-            if told is not None:  # λ |h_n(P) - h_-n(P)|²
-                foothold.descend(self.weight * torch.nn.functional.mse_loss(h, torch.from_numpy(told[0])))
-        foothold.check()
+            _, h = me.learner.with_features(u)
+            sent = h.detach().numpy()
+            others = parts.leave_one_out(await me.ask_hub(f=sent, expect=parts.expected_reply(sent)), sent)
+            if others is not None:
+                me.learner.descend(self.weight * mse_loss(h, torch.from_numpy(others)))  # λ |h_n(P) - h_-n(P)|²
 
     async def hub(self, me: Hub, t: int) -> None:
         """The mean over whoever answered: of prototypes with the receiver's own, of public features without."""
-        rule = Aggregation(kind=self.aggregate, trim=self.trim, outputs=False)
+        aggregation = parts.Aggregation(kind=self.aggregate, trim=self.trim, outputs=False)
         if self.form == "classes":
-            await self._mean_prototypes(me, rule)
-        else:
-            await combine(me, me.public.batches(t, self.batch_size, self.transfer_steps), rule)
+            return await self._mean_prototypes(me, aggregation)
+        for ids, _ in me.public.batches(t, self.batch_size, self.transfer_steps) if len(me.present) > 1 else ():
+            heard = await me.gather(expect={"f": (len(ids), None)}, alike=True)
+            if not heard:
+                await me.skip()
+                continue
+            h, _ = parts.stacked(heard)
+            await me.scatter(parts.replies(me.present, list(heard), h, aggregation.of_all(h), aggregation))
 
-    async def _mean_prototypes(self, me: Hub, rule: Aggregation) -> None:
+    async def _mean_prototypes(self, me: Hub, aggregation: parts.Aggregation) -> None:
         heard = await me.gather(expect={"prototypes": (None, None), "seen": (None,)}, alike=True)
         if not heard:
-            return
+            return await me.skip()
         told = np.zeros_like(next(iter(heard.values()))["prototypes"])
         known = np.zeros(len(told), dtype=bool)
         for c in range(len(told)):
             held = [message["prototypes"][[c]] for message in heard.values() if message["seen"][c : c + 1].any()]
             if held:
-                told[c], known[c] = rule.of_all(np.stack(held)), True  # C̄_c
+                told[c], known[c] = aggregation.of_all(np.stack(held)), True  # C̄_c
         await me.broadcast(prototypes=told, known=known)
 
     def check(self, agents: Sequence[Agent]) -> None:
@@ -127,4 +125,4 @@ class FedProto(Protocol):
                     'Give it a hidden layer, or use form = "public".',
                 )
         if self.form == "classes":
-            check_classes(agents, self.name)
+            parts.check_classes(agents, self.name)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from codistill.agent import Agent, Effect, Hub, Node, Receive, Send
 from codistill.errors import MessageError, RuntimeFault
 from codistill.message import Message
+from codistill.runtimes.divergence import guarded_round
 from codistill.topology import HUB
 
 if TYPE_CHECKING:
@@ -147,7 +148,7 @@ class Host:
             return self.protocol.hub(node, self._phase) if self._phase != BEGIN else None
         if node.name not in self._present or not isinstance(node, Agent):
             return None
-        return self.protocol.begin(node) if self._phase == BEGIN else self.protocol.round(node, self._phase)
+        return self.protocol.begin(node) if self._phase == BEGIN else guarded_round(self.protocol, node, self._phase)
 
     def _loop(self) -> None:
         running = len(self._tasks)

@@ -1,7 +1,7 @@
-"""How the outputs of many become one: the part that all protocols share in which a hub combines outputs.
+"""Aggregation of many agents' outputs, plain and Byzantine-robust.
 
 An agent learns from the *others*: each of N agents gets the aggregate of the N - 1 other ones. Every kind here
-gives all N of these at once, from sums and ranks over all agents with one of them taken away.
+computes all N of these at once, from sums and ranks over all agents with one of them removed.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from scipy.special import log_softmax, logsumexp
 PLAIN_KINDS = ("mean", "trimmed", "median")
 KINDS = (*PLAIN_KINDS, "probabilities", "confidence", "coverage")
 
-_LEAST_WEIGHT = 1e-3  # nobody is silenced altogether, so that a sum of weights is never zero
+_LEAST_WEIGHT = 1e-3  # no weight is zero, so that a sum of weights never is
 
 
 @dataclass(frozen=True, kw_only=True)
 class Aggregation:
-    """One way to combine arrays of shape (N, samples, columns) over the first axis.
+    """An aggregate of arrays of shape (N, samples, columns) over the first axis.
 
-    `trimmed` leaves out the share `trim` of the largest and of the smallest values, coordinate by coordinate;
-    `median` all but the middle: both stand up to a minority that lies. `probabilities` is the mean of
-    ψ(f, E), where one confident agent counts as much as any. `confidence` weighs each agent's output for a
-    sample by 1 - H(p)/log K, its certainty; `coverage` weighs its entry for a class by the share of that
-    class among its samples. `outputs` is False for values that are no outputs, such as features.
+    `trimmed` is the coordinate-wise mean without the share `trim` of the largest and of the smallest values, `median`
+    the coordinate-wise median: both are robust to a minority of Byzantine agents. `probabilities` is the mean of
+    ψ(f, E), in which a confident agent counts no more than any other. `confidence` weights each agent's output for a
+    sample by 1 - H(p)/log K; `coverage` weights its entry for a class by the share of that class among its samples.
+    `outputs` is False for values that are not outputs before a softmax, such as features.
     """
 
     kind: str = "mean"
@@ -37,24 +37,24 @@ class Aggregation:
 
     def of_others(self, values: np.ndarray, coverage: np.ndarray | None = None) -> np.ndarray:
         """For each of N ≥ 2 agents, the aggregate of all others: (N, samples, columns)."""
-        f, weights = self._prepared(values, coverage)
+        f, weights = self._prepare(values, coverage)
         if self.kind in ("trimmed", "median"):
             answer = _trimmed_of_others(f, self._cut(len(f) - 1))
         else:
             answer = (np.sum(weights * f, axis=0) - weights * f) / (np.sum(weights, axis=0) - weights)
-        return self._finished(answer, values.dtype)
+        return self._finish(answer, values.dtype)
 
     def of_all(self, values: np.ndarray, coverage: np.ndarray | None = None) -> np.ndarray:
         """The aggregate of all N ≥ 1 agents: (samples, columns)."""
-        f, weights = self._prepared(values, coverage)
+        f, weights = self._prepare(values, coverage)
         if self.kind in ("trimmed", "median"):
             cut = self._cut(len(f))
             answer = np.sort(f, axis=0)[cut : len(f) - cut].mean(axis=0)
         else:
             answer = np.sum(weights * f, axis=0) / np.sum(weights, axis=0)
-        return self._finished(answer, values.dtype)
+        return self._finish(answer, values.dtype)
 
-    def _prepared(self, values: np.ndarray, coverage: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+    def _prepare(self, values: np.ndarray, coverage: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
         """What is summed or ranked, and its weights: (N, 1, 1), (N, samples, 1) or (N, 1, columns)."""
         f = values.astype(np.float64)
         equal = np.ones((len(f), 1, 1))
@@ -72,11 +72,11 @@ class Aggregation:
         return f, equal
 
     def _cut(self, count: int) -> int:
-        """How many of `count` values are left out at each end; at least one or two stay."""
+        """How many of `count` values are trimmed at each end; at least one or two stay."""
         middle = (count - 1) // 2
         return middle if self.kind == "median" else min(int(self.trim * count), middle)
 
-    def _finished(self, answer: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    def _finish(self, answer: np.ndarray, dtype: np.dtype) -> np.ndarray:
         if self.kind == "probabilities":
             # an output whose ψ(·, E) is this mean; the sum of all less one's own may miss zero by a rounding
             answer = self.temperature * np.log(np.maximum(answer, 1e-12))

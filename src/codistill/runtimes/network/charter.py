@@ -17,6 +17,7 @@ from codistill.errors import CodistillError, NetworkError
 from codistill.faults import Fault, Faults
 from codistill.federation.checks import check_abilities, check_shapes
 from codistill.protocol import Protocol
+from codistill.protocols.alone import baseline_of
 from codistill.runtimes.network.options import WIRE_VERSION
 from codistill.runtimes.network.terms import Terms, check_terms, describe_protocol, describe_reference, protocol_from
 from codistill.runtimes.runtime import Stage
@@ -79,7 +80,7 @@ class Charter:
     @property
     def has_yardstick(self) -> bool:
         """Whether there is something to compare with: what the agents reach alone."""
-        return self.protocol.alone() is not None
+        return baseline_of(self.protocol) is not None
 
     def terms(self) -> Terms:
         """What must be equal on every node, as plain values."""

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from codistill.agent import Agent
+from codistill.protocols.alone import baseline_of
 from codistill.runtimes.host import BEGIN
 from codistill.runtimes.runtime import Scores, Stage, score
 from codistill.topology import Topology
@@ -13,7 +14,7 @@ from codistill.topology import Topology
 
 def train_alone(stage: Stage, agent: Agent, rounds: int, stopping: Callable[[], bool] = lambda: False) -> Scores:
     """Train a twin of the agent for as many rounds, without any message; its scores at the end."""
-    protocol = stage.protocol.alone()
+    protocol = baseline_of(stage.protocol)
     if protocol is None:
         return {}
     twin = agent.twin()

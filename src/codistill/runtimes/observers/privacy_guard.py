@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -56,7 +56,7 @@ class PrivacyGuard:
     def _secrets(self, sender: str) -> Iterator[tuple[str, np.ndarray]]:
         """What the sender has learnt, as it is now."""
         if sender == HUB:
-            arrays = _leaves(self._hub.state) if self._hub else ()
+            arrays: Iterable[np.ndarray] = _leaves(self._hub.state) if self._hub else ()
         else:
             learner = self._agents[sender].learner
             arrays = learner.weights().values() if Ability.GRADIENTS in learner.abilities else ()

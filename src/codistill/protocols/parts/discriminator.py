@@ -1,4 +1,4 @@
-"""The discriminator of FedAL: it lives on the hub, and learns to tell whose outputs it sees."""
+"""The discriminator of FedAL, on the hub: it learns which agent an output is from."""
 
 from __future__ import annotations
 
@@ -14,46 +14,46 @@ from codistill.protocol import Hub
 
 @dataclass(frozen=True, kw_only=True)
 class Discriminator:
-    """h(p, w): R^K → R^N of section IV-B, with Adam; its weights and Adam's memory live in the hub's state.
+    """h(p, w): R^K → R^N of section IV-B, with Adam; its weights and Adam's state are kept in the hub's state.
 
-    U_n(x) = -CE(n, h(p_n(x))), (7): the discriminator ascends it, the client descends it.
+    U_n(x) = -CE(n, h(p_n(x))), (7): the discriminator ascends it, the agent descends it.
     """
 
-    rate: float = 1e-4  # η_d
+    lr: float = 1e-4  # η_d
     temperature: float = 2.0  # E of its input p_n = ψ(f_n, E)
     hidden: tuple[int, ...] = (32, 256)
 
-    def play(self, me: Hub, names: Sequence[str], f: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """One move, on the outputs f (n, |P|, K) of the clients named.
+    def step(self, me: Hub, names: Sequence[str], f: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """One step, on the outputs f (n, |P|, K) of the agents named.
 
-        Returns ∇_{f_n} U_n(x) for each client and sample with the updated w, and the share of each client's
+        Returns ∇_{f_n} U_n(x) for each agent and sample with the updated w, and the share of each agent's
         outputs that were recognised before the update.
         """
-        h, optimiser = self._live(me, f.shape[2])
+        h, optimiser = self._module(me, f.shape[2])
         outputs = torch.from_numpy(f)
         who = torch.tensor([me.roster.index(name) for name in names]).repeat_interleave(f.shape[1])
         # Line 13: w ← w + η_d ∇𝒰 with 𝒰 = 1/N Σ_n U_n (8), the mean over P
-        guess = h(self._seen(outputs))
+        guess = h(self._inputs(outputs))
         optimiser.zero_grad(set_to_none=True)
         nn.functional.cross_entropy(guess, who).backward()  # type: ignore[no-untyped-call]
         optimiser.step()
-        # Line 16: ∇_{f_n} U_n(x, θ, w_{i+1}); U_n(x) depends on the client's own output for x only
+        # Line 16: ∇_{f_n} U_n(x, θ, w_{i+1}); U_n(x) depends on the agent's own output for x only
         outputs.requires_grad_()
-        u = -nn.functional.cross_entropy(h(self._seen(outputs)), who, reduction="sum")
+        u = -nn.functional.cross_entropy(h(self._inputs(outputs)), who, reduction="sum")
         gradient = torch.autograd.grad(u, outputs)[0].numpy()
         if not np.isfinite(gradient).all():
             me.memo.pop("discriminator")
             me.state.pop("discriminator", None)
-            me.remark("the discriminator was no longer finite; it begins anew, and the step goes on without it.")
+            me.remark("the discriminator diverged; it is initialised anew, and this step continues without it.")
             gradient = np.zeros_like(f)
         recognised = (guess.argmax(dim=1) == who).view(len(names), -1).float().mean(dim=1).numpy()
         return gradient, recognised
 
-    def _seen(self, f: torch.Tensor) -> torch.Tensor:
+    def _inputs(self, f: torch.Tensor) -> torch.Tensor:
         return torch.softmax(f.flatten(0, 1) / self.temperature, dim=1)  # (3)
 
-    def _live(self, me: Hub, classes: int) -> tuple[nn.Sequential, torch.optim.Optimizer]:
-        """The module and its optimiser: at hand, or made from the hub's state, or new."""
+    def _module(self, me: Hub, classes: int) -> tuple[nn.Sequential, torch.optim.Optimizer]:
+        """The module and its optimiser: in memory, or restored from the hub's state, or new."""
         if "discriminator" not in me.memo:
             me.seed_alike("discriminator")
             layers, width = list[nn.Module](), classes
@@ -61,16 +61,16 @@ class Discriminator:
                 layers += [nn.Linear(width, neurons), nn.ReLU()]
                 width = neurons
             h = nn.Sequential(*layers, nn.Linear(width, len(me.roster)))
-            optimiser = torch.optim.Adam(h.parameters(), self.rate, fused=True)
+            optimiser = torch.optim.Adam(h.parameters(), self.lr, fused=True)
             if "discriminator" in me.state:
                 h.load_state_dict(me.state["discriminator"]["weights"])
                 optimiser.load_state_dict(me.state["discriminator"]["memory"])
             me.memo["discriminator"] = h, optimiser
-        live: tuple[nn.Sequential, torch.optim.Optimizer] = me.memo["discriminator"]
-        return live
+        known: tuple[nn.Sequential, torch.optim.Optimizer] = me.memo["discriminator"]
+        return known
 
-    def keep(self, me: Hub) -> None:
-        """At the end of a round, put what it has learnt into the hub's state."""
+    def save(self, me: Hub) -> None:
+        """At the end of a round, put its weights and Adam's state into the hub's state."""
         if "discriminator" in me.memo:
             h, optimiser = me.memo["discriminator"]
             me.state["discriminator"] = {"weights": h.state_dict(), "memory": optimiser.state_dict()}

@@ -1,0 +1,56 @@
+"""Means over classes, and whether there are classes at all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+
+from codistill.protocol import Agent, LearnerError
+from codistill.protocols.parts.aggregation import Aggregation
+
+
+def class_means(values: np.ndarray, shares: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Σ y_c f / Σ y_c for each class c that occurred, from the sums (K, d) and Σ y_c (K,); and which ones did."""
+    seen = shares > 0
+    return (values / np.where(seen, shares, 1)[:, None]).astype(np.float32), seen
+
+
+def class_targets(state: Mapping[str, np.ndarray], y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Which samples of a batch are of a class with a target, and the target of each of these.
+
+    The state holds the targets (K, d) as "told", and which classes have one as "known"; it may be empty.
+    """
+    if "told" not in state:  # before the first exchange
+        return torch.zeros(len(y), dtype=torch.bool), y[:0]
+    label = y.argmax(dim=1)
+    rows = torch.from_numpy(state["known"])[label]
+    return rows, torch.from_numpy(state["told"])[label[rows]]
+
+
+def class_means_of_others(
+    aggregation: Aggregation, values: Mapping[str, np.ndarray], present: Sequence[str]
+) -> dict[str, np.ndarray]:
+    """For each agent that is present, the aggregate of the others' values; agents without others are left out."""
+    if not values:
+        return {}
+    stacked = np.stack(list(values.values()))
+    answers = dict.fromkeys(present, aggregation.of_all(stacked))
+    if len(values) == 1:
+        return {name: answer for name, answer in answers.items() if name not in values}
+    return answers | dict(zip(values, aggregation.of_others(stacked), strict=True))
+
+
+def check_classes(agents: Sequence[Agent], protocol: str) -> None:
+    """Every target must be a label, or probabilities of classes."""
+    for agent in agents:
+        y = agent.shard.targets
+        if agent.shard.labels is None and (
+            y.shape[1] < 2 or y.min() < 0 or not np.allclose(y.sum(axis=1), 1, atol=1e-3)
+        ):
+            raise LearnerError(
+                f"{protocol} learns classes, so targets must be labels, or probabilities of classes.",
+                f"agent '{agent.name}' has real values as targets",
+                "Give labels, or use a protocol for real values: avgkd, akd, pkd, ekd.",
+            )

@@ -1,0 +1,134 @@
+"""The guard against divergence: around `me.learner` in every round, whatever the protocol."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from codistill.agent import Agent
+from codistill.learners.ability import Ability, AnyLearner
+from codistill.protocol import Protocol
+
+# Outputs before the softmax of a model in use are below a hundred or so, and so are its losses. Far beyond, the
+# squares of their gradients, which Adam keeps, would soon be infinite.
+_LARGEST_OUTPUT, _LARGEST_LOSS = 1e4, 1e9
+_GROWTH = 10  # where data have large units, outputs may be large from the start, and grow by this in a round
+
+
+class GuardedLearner:
+    """A learner with gradients that returns to its state at the start of the round when it diverges.
+
+    Outputs that are not finite or far beyond those at the start of the round, and weights that are not finite, send it
+    back; a step down such a loss is not taken. It then sets `me.diverged` for the rest of the round, so that a protocol
+    can leave out the term that caused it, and remarks on it once.
+    """
+
+    def __init__(self, me: Agent) -> None:
+        self._me, self._learner = me, me.learner
+        self._start: Any = None  # the state at the start of the round, copied before anything can change it
+        # Real values have any scale, so only finite ones are asked for; outputs before a softmax have a usual one.
+        self._limit = None if me.learner.probabilistic else float(np.finfo(np.float32).max)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)  # private, or asked for before there is a learner (by copy)
+        return getattr(self._learner, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name.startswith("_"):
+            object.__setattr__(self, name, value)
+        else:
+            setattr(self._learner, name, value)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Outputs before the softmax; of the model at the start of the round, if it has diverged."""
+        self._copy_start()
+        f = self._learner(x)
+        return f if self._is_within_limits(f) else self._learner(x)
+
+    def with_features(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Outputs and features; of the model at the start of the round, if it has diverged."""
+        self._copy_start()
+        f, h = self._learner.with_features(x)
+        return (f, h) if self._is_within_limits(f) else self._learner.with_features(x)
+
+    def descend(self, loss: torch.Tensor) -> None:
+        """A step down the loss, unless the loss has diverged."""
+        self._copy_start()
+        if abs(float(loss.detach())) <= _LARGEST_LOSS:
+            self._learner.descend(loss)
+        else:
+            self._remark("its loss was not finite, or beyond a billion; that step is left out")
+
+    def load(self, weights: dict[str, np.ndarray]) -> None:
+        """Take over weights."""
+        self._copy_start()
+        self._learner.load(weights)
+
+    def weights(self) -> dict[str, np.ndarray]:
+        """Finite weights: those of the start of the round, if the model has diverged."""
+        self.check()
+        return self._learner.weights()
+
+    def evaluated_features(self, x: np.ndarray) -> np.ndarray:
+        """Features of finite weights."""
+        self.check()
+        return self._learner.evaluated_features(x)
+
+    def check(self) -> None:
+        """Return to the start of the round if the weights are not finite: a last step may have left them so."""
+        if self._start is not None and not self._learner.is_finite():
+            self._return("its weights, or the state of its optimiser, were not finite")
+
+    def _copy_start(self) -> None:
+        if self._start is None:
+            self._start = _copied(self._learner.state())
+
+    def _is_within_limits(self, f: torch.Tensor) -> bool:
+        if not f.numel():
+            return True
+        largest = float(f.detach().abs().max())
+        if self._limit is None and largest < float("inf"):  # the first outputs of the round
+            self._limit = max(_LARGEST_OUTPUT, _GROWTH * largest)
+        # Not "> limit": a comparison with NaN is False.
+        if largest <= (self._limit or _LARGEST_OUTPUT):
+            return True
+        self._return("its outputs were not finite, or far beyond what they were")
+        return False
+
+    def _return(self, why: str) -> None:
+        self._learner.restore(_copied(self._start))  # a copy: an optimiser continues in what it is given
+        self._remark(f"{why}; the model returned to its state at the start of the round")
+
+    def _remark(self, text: str) -> None:
+        if not self._me.diverged:
+            self._me.remark(f"diverged: {text}.")
+        self._me.diverged = True
+
+
+async def guarded_round(protocol: Protocol, me: Agent, t: int) -> None:
+    """Round t of a protocol, with the guard around a learner that has gradients."""
+    me.diverged = False
+    learner = me.learner
+    if Ability.GRADIENTS not in learner.abilities:
+        return await protocol.round(me, t)
+    guarded = GuardedLearner(me)
+    me.learner = cast(AnyLearner, guarded)
+    try:
+        await protocol.round(me, t)
+        guarded.check()
+    finally:
+        me.learner = learner
+
+
+def _copied(tree: Any) -> Any:
+    """Nested tables with copies of their tensors and arrays: a tenth of the time of a deep copy."""
+    if isinstance(tree, torch.Tensor):
+        return tree.detach().clone()
+    if isinstance(tree, dict):
+        return {name: _copied(item) for name, item in tree.items()}
+    if isinstance(tree, list | tuple):
+        return type(tree)(_copied(item) for item in tree)
+    return tree.copy() if isinstance(tree, np.ndarray) else tree
