@@ -20,37 +20,37 @@ from codistill.wire.compression import Compression
 HEAD = """\
 # Recipes
 
-A recipe is one TOML file that says all there is to say about a run. It is checked before anything runs: an unknown
-key names its nearest neighbour, a wrong value says what must hold. `codistill run RECIPE --set table.key=value`
-changes it for one run. The run's folder keeps the recipe as it was resolved.
+A recipe is one TOML file that describes a run completely. It is checked before anything runs: for an unknown key the
+error names the nearest known one, for a wrong value it says what must hold. `codistill run RECIPE --set
+table.key=value` changes it for one run. The run's folder keeps the recipe as it was resolved.
 
-A recipe with a table `[sweep]` is many runs, one for every combination of the values listed there, as a paper's
+A recipe with a table `[sweep]` describes many runs, one for every combination of the values listed there, as a paper's
 figure needs them: `codistill sweep RECIPE`. Keys are fields of the recipe (`"partition.alpha" = [0.0, 0.1]`);
 values are a list, or a table of named ones; a table as a value (`protocol = [{ name = "akd" }, { name = "ekd" }]`)
-changes what it names and keeps the rest. What changes several tables at once goes into `[sweep.variants]`: `"8 bit,
-rarely" = { protocol = { every = 10 }, compression = { bits = 8 } }`. Runs that are done are not run again; a
-combination that cannot be is told and left out. The sweep's folder gets `sweep.csv`, `sweep.png`, `outputs.png`
+changes the fields that it names and keeps the others. Changes to several tables at once go into `[sweep.variants]`: `"8
+bit, every 10" = { protocol = { every = 10 }, compression = { bits = 8 } }`. Finished runs are not run again; impossible
+combinations are reported and skipped. The sweep's folder gets `sweep.csv`, `sweep.png`, `outputs.png`
 (for classification: the average outputs of every combination) and a folder for every run. `--quick` first applies
 the changes in the table `[quick]`. See `recipes/akd/`.
 
-Where agents send anything, a sweep also tells what its accuracy costs: a table per panel, `costs.csv` (the same
-figures, unrounded) and `costs.png` (accuracy against the bytes sent so far). Bytes are those that all agents, liars
-too, and the hub have sent in all rounds. What the protocols measure (such as the consensus error) is in
-`measures.png`. A table `[compare]` says what the lines, which are the protocols, the variants or else the values of
-the last axis, are held against.
+Where agents communicate, a sweep also reports what accuracy costs: a table per panel, `costs.csv` (the same
+numbers, not rounded) and `costs.png` (accuracy against bytes sent so far). Bytes are those that all agents, Byzantine
+ones too, and the hub have sent in all rounds. What the protocols measure (such as the consensus error) is in
+`measures.png`. The table `[compare]` sets what the lines (the protocols, the variants, or else the values of the last
+axis) are compared with.
 
-What a run brought is in its folder: `metrics.jsonl`, a row per round and agent, with whatever the protocol measures
-beside the scores; and `report.html`. For classification with at most 100 classes it also has `outputs.safetensors`,
-from the last evaluation: each agent's average output by true class, and the share of pairs of agents that disagree. An
-agent that answers with real values counts as naming the class of the largest one. The report and `codistill compare
---out` draw it as heat maps.
+The results of a run are in its folder: `metrics.jsonl`, a row per round and agent, with scores and what the protocol
+measures; and `report.html`. For classification with at most 100 classes also `outputs.safetensors`, from the last
+evaluation: each agent's average output by true class, and the share of pairs of agents that disagree. An agent that
+predicts real values counts as predicting the class of the largest one. The report and `codistill compare --out` draw it
+as heat maps.
 
 ```toml
 seed = 0
 
 [data]
 name = "digits"
-public = 400                                  # reference samples, stripped of their labels
+public = 400                                  # public samples, without their labels
 
 [partition]
 kind = "dirichlet"
@@ -76,7 +76,8 @@ A scikit-learn learner takes its constructor's options. Paths are relative to th
 
 ## Tables
 
-`seed`: an integer of at least 0 (default 0), from which all randomness of a run derives.
+`seed`: an integer of at least 0 (default 0), from which all randomness of a run derives. "unset" as a default means
+that the key may be left out.
 """
 
 
@@ -107,36 +108,36 @@ def _bounds(metadata: Any) -> str:
 TOPOLOGY = """\
 ### [topology]
 
-Who speaks to whom: a name at the top of the recipe (`topology = "ring"`; star, complete, ring, silent, torus, random,
-expander), or a table with its kind and options (`[topology]`, `kind = "random"`, `degree = 3`). Absent: as the protocol
-has it. Links go both ways and are mixed by Metropolis-Hastings weights, unless a matrix is given. Graphs that are drawn
-at random are connected. `codistill data RECIPE` shows links, diameter and spectral gap (1 - the second largest singular
+Who may speak to whom: a name at the top of the recipe (`topology = "ring"`; star, complete, ring, silent, torus,
+random, expander), or a table with its kind and options (`[topology]`, `kind = "random"`, `degree = 3`). Unset: the
+protocol's own. Links go both ways and have Metropolis-Hastings weights, unless a matrix is given. Random graphs are
+always connected. `codistill data RECIPE` shows links, diameter and spectral gap (1 - the second largest singular
 value of the mixing matrix); the report draws the graph.
 """
 
 
 FAULTS = """\
-Faults on purpose, deterministic in the seed; rounds are counted from 1. `drop`: messages are lost. `late`: they arrive
-after the deadline. `gone`: the agent is absent. `split`: nothing passes between `agents` and all others. `invert`: the
-agent sends floating-point arrays with the opposite sign. `random`: it sends Gaussian noise around 0 with their standard
-deviation instead. Integers and plain values stay, and so does a model that travels as bytes (scikit-learn). To let k
-agents lie, write k such tables. Who lies is marked in the metrics (`lies`), in the log and in tables, and left out of
-means; what it sends is counted."""
+Injected faults, deterministic in the seed; rounds are counted from 1. `drop`: messages are lost. `late`: they arrive
+after the deadline. `gone`: the agent is absent. `split`: nothing passes between `agents` and all others. `invert`: a
+Byzantine agent, which sends floating-point arrays with the opposite sign. `random`: a Byzantine agent, which sends
+Gaussian noise around 0 with their standard deviation instead. Integers and plain values are not changed, and neither
+is a model that travels as bytes (scikit-learn). For k Byzantine agents write k such tables. Byzantine agents are
+marked in the metrics (`lies`), in the log and in tables, and left out of means; what they send is counted."""
 
 
 COMPRESSION = """\
-What is done to the floating-point arrays of every message, whatever the protocol; absent: nothing. See
+Compression of the floating-point arrays of every message, for any protocol; unset: none. See
 [compression](compression.md)."""
 
 
 NETWORK = """\
-For federations between machines (`codistill hub`, `join` and `up`; see [deploy.md](deploy.md)). In a simulation nothing
-of it is used."""
+For federations between machines (`codistill hub`, `join` and `up`; see [deploy.md](deploy.md)). A simulation does not
+use it."""
 
 COMPARE = """\
-Of a sweep only: what its table of costs tells beside accuracy and bytes. A line is named by its label. The price of the
-target is told as of the first evaluated round in which the honest agents reach it on average. Gains, in points, and
-factors of bytes are those of each seed; shown are their means, and of gains the standard deviation."""
+Of a sweep only: what its table of costs reports beside accuracy and bytes. A line is named by its label. The price of
+the target is that of the first evaluated round in which the honest agents reach it on average. Gains, in points, and
+factors of bytes are computed per seed; shown are their means, and for gains the standard deviation."""
 
 
 def page() -> str:
@@ -155,10 +156,10 @@ def page() -> str:
             parts.append(table(f'[topology] kind = "{kind}"', graph, note))
         elif kind not in TOPOLOGIES:
             parts.append(f'### [topology] kind = "{kind}"\n\n{note}\n')
-    common = "Besides: `rounds` (10 by default) and `topology` (star, complete, ring, silent; absent: what suits it)."
+    common = "Also: `rounds` (10 by default) and `topology` (star, complete, ring, silent; unset: the protocol's own)."
     for name, protocol in PROTOCOLS.items():
         parts.append(table(f'[protocol] name = "{name}"', protocol, common))
-    sampled = "Besides: `participation`, the share of agents sampled per round (1.0 by default)."
+    sampled = "Also: `participation`, the share of agents sampled per round (1.0 by default)."
     parts.append(table("[runtime]", Engine, sampled))
     parts.append(table("[evaluation]", Evaluation))
     parts.append(table("[compression]", Compression, COMPRESSION))

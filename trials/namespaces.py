@@ -40,6 +40,7 @@ OUTSIDE, INSIDE = "198.18.0.{}", "192.168.77.{}"  # a range for tests of network
 SWITCH, HUB, ROUTER, BEHIND = "switch", "hub", "router", "behind"
 AGENTS = [f"mlp-{i}" for i in range(1, 6)] + [f"logistic_regression-{i}" for i in range(1, 6)]
 CODISTILL = str(Path(sys.executable).with_name("codistill"))
+NOT_RUN = 77  # exit code where this machine lacks what the trial needs
 
 RECIPE = """\
 seed = 0
@@ -418,6 +419,13 @@ def check_machine() -> None:
         )
     if os.geteuid():
         raise NetworkError("The trial needs root.", f"user {os.geteuid()}", "Run it by sudo.")
+    probe = f"codistill-{os.getpid()}-probe"
+    try:
+        sh("ip", "netns", "add", probe)
+        sh("ip", "-n", probe, "link", "add", "bridge", "type", "bridge")
+        sh("ip", "-n", probe, "link", "add", "one", "type", "veth", "peer", "other")
+    finally:
+        works("ip", "netns", "delete", probe)
 
 
 def trial(console: Console, folder: Path) -> bool:
@@ -473,7 +481,7 @@ def show(console: Console, outcomes: Sequence[Outcome]) -> None:
 
 
 def main() -> int:
-    """0 only if all figures are equal."""
+    """0 only if all figures are equal; 77 if this machine cannot run the trial."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--keep", type=Path, metavar="DIR", help="a new folder for what the nodes wrote (default: none)"
@@ -483,6 +491,10 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         check_machine()
+    except (CodistillError, OSError) as error:
+        print(f"not run: {error}", file=sys.stderr)
+        return NOT_RUN
+    try:
         with contextlib.ExitStack() as stack:
             folder = options.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="codistill-")))
             folder.mkdir(parents=True, exist_ok=options.keep is None)
