@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from html import unescape
 from io import StringIO
 from pathlib import Path
@@ -18,7 +17,7 @@ from codistill.experiments.sweep import means, read_sweep
 from codistill.experiments.sweep_view import tables
 from codistill.plots.charts import arrange
 from codistill.reports.pages import write_comparison, write_report
-from codistill.results.records import Record, Row
+from codistill.results.records import RoundEnded, Row, RunStarted
 from codistill.results.summary import Summary, comparison_table
 from codistill.runtimes.observers.progress import Progress
 
@@ -120,10 +119,9 @@ def test_a_report_of_liars_only_can_be_written(tmp_path: Path) -> None:
 
 
 def test_the_live_line_leaves_liars_out(capsys: pytest.CaptureFixture[str]) -> None:
-    save: Callable[[], dict[str, bytes]] = dict
-    progress = Progress("trial", 2, 3, 0)
-    progress.round_ended(Record(2, summary("c").rows[3:], [], 1.0), save)
-    progress.closed()
+    progress = Progress()
+    progress.started(RunStarted("trial", ("a", "b", "c"), 2))
+    progress.round_ended(RoundEnded(2, summary("c").rows[3:], [], 1.0))
     assert "accuracy 0.300" in capsys.readouterr().err
 
 

@@ -47,7 +47,7 @@ def measured(sweep: Sweep, frame: pd.DataFrame, folder: Path) -> pd.DataFrame:
     done = set(frame[fields].drop_duplicates().itertuples(index=False, name=None))
     rows = [
         {**labels, "measure": measure.title, "round": t, "mean": values.mean()}
-        for labels, _ in sweep.runs()
+        for labels, _ in sweep.runs
         if tuple(labels[key] for key in fields) in done
         for measure in measures(read_summary(folder / slug(labels)))
         for t, values in zip(measure.rounds, measure.values, strict=True)

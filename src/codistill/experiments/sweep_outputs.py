@@ -45,7 +45,7 @@ def _found(sweep: Sweep, folder: Path) -> dict[Labels, dict[tuple[str, ...], lis
     """What the runs of each combination have kept, by the names of the classes; seeds together."""
     found: dict[Labels, dict[tuple[str, ...], list[Outputs]]] = {}
     wanted = {axis.key for axis in (lines_of(sweep), *panels_of(sweep))}
-    for labels, _ in sweep.runs():
+    for labels, _ in sweep.runs:
         place = folder / slug(labels)
         summary = read_summary(place) if (place / OUTPUTS).exists() else None
         if summary is not None and summary.outputs is not None:
