@@ -34,12 +34,16 @@ def opened_folder(folder, *, resume=False):
     return opened
 
 
+def keep_round(opened, done, *, checkpoint=True):
+    opened.round_ended(record(done))
+    if checkpoint:
+        opened.write_checkpoint(done, saved(done))
+
+
 def filled(folder, rounds=3, every=1, of=10):
     opened, plan = opened_folder(folder), Plan(rounds=of, checkpoint_every=every)
     for done in range(1, rounds + 1):
-        opened.round_ended(record(done))
-        if plan.has_checkpoint(done):
-            opened.write_checkpoint(done, saved(done))
+        keep_round(opened, done, checkpoint=plan.has_checkpoint(done))
     opened.close()
     return folder
 
@@ -280,8 +284,7 @@ def test_a_full_disk_leaves_nothing_half_written(tmp_path, monkeypatch, room):
         opened.latest()
         FullDisk(patch, room)
         with pytest.raises(StorageError, match="the disk is full") as caught:
-            opened.round_ended(record(4))
-            opened.write_checkpoint(4, saved(4))
+            keep_round(opened, 4)
         opened.close()
     assert "codistill resume" in caught.value.do
     for name in (METRICS, TIMES, LOG):

@@ -49,8 +49,7 @@ class Processes(Runtime):
         count = min(workers or default_workers(len(agents)), len(agents))
         here: list[Node] = [node for node in description.nodes if node not in agents]
         shares: list[list[Node]] = [here]
-        for worker in range(count):
-            shares.append([*agents[worker::count]])
+        shares.extend([*agents[worker::count]] for worker in range(count))
         places = {node.name: host for host, share in enumerate(shares) for node in share}
         places = {node.name: places[node.name] for node in description.nodes}
         warm_up()  # once here, instead of in every worker
