@@ -15,7 +15,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -27,19 +27,19 @@ import torch
 import codistill as cd
 from bench import bare_network
 from bench.measure import Figure, ratio
-from codistill.agent import Hub
 from codistill.certs.authority import Authority
 from codistill.certs.credentials import read_credentials
 from codistill.learners.zoo import build
 from codistill.message import Message
+from codistill.runtimes.description import RunDescription
 from codistill.runtimes.host import BEGIN
-from codistill.runtimes.network.charter import Charter
 from codistill.runtimes.network.connections import Connections
 from codistill.runtimes.network.hub_runtime import HubRuntime
 from codistill.runtimes.network.options import Network
 from codistill.runtimes.network.remote_agent import RemoteAgent
 from codistill.runtimes.network.terms import hello_of
 from codistill.runtimes.network.transport import Transport
+from codistill.runtimes.plan import Plan
 from codistill.settings import setting
 from codistill.topology import HUB
 
@@ -231,9 +231,11 @@ def federation_side(
     federation: cd.Federation, certs: Path, rounds: int, *, by_exchange: bool = False, **how: Any
 ) -> Iterator[Side]:
     """A federation, measured by its rounds or by the exchanges in them."""
-    charter, port = Charter.of(federation, 1_000_000), free_port()
-    lives = [partial(live_as_agent, charter, agent, certs, port) for agent in federation.agents]
-    side = Side(partial(live_as_hub, charter, certs, port, by_exchange), lives, rounds, **how)
+    port = free_port()
+    # No checkpoints: the disk is not what is measured.
+    description = replace(federation.description, plan=Plan(rounds=1_000_000, checkpoint_every=0))
+    lives = [partial(live_as_agent, description.of_agent(agent.name), certs, port) for agent in federation.agents]
+    side = Side(partial(live_as_hub, description.of_hub(), certs, port, by_exchange), lives, rounds, **how)
     try:
         yield side
     finally:
@@ -269,18 +271,10 @@ def taking_turns(sides: Sequence[Side], turns: int) -> list[list[list[float]]]:
     return spent
 
 
-def live_as_hub(charter: Charter, certs: Path, port: int, by_exchange: bool, pipe: Connection) -> None:
-    wire = Transport(
-        HUB, charter.topology.names, Network(), read_credentials(certs / HUB, HUB), listen=f"127.0.0.1:{port}"
-    )
-    runtime = HubRuntime(
-        charter.stage(Hub()),
-        Connections(wire, Network(), quiet, leads=True),
-        charter.terms(),
-        run=secrets.token_hex(8),
-        stores=no_disk,
-    )
-    names = charter.topology.names
+def live_as_hub(description: RunDescription, certs: Path, port: int, by_exchange: bool, pipe: Connection) -> None:
+    names = description.topology.names
+    wire = Transport(HUB, names, Network(), read_credentials(certs / HUB, HUB), listen=f"127.0.0.1:{port}")
+    runtime = HubRuntime(description, Connections(wire, Network(), quiet, leads=True), run=secrets.token_hex(8))
     pipe.send(bare_network.resident())
     runtime.run(BEGIN, names)
     runtime._muster(names)
@@ -297,20 +291,16 @@ def live_as_hub(charter: Charter, certs: Path, port: int, by_exchange: bool, pip
         pipe.send(STAMPS if by_exchange else ended)
 
 
-def live_as_agent(charter: Charter, agent: cd.Agent, certs: Path, port: int) -> None:
+def live_as_agent(description: RunDescription, certs: Path, port: int) -> None:
+    agent = description.agents[0]
     own = read_credentials(certs / agent.name, "agent")
     wire = Transport(agent.name, (HUB,), Network(), own, dial=[f"127.0.0.1:{port}"])
-    stage = charter.stage(agent)
-    hello = hello_of(agent, charter.public, agent.shard.x.shape[1:], len(agent.shard))
-    RemoteAgent(Connections(wire, Network(), quiet), hello, lambda _: stage).live()
+    hello = hello_of(agent, description.public)
+    RemoteAgent(Connections(wire, Network(), quiet), hello, lambda _: description).live()
 
 
 def quiet(text: str) -> None:
     pass
-
-
-def no_disk(done: int) -> bool:
-    return False
 
 
 # --- processes --------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from codistill.runtimes.runtime import Runtime
 @contextlib.contextmanager
 def started(federation: cd.Federation) -> Iterator[tuple[Runtime, tuple[str, ...]]]:
     """A federation in worker processes, past its first phase."""
-    runtime = Processes(federation._stage())
+    runtime = Processes(federation.description)
     names = tuple(agent.name for agent in federation.agents)
     try:
         runtime.run(BEGIN, names)

@@ -1,4 +1,4 @@
-"""Makes data to try deploy/ with: two unequal tables of patients, and reference data."""
+"""Makes data to try deploy/ with: two unequal tables of patients, and public data."""
 
 import sys
 from pathlib import Path
@@ -9,11 +9,11 @@ from sklearn.datasets import load_breast_cancer
 folder = Path(sys.argv[1] if len(sys.argv) > 1 else ".")
 table = load_breast_cancer(as_frame=True).frame.sample(frac=1, random_state=0)
 table["malignant"] = 1 - table.pop("target")
-reference, rest = table[:169], table[169:]
-small = rest["mean radius"] < rest["mean radius"].median()  # the sites see different patients
+public, rest = table[:169], table[169:]
+small = rest["mean radius"] < rest["mean radius"].median()  # the hospitals see different patients
 for name, part in {"hospital-a": rest[small], "hospital-b": rest[~small]}.items():
     (folder / name).mkdir(parents=True, exist_ok=True)
     part.to_csv(folder / name / "patients.csv", index=False)
     print(f"{folder / name / 'patients.csv'}: {len(part)} samples, {part['malignant'].mean():.0%} malignant")
-np.save(folder / "reference.npy", reference.drop(columns="malignant").to_numpy())
-print(f"{folder / 'reference.npy'}: {len(reference)} samples without labels")
+np.save(folder / "public.npy", public.drop(columns="malignant").to_numpy())
+print(f"{folder / 'public.npy'}: {len(public)} samples without labels")

@@ -10,20 +10,20 @@ from sklearn.model_selection import train_test_split
 import codistill as cd
 
 HERE = Path(__file__).parent
-accepts = ("fedmd", "avgkd")  # what this site takes part in, and nothing else
+accepts = ("fedmd", "avgkd")  # what this agent takes part in, and nothing else
 
 
 def agent(name):
-    """The site's model, its data, and a fifth of them kept aside to measure itself on."""
+    """The model, the data, and a fifth of them kept aside to measure itself on."""
     table = pd.read_csv(HERE / "patients.csv")
     x, y = table.drop(columns="malignant").to_numpy(), table["malignant"].to_numpy()
     x, x_test, y, y_test = train_test_split(x, y, test_size=0.2, random_state=0, stratify=y)
     return cd.Agent(name, RandomForestClassifier(n_estimators=200), x, y, test=(x_test, y_test))
 
 
-def reference():
+def public():
     """The samples that all nodes have: the same columns in the same order, without the label."""
-    return np.load(HERE / "reference.npy")
+    return np.load(HERE / "public.npy")
 
 
 def finished(agent):

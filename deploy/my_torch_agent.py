@@ -10,11 +10,11 @@ from sklearn.model_selection import train_test_split
 import codistill as cd
 
 HERE = Path(__file__).parent
-accepts = ("fedmd", "avgkd")  # what this site takes part in, and nothing else
+accepts = ("fedmd", "avgkd")  # what this agent takes part in, and nothing else
 
 
 class Scaled(torch.nn.Module):
-    """Brings every column to mean 0 and deviation 1, by the reference data: so it is equal at every site."""
+    """Brings every column to mean 0 and deviation 1, by the public data: so it is equal at every agent."""
 
     def __init__(self, samples):
         super().__init__()
@@ -27,21 +27,21 @@ class Scaled(torch.nn.Module):
 
 
 def agent(name):
-    """The site's model, its data, and a fifth of them kept aside to measure itself on."""
+    """The model, the data, and a fifth of them kept aside to measure itself on."""
     table = pd.read_csv(HERE / "patients.csv")
     x, y = table.drop(columns="malignant").to_numpy(), table["malignant"].to_numpy()
     x, x_test, y, y_test = train_test_split(x, y, test_size=0.2, random_state=0, stratify=y)
     torch.manual_seed(0)
     module = torch.nn.Sequential(
-        Scaled(reference()), torch.nn.Linear(x.shape[1], 64), torch.nn.ReLU(), torch.nn.Linear(64, 2)
+        Scaled(public()), torch.nn.Linear(x.shape[1], 64), torch.nn.ReLU(), torch.nn.Linear(64, 2)
     )
     model = cd.TorchLearner(module, lr=1e-3, optimiser="adam")
     return cd.Agent(name, model, x, y, test=(x_test, y_test))
 
 
-def reference():
+def public():
     """The samples that all nodes have: the same columns in the same order, without the label."""
-    return np.load(HERE / "reference.npy")
+    return np.load(HERE / "public.npy")
 
 
 def finished(agent):

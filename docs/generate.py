@@ -10,7 +10,7 @@ from codistill.data.partition import KINDS
 from codistill.experiments.recipe import AgentEntry, Data, Evaluation
 from codistill.experiments.sweep import Compare
 from codistill.faults import Fault
-from codistill.federation import Engine
+from codistill.federation import RuntimeOptions
 from codistill.protocols import PROTOCOLS
 from codistill.runtimes.network.options import Network
 from codistill.topology import KINDS as TOPOLOGIES
@@ -160,7 +160,7 @@ def page() -> str:
     for name, protocol in PROTOCOLS.items():
         parts.append(table(f'[protocol] name = "{name}"', protocol, common))
     sampled = "Also: `participation`, the share of agents sampled per round (1.0 by default)."
-    parts.append(table("[runtime]", Engine, sampled))
+    parts.append(table("[runtime]", RuntimeOptions, sampled))
     parts.append(table("[evaluation]", Evaluation))
     parts.append(table("[compression]", Compression, COMPRESSION))
     parts.append(table("[[faults]]", Fault, FAULTS))

@@ -29,7 +29,7 @@ def main() -> None:
 
     print(result)
     print(result.frame().tail(2).to_string(index=False))
-    print("the lab says:", result.agents["lab"].predict(x[1300:1303]).argmax(axis=1), "truth:", y[1300:1303])
+    print("the lab says:", result.agents["lab"].predict(x[1300:1303]), "truth:", y[1300:1303])
     with tempfile.TemporaryDirectory() as folder:
         page = result.report(Path(folder) / "report.html")
         print(f"report: {page.stat().st_size / 1000:.0f} kB")

@@ -13,10 +13,12 @@ import pandas as pd
 import pytest
 
 from codistill.cli import _parser
-from codistill.experiments.networked import charter_of_sites
+from codistill.experiments.agent_file import read_agent_file
+from codistill.experiments.networked import describe_without_data
 from codistill.experiments.recipe import make_recipe, read_recipe
 from codistill.experiments.run import agent_names
-from codistill.experiments.site import read_site
+from codistill.federation.machines import with_agent
+from codistill.runtimes.network.terms import hello_of
 
 ROOT = Path(__file__).parents[1]
 DEPLOY = ROOT / "deploy"
@@ -36,23 +38,24 @@ def site(tmp_path: Path) -> Path:
     table = pd.DataFrame(rng.normal(size=(40, 5)), columns=list("abcde"))
     table["malignant"] = np.arange(40) % 2
     table.to_csv(tmp_path / "patients.csv", index=False)
-    np.save(tmp_path / "reference.npy", rng.normal(size=(12, 5)))
+    np.save(tmp_path / "public.npy", rng.normal(size=(12, 5)))
     for path in (*DEPLOY.glob("*.py"), DEPLOY / "federation.toml"):
         shutil.copy(path, tmp_path)
     return tmp_path
 
 
 @pytest.mark.parametrize("file", ["my_agent.py", "my_torch_agent.py"])
-def test_an_example_of_a_site_gives_an_agent_that_the_recipe_takes(file: str, site: Path) -> None:
+def test_an_example_of_an_agent_file_gives_an_agent_that_the_recipe_takes(file: str, site: Path) -> None:
     recipe = read_recipe(site / "federation.toml")
-    brought = read_site(site / file, "hospital-a")
+    brought = read_agent_file(site / file, "hospital-a")
     assert agent_names(recipe) == ["hospital-a", "hospital-b"]
-    assert brought.hello() == ((5,), 32)
+    hello = hello_of(brought.agent, brought.public)
+    assert (hello["shape"], hello["samples"]) == ([5], 32)
     assert brought.public is not None
-    charter = charter_of_sites(recipe)
-    assert charter.public is not None
-    assert charter.public.digest == brought.public.digest
-    charter.stage(brought.agent)  # held to what the protocol needs
+    description = describe_without_data(recipe)
+    assert description.public is not None
+    assert description.public.digest == brought.public.digest
+    with_agent(description, brought.agent)  # checked for what the protocol needs
     assert brought.agent.test is not None
     assert len(brought.agent.test[0]) == 8
 
@@ -70,7 +73,7 @@ def test_the_recipe_of_peers_on_the_page_is_read(tmp_path: Path) -> None:
     blocks = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
     recipe = make_recipe(tomllib.loads(blocks[-1]), tmp_path)
     assert recipe.protocol.name == "avgkd"
-    assert not charter_of_sites(recipe).topology.hub
+    assert not describe_without_data(recipe).topology.hub
 
 
 @pytest.mark.parametrize("command", COMMANDS)

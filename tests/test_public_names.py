@@ -39,7 +39,9 @@ NAMES = [
     "SiloSGD",
     "Topology",
     "TorchLearner",
+    "join",
     "register_architecture",
+    "serve",
     "setting",
 ]
 HEAVY = ("torch", "numpy", "pandas", "sklearn", "scipy", "matplotlib", "rich")

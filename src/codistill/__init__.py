@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from codistill.errors import CodistillError as CodistillError
     from codistill.faults import Fault as Fault
     from codistill.federation import Federation as Federation
+    from codistill.federation.machines import join as join
+    from codistill.federation.machines import serve as serve
     from codistill.federation.result import Result as Result
     from codistill.learners.ability import Ability as Ability
     from codistill.learners.ability import Learner as Learner
@@ -78,7 +80,9 @@ _HOMES = {
     "Result": "federation.result",
     "Topology": "topology",
     "TorchLearner": "learners.torch",
+    "join": "federation.machines",
     "register_architecture": "learners.zoo",
+    "serve": "federation.machines",
     "setting": "settings",
 }
 

@@ -38,11 +38,11 @@ alone = false
 [network]
 lease = 2
 """
-SITES = """
+HELD = """
 [data]
-sites = true
+held_by_agents = true
 classes = 2
-reference = "reference.npy"
+public_file = "public.npy"
 [[agents]]
 name = "north"
 [[agents]]
@@ -53,7 +53,7 @@ rounds = {rounds}
 [evaluation]
 alone = false
 """
-SITE = """
+AGENT_FILE = """
 import numpy as np
 from sklearn.linear_model import LogisticRegression
 import codistill as cd
@@ -64,8 +64,8 @@ def agent(name):
     y = (x.sum(axis=1) > 0).astype(int)
     return cd.Agent(name, LogisticRegression(), x[:40], y[:40], test=(x[40:], y[40:]))
 
-def reference():
-    return np.load("reference.npy")
+def public():
+    return np.load("public.npy")
 
 def finished(agent):
     open(f"{agent.name}.done", "w").write(str(agent.learner.predict(np.ones((1, 3))).round(3).tolist()))
@@ -77,9 +77,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "recipe.toml").write_text(RECIPE.format(protocol="fedmd", rounds=2))
     (tmp_path / "ring.toml").write_text(RECIPE.format(protocol="d_distillation", rounds=2))
-    (tmp_path / "sites.toml").write_text(SITES.format(rounds=3))
-    (tmp_path / "my_agent.py").write_text(SITE)
-    np.save(tmp_path / "reference.npy", np.random.default_rng(0).normal(size=(30, 3)).astype("float32"))
+    (tmp_path / "held.toml").write_text(HELD.format(rounds=3))
+    (tmp_path / "my_agent.py").write_text(AGENT_FILE)
+    np.save(tmp_path / "public.npy", np.random.default_rng(0).normal(size=(30, 3)).astype("float32"))
     return tmp_path
 
 
@@ -144,11 +144,11 @@ MISTAKES: dict[str, tuple[list[str], int, str]] = {
     "both": (["join", "my_agent.py", "--hub", "localhost:1", "--listen", "localhost:2"], 2, "both --hub and --listen"),
     "a peer without a name": (["join", "my_agent.py", "--listen", "localhost:2", "--peer", "a:1"], 2, "NAME=HOST:PORT"),
     "no name": (["join", "my_agent.py", "--hub", "localhost:7447"], 2, "Add --name NAME"),
-    "no such site": (["join", "their.py", "--hub", "localhost:7447", "--name", "a"], 2, "their.py must run."),
-    "not a site": (
-        ["join", "reference.npy", "--hub", "localhost:7447", "--name", "a"],
+    "no such file": (["join", "their.py", "--hub", "localhost:7447", "--name", "a"], 2, "their.py must run."),
+    "not an agent's file": (
+        ["join", "public.npy", "--hub", "localhost:7447", "--name", "a"],
         2,
-        "A site is a Python file or a recipe.",
+        "An agent's file is a Python file or a recipe.",
     ),
     "not in the recipe": (
         ["join", "recipe.toml", "--hub", "localhost:7447", "--name", "a"],
@@ -158,11 +158,11 @@ MISTAKES: dict[str, tuple[list[str], int, str]] = {
     "peers without a recipe": (["join", "my_agent.py", "--listen", "localhost:2", "--name", "a"], 2, "no --recipe"),
     "a hub for peers": (["hub", "ring.toml", "--listen", "localhost:7447"], 9, "A hub is for protocols with a hub."),
     "peers of a hub": (
-        ["join", "my_agent.py", "--recipe", "sites.toml", "--listen", "localhost:2", "--name", "north"],
+        ["join", "my_agent.py", "--recipe", "held.toml", "--listen", "localhost:2", "--name", "north"],
         9,
         "fedmd has a hub.",
     ),
-    "sites at one place": (["run", "sites.toml"], 2, "A recipe whose data are at the sites runs between machines."),
+    "data elsewhere": (["run", "held.toml"], 2, "A recipe whose agents hold their data runs between machines."),
     "a stranger as a peer": (
         ["join", "ring.toml", "--listen", "localhost:2", "--name", "logistic_regression-1", "--peer", "x=localhost:3"],
         9,
@@ -192,11 +192,11 @@ def test_a_mistake_is_told_before_anything_starts(mistake: str, here: Path, caps
         ("def agent(name): return 5", 2, "must return an Agent"),
         ("x = 1", 2, "must define agent(name)"),
         ("def agent(name): return 1 / 0", 3, "agent() of my_agent.py must work. | ZeroDivisionError"),
-        (SITE.replace("cd.Agent(name,", "cd.Agent('west',"), 9, "An agent's name is its certificate's name."),
-        (SITE + "\nprotocol = 'fedmd'", 2, "must be a class derived from Protocol"),
+        (AGENT_FILE.replace("cd.Agent(name,", "cd.Agent('west',"), 9, "An agent's name is its certificate's name."),
+        (AGENT_FILE + "\nprotocol = 'fedmd'", 2, "must be a class derived from Protocol"),
     ],
 )
-def test_a_site_that_is_none(text: str, code: int, words: str, here: Path, capsys: Any) -> None:
+def test_an_agent_file_that_is_none(text: str, code: int, words: str, here: Path, capsys: Any) -> None:
     (here / "my_agent.py").write_text(text)
     assert main(["join", "my_agent.py", "--hub", "localhost:7447", "--name", "north"]) == code
     told = capsys.readouterr().err
@@ -207,13 +207,13 @@ def test_a_site_that_is_none(text: str, code: int, words: str, here: Path, capsy
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        ("sites = true", "must say how many classes"),
-        ('sites = true\nclasses = 2\nname = "digits"', "exactly one of name, file, files, sites"),
-        ("sites = true\nclasses = 2\npublic = 5", "'public' beside 'sites'"),
-        ('name = "digits"\nclasses = 2', "classes and reference go with sites"),
+        ("held_by_agents = true", "must say how many classes"),
+        ('held_by_agents = true\nclasses = 2\nname = "digits"', "exactly one of name, file, files, held_by_agents"),
+        ("held_by_agents = true\nclasses = 2\npublic = 5", "'public' beside 'held_by_agents'"),
+        ('name = "digits"\nclasses = 2', "classes and public_file go with held_by_agents"),
     ],
 )
-def test_recipes_of_sites_that_contradict_themselves(data: str, words: str, here: Path, capsys: Any) -> None:
+def test_recipes_without_data_that_contradict_themselves(data: str, words: str, here: Path, capsys: Any) -> None:
     (here / "wrong.toml").write_text(f'[data]\n{data}\n[[agents]]\nname = "a"\n[protocol]\nname = "fedmd"\n')
     assert main(["hub", "wrong.toml", "--listen", "localhost:7447"]) == 2
     assert words in capsys.readouterr().err
@@ -258,12 +258,12 @@ def nodes(here: Path) -> Any:
     made.end()
 
 
-def test_two_sites_with_their_own_data_a_hub_that_is_killed_and_a_gentle_end(
+def test_two_agents_with_their_own_data_a_hub_that_is_killed_and_a_gentle_end(
     here: Path, certs: Path, nodes: Nodes
 ) -> None:
-    (here / "sites.toml").write_text(SITES.format(rounds=100_000))
+    (here / "held.toml").write_text(HELD.format(rounds=100_000))
     port = free_port()
-    hub = ("hub", "sites.toml", "--listen", f"127.0.0.1:{port}", "--certs", str(certs / "localhost"), "--out", "run",
+    hub = ("hub", "held.toml", "--listen", f"127.0.0.1:{port}", "--certs", str(certs / "localhost"), "--out", "run",
            "--log-format", "json")  # fmt: skip
     first = nodes.start("hub", *hub)
     for name in ("north", "south"):
@@ -292,29 +292,29 @@ def test_two_sites_with_their_own_data_a_hub_that_is_killed_and_a_gentle_end(
     assert list((here / "agents" / "north").glob("*/state-*"))
 
 
-def test_sites_finish_and_other_reference_data_are_refused(here: Path, certs: Path, nodes: Nodes) -> None:
+def test_agents_finish_and_other_public_data_are_refused(here: Path, certs: Path, nodes: Nodes) -> None:
     port = free_port()
-    hub = nodes.start("hub", "hub", "sites.toml", "--listen", f"127.0.0.1:{port}", "--certs", str(certs / "localhost"))
+    hub = nodes.start("hub", "hub", "held.toml", "--listen", f"127.0.0.1:{port}", "--certs", str(certs / "localhost"))
     other = here / "other"
     other.mkdir()
-    np.save(other / "reference.npy", np.zeros((30, 3), np.float32))
-    (other / "my_agent.py").write_text(SITE.replace('"reference.npy"', '"other/reference.npy"'))
+    np.save(other / "public.npy", np.zeros((30, 3), np.float32))
+    (other / "my_agent.py").write_text(AGENT_FILE.replace('"public.npy"', '"other/public.npy"'))
     joining = ("--hub", f"127.0.0.1:{port}", "--certs")
     stranger = nodes.start("stranger", "join", "other/my_agent.py", *joining, str(certs / "north"), "--state", "x")
     assert stranger.wait(timeout=120) == 9
-    assert "its reference data differ: 30 samples with digest" in nodes.told("stranger")
-    assert "'north' may not join: its reference data differ" in nodes.told("hub")
-    sites = [nodes.start(name, "join", "my_agent.py", *joining, str(certs / name)) for name in ("north", "south")]
+    assert "its public data differ: 30 samples with digest" in nodes.told("stranger")
+    assert "'north' may not join: its public data differ" in nodes.told("hub")
+    agents = [nodes.start(name, "join", "my_agent.py", *joining, str(certs / name)) for name in ("north", "south")]
     assert hub.wait(timeout=120) == 0, nodes.told("hub")
-    assert [site.wait(timeout=60) for site in sites] == [0, 0]
+    assert [agent.wait(timeout=60) for agent in agents] == [0, 0]
     assert (here / "north.done").exists()
     assert (here / "south.done").exists()
     assert "after 3 rounds" in nodes.told("hub")
 
 
-def test_a_site_takes_part_only_in_what_it_accepts(here: Path, capsys: Any) -> None:
-    (here / "my_agent.py").write_text(SITE + '\naccepts = ("fedmd",)\n')
-    (here / "avgkd.toml").write_text(SITES.format(rounds=3).replace("fedmd", "avgkd"))
+def test_an_agent_takes_part_only_in_what_it_accepts(here: Path, capsys: Any) -> None:
+    (here / "my_agent.py").write_text(AGENT_FILE + '\naccepts = ("fedmd",)\n')
+    (here / "avgkd.toml").write_text(HELD.format(rounds=3).replace("fedmd", "avgkd"))
     arguments = ["join", "my_agent.py", "--recipe", "avgkd.toml", "--listen", "localhost:7447", "--name", "north"]
     assert main(arguments) == 9
     assert "avgkd; accepted: fedmd" in capsys.readouterr().err

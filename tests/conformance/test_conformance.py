@@ -125,7 +125,7 @@ def test_simulation_equals_processes_to_the_bit_and_in_bytes(case: Case, federat
     assert results["simulation"].rows == results["processes"].rows
     for name, agent in results["simulation"].agents.items():
         np.testing.assert_array_equal(
-            agent.predict(digits[0][:50]), results["processes"].agents[name].predict(digits[0][:50])
+            agent.decision_function(digits[0][:50]), results["processes"].agents[name].decision_function(digits[0][:50])
         )
 
 

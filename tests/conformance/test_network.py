@@ -13,8 +13,6 @@ from tests.conformance.test_conformance import FIRST, Case, equal, federation  #
 
 import codistill as cd
 from codistill.protocol import Agent, Hub, Message, Protocol
-from codistill.runtimes.drive import Plan
-from codistill.runtimes.network.up import Trial
 
 ROUNDS = 2
 NETWORKED = [case for case in FIRST if not case.protocol.pools_data]
@@ -48,8 +46,7 @@ def test_the_network_equals_the_simulation_to_the_bit_and_in_bytes(
     tmp_path: Path,
 ) -> None:
     federation(case).run(ROUNDS, runtime="simulation", folder=tmp_path / "simulation", progress=False)
-    trial = Trial(federation(case), Plan(rounds=ROUNDS), tmp_path / "network", progress=False)
-    assert trial.run()
+    federation(case).run(ROUNDS, runtime="network", folder=tmp_path / "network", progress=False)
     for name in ("metrics.jsonl", "log.txt", "alone/metrics.jsonl", "outputs.safetensors"):
         paths = [tmp_path / runtime / name for runtime in ("simulation", "network")]
         assert [path.exists() for path in paths] in ([True, True], [False, False]), name
@@ -69,7 +66,7 @@ def test_injected_faults_compression_and_sampling_are_the_same_there(
         "participation": 0.75,
     }
     federation(case, **options).run(3, runtime="simulation", folder=tmp_path / "simulation", progress=False)
-    assert Trial(federation(case, **options), Plan(rounds=3), tmp_path / "network", progress=False).run()
+    federation(case, **options).run(3, runtime="network", folder=tmp_path / "network", progress=False)
     metrics = [(tmp_path / runtime / "metrics.jsonl").read_bytes() for runtime in ("simulation", "network")]
     assert metrics[0] == metrics[1]
     assert b'"present": false' in metrics[0]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from html import unescape
 from io import StringIO
 from pathlib import Path
@@ -17,7 +16,7 @@ from codistill.cli import main
 from codistill.experiments.sweep import means, read_sweep
 from codistill.experiments.sweep_tables import score_tables
 from codistill.reports.pages import write_comparison, write_report
-from codistill.results.records import Record, Row
+from codistill.results.records import RoundEnded, Row, RunStarted
 from codistill.results.run_scores import scores_of
 from codistill.results.summary import Summary, comparison_table
 from codistill.runtimes.observers.progress import Progress
@@ -131,10 +130,9 @@ def test_a_report_of_byzantine_agents_only_can_be_written(tmp_path: Path) -> Non
 
 
 def test_the_live_line_leaves_byzantine_agents_out(capsys: pytest.CaptureFixture[str]) -> None:
-    save: Callable[[], dict[str, bytes]] = dict
-    progress = Progress("trial", 2, 3, 0)
-    progress.round_ended(Record(2, summary("c").rows[3:], [], 1.0), save)
-    progress.closed()
+    progress = Progress()
+    progress.started(RunStarted("trial", ("a", "b", "c"), 2))
+    progress.round_ended(RoundEnded(2, summary("c").rows[3:], [], 1.0))
     assert "accuracy 0.300" in capsys.readouterr().err
 
 

@@ -14,6 +14,8 @@ from torch import nn
 
 import codistill as cd
 from codistill.errors import CheckpointError, DataError, LearnerError, RecipeError
+from codistill.runtimes.running import run
+from codistill.runtimes.simulation import Simulation
 
 X, Y = load_wine(return_X_y=True)
 ORDER = np.random.default_rng(0).permutation(len(X))
@@ -48,7 +50,7 @@ def lone(model, x=X[:40], y=Y[:40], test=None, **options):
 def test_accuracy_is_that_of_the_agents_answers():
     result = federation().run(2, **QUIET)
     for row in result.rows[-2:]:
-        right = result.agents[row["agent"]].predict(TEST[0]).argmax(axis=1) == TEST[1]
+        right = result.agents[row["agent"]].predict(TEST[0]) == TEST[1]
         assert row["accuracy"] == pytest.approx(right.mean())
         assert row["test_samples"] == len(TEST[0])
 
@@ -56,7 +58,7 @@ def test_accuracy_is_that_of_the_agents_answers():
 def test_a_few_lines_are_enough(tmp_path, capsys):
     members = agents()
     result = cd.Federation(members, cd.FedMD(), public=PUBLIC, test=TEST, seed=0).run(rounds=2)
-    answers = result.agents["lab"].predict(X[:5])
+    answers = result.agents["lab"].predict_proba(X[:5])
     assert answers.shape == (5, 3)
     assert answers.sum(axis=1) == pytest.approx(np.ones(5), abs=1e-5)
     frame = result.frame()
@@ -81,7 +83,7 @@ def test_agents_answer_as_they_were_when_last_measured(runtime):
     result = federation().run(2, runtime=runtime, progress=False, alone=False)
     measured = {row["agent"]: row["accuracy"] for row in result.rows}
     for name, agent in result.agents.items():
-        assert measured[name] == pytest.approx(np.mean(agent.predict(TEST[0]).argmax(axis=1) == TEST[1]))
+        assert measured[name] == pytest.approx(np.mean(agent.predict(TEST[0]) == TEST[1]))
 
 
 def test_both_runtimes_give_the_same_figures():
@@ -229,7 +231,7 @@ def test_a_run_kept_in_a_folder_goes_on(tmp_path):
     federation().run(2, folder=tmp_path / "run", **QUIET)
     rest = federation().run(4, folder=tmp_path / "run", resume=True, **QUIET)
     assert rest.rows == whole.rows
-    assert rest.agents["lab"].predict(X[:5]) == pytest.approx(whole.agents["lab"].predict(X[:5]), abs=0)
+    assert rest.agents["lab"].predict_proba(X[:5]) == pytest.approx(whole.agents["lab"].predict_proba(X[:5]), abs=0)
 
 
 def test_a_run_overwrites_no_other(tmp_path):
@@ -273,7 +275,8 @@ def test_the_agents_alone_leave_the_agents_as_they_were():
     members = agents()
     before = copy.deepcopy(members[1].learner.weights())
     made = federation(members)
-    made._alone().run(2, **QUIET)
+    baseline = made.description.baseline()
+    run(baseline, Simulation(baseline))
     after = members[1].learner.weights()
     assert all(np.array_equal(before[name], after[name]) for name in before)
     assert not members[0].learner.ready
@@ -286,7 +289,7 @@ def test_lists_tensors_and_frames_are_data_too():
     forms = [X[:40].tolist(), torch.from_numpy(X[:40]), pd.DataFrame(X[:40]), X[:40].astype(np.float64)]
     labels = [Y[:40].tolist(), torch.from_numpy(Y[:40]), pd.Series(Y[:40]), Y[:40].astype(np.float32)]
     answers = [
-        lone(GaussianNB(), x, y, classes=3).agents["a"].predict(X[:3]) for x, y in zip(forms, labels, strict=True)
+        lone(GaussianNB(), x, y, classes=3).agents["a"].predict_proba(X[:3]) for x, y in zip(forms, labels, strict=True)
     ]
     np.testing.assert_array_equal(answers[0], answers[3])  # lists of Python's numbers are float64
     np.testing.assert_array_equal(answers[1], answers[2])  # the tensor and the frame are float32
@@ -303,7 +306,7 @@ def test_a_sample_must_look_as_those_of_training():
         agent.predict(np.full((1, 13), np.nan))
     with pytest.raises(DataError, match="numbers"):
         agent.predict([["a"] * 13])
-    assert agent.predict(X[:2].tolist()).shape == (2, 3)
+    assert agent.predict_proba(X[:2].tolist()).shape == (2, 3)
 
 
 def test_a_topology_of_ones_own():

@@ -194,7 +194,7 @@ def test_samples_themselves_are_not_sent_as_features() -> None:
 
 def test_only_the_public_form_needs_public_data() -> None:
     assert cd.Federation(_agents(), cd.FedProto(), classes=CLASSES)
-    with pytest.raises(RecipeError, match="fedproto needs unlabelled reference data"):
+    with pytest.raises(RecipeError, match="fedproto needs unlabelled public data"):
         cd.Federation(_agents(), cd.FedProto(form="public"), classes=CLASSES)
 
 

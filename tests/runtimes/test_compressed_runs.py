@@ -203,7 +203,9 @@ def test_simulation_equals_processes_to_the_bit(digits: Digits) -> None:
     here, there = [learn(digits, protocol, kind, 2, compression) for kind in ("simulation", "processes")]
     assert here.rows == there.rows
     for name, agent in here.agents.items():
-        np.testing.assert_array_equal(agent.predict(digits[0][:20]), there.agents[name].predict(digits[0][:20]))
+        np.testing.assert_array_equal(
+            agent.decision_function(digits[0][:20]), there.agents[name].decision_function(digits[0][:20])
+        )
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,9 @@ import pytest
 from codistill import files
 from codistill.errors import CheckpointError, RecipeError, StorageError
 from codistill.files import locked, write_atomically, writing
-from codistill.results.records import Record
-from codistill.runtimes.store import LOG, METRICS, TIMES, Keeper, check_vacant, read_rows
+from codistill.results.records import RoundEnded
+from codistill.runtimes.plan import Plan
+from codistill.runtimes.store import LOG, METRICS, TIMES, RunFolder, check_vacant, read_rows
 
 
 def row(done, agent="a"):
@@ -20,33 +21,39 @@ def row(done, agent="a"):
 
 
 def record(done):
-    return Record(done, [row(done)], [f"round {done}: something"], 0.25)
+    return RoundEnded(done, [row(done)], [f"round {done}: something"], 0.25)
 
 
 def saved(done):
     return {"a": f"state after {done}".encode(), "hub": b""}
 
 
-def keeper(folder, *, resume=False, rounds=10, every=1):
-    opened = Keeper(folder, rounds, every)
-    opened.begin(resume=resume)
+def opened_folder(folder, *, resume=False):
+    opened = RunFolder(folder)
+    opened.open(resume=resume)
     return opened
 
 
+def keep_round(opened, done, *, checkpoint=True):
+    opened.round_ended(record(done))
+    if checkpoint:
+        opened.write_checkpoint(done, saved(done))
+
+
 def filled(folder, rounds=3, every=1, of=10):
-    with_rows = keeper(folder, rounds=of, every=every)
+    opened, plan = opened_folder(folder), Plan(rounds=of, checkpoint_every=every)
     for done in range(1, rounds + 1):
-        with_rows.round_ended(record(done), lambda done=done: saved(done))
-    with_rows.closed()
+        keep_round(opened, done, checkpoint=plan.has_checkpoint(done))
+    opened.close()
     return folder
 
 
 def latest(folder):
-    opened = keeper(folder, resume=True)
+    opened = opened_folder(folder, resume=True)
     try:
         return opened.latest(), opened.notes
     finally:
-        opened.closed()
+        opened.close()
 
 
 def checkpoints(folder):
@@ -78,13 +85,13 @@ def test_checkpoints_every_so_often_and_at_the_end(tmp_path, every, kept):
     assert checkpoints(filled(tmp_path / "run", 5, every=every, of=5)) == names
 
 
-def test_a_checkpoint_costs_nothing_when_none_is_due(tmp_path):
-    def never():
-        raise AssertionError("nobody asked for a checkpoint")
-
-    opened = keeper(tmp_path / "run", every=3)
-    opened.round_ended(record(1), never)
-    opened.closed()
+def test_the_baseline_is_kept_where_it_was_no_run_of_its_own(tmp_path):
+    opened = opened_folder(tmp_path / "run")
+    assert opened.baseline_rows() is None
+    opened.write_baseline([row(1), row(2)])
+    assert opened.baseline_rows() == [row(1), row(2)]
+    opened.close()
+    assert read_rows(tmp_path / "run" / "alone" / METRICS) == [row(1), row(2)]
 
 
 # --- coming back ------------------------------------------------------------------------------------
@@ -180,10 +187,10 @@ def test_a_metrics_file_that_is_not_there(tmp_path):
 def test_a_new_run_overwrites_nothing(tmp_path):
     folder = filled(tmp_path / "run")
     before = (folder / METRICS).read_bytes()
-    opened = Keeper(folder, 10)
+    opened = RunFolder(folder)
     with pytest.raises(RecipeError, match=r"already holds metrics.jsonl.*codistill resume"):
-        opened.begin(resume=False)
-    opened.closed()
+        opened.open(resume=False)
+    opened.close()
     assert (folder / METRICS).read_bytes() == before
     assert checkpoints(folder) == ["round-000002.state", "round-000003.state"]
 
@@ -211,7 +218,7 @@ def test_a_folder_with_anything_in_it_is_not_vacant(tmp_path):
 
 def attempt(folder, said):
     try:
-        Keeper(folder, 3)
+        RunFolder(folder)
     except StorageError as error:
         said.put((error.found, error.do))
     else:
@@ -230,11 +237,11 @@ def in_another_process(folder):
 
 
 def test_another_process_is_refused_as_long_as_the_run_goes_on(tmp_path):
-    opened = keeper(tmp_path)
+    opened = opened_folder(tmp_path)
     found, do = in_another_process(tmp_path)
     assert found == "another run is writing there"
     assert do.startswith("Wait for it to end.")
-    opened.closed()
+    opened.close()
     with locked(tmp_path):
         assert in_another_process(tmp_path)[0] == "another run is writing there"
     assert in_another_process(tmp_path) == "taken"
@@ -273,12 +280,12 @@ def test_a_file_is_whole_or_as_it_was(tmp_path, monkeypatch):
 def test_a_full_disk_leaves_nothing_half_written(tmp_path, monkeypatch, room):
     folder = filled(tmp_path / "run")
     with monkeypatch.context() as patch:
-        opened = keeper(folder, resume=True)
+        opened = opened_folder(folder, resume=True)
         opened.latest()
         FullDisk(patch, room)
         with pytest.raises(StorageError, match="the disk is full") as caught:
-            opened.round_ended(record(4), lambda: saved(4))
-        opened.closed()
+            keep_round(opened, 4)
+        opened.close()
     assert "codistill resume" in caught.value.do
     for name in (METRICS, TIMES, LOG):
         assert (folder / name).read_bytes()[-1:] == b"\n"
@@ -342,5 +349,5 @@ def test_why_something_cannot_be_written(tmp_path, number, found):
 def test_a_file_in_the_place_of_the_folder(tmp_path):
     (tmp_path / "run").write_text("mine")
     with pytest.raises(StorageError, match="a file is in the place of a folder"):
-        Keeper(tmp_path / "run", 3)
+        RunFolder(tmp_path / "run")
     assert (tmp_path / "run").read_text() == "mine"

@@ -34,8 +34,8 @@ def add_parsers(commands: Any, recipe_options: RecipeOptions, show: Show) -> Non
     _log_options(hub)
     hub.set_defaults(command=lambda options: _hub(options, show))
 
-    join = commands.add_parser("join", help="take part with this site's model and data")
-    join.add_argument("site", type=Path, help="my_agent.py with this site's model and data, or a recipe")
+    join = commands.add_parser("join", help="take part with a model and data of one's own")
+    join.add_argument("file", type=Path, help="my_agent.py with the agent's model and data, or a recipe")
     join.add_argument("--hub", metavar="HOST:PORT", help="the hub to join")
     join.add_argument("--listen", metavar="HOST:PORT", help="among peers: where neighbours reach this one")
     join.add_argument(
@@ -83,17 +83,17 @@ def _hub(options: argparse.Namespace, show: Show) -> int:
     folder = options.out or Path("runs") / f"{options.recipe.stem}-hub"
     with GentleInterrupt() as interrupt:
         summary, complete = run_hub(
-            recipe, folder, own, options.listen, data_dir=options.data_dir, stopping=lambda: interrupt.asked,
+            recipe, folder, own, options.listen, data_dir=options.data_dir, should_stop=lambda: interrupt.asked,
             progress=not options.quiet, form=options.log_format,
         )  # fmt: skip
     return show(summary, complete, folder, "give the same command again")
 
 
 def _join(options: argparse.Namespace, show: Show) -> int:
+    from codistill.experiments.agent_file import read_agent_file
     from codistill.experiments.networked import join_hub, join_peers
     from codistill.experiments.recipe import read_recipe
     from codistill.experiments.run import report_on
-    from codistill.experiments.site import read_site
     from codistill.runtimes.interrupt import GentleInterrupt
 
     dial = _peers(options.peer)
@@ -115,15 +115,15 @@ def _join(options: argparse.Namespace, show: Show) -> int:
             "Drop --name.",
         )
     folder = options.state or Path("agents") / name
-    site = read_site(options.site, name, data_dir=options.data_dir, overrides=options.set)
+    mine = read_agent_file(options.file, name, data_dir=options.data_dir, overrides=options.set)
     with GentleInterrupt() as interrupt:
-        common: dict[str, Any] = {"stopping": lambda: interrupt.asked, "form": options.log_format}
+        common: dict[str, Any] = {"should_stop": lambda: interrupt.asked, "form": options.log_format}
         if options.hub:
-            network = site.recipe.network if site.recipe else _own_network(options.set)
-            complete = join_hub(site, own, options.hub, folder, network=network, **common)
+            network = mine.recipe.network if mine.recipe else _own_network(options.set)
+            complete = join_hub(mine, own, options.hub, folder, network=network, **common)
         else:
-            recipe = _recipe_of_peers(options, site.recipe, read_recipe)
-            complete = join_peers(site, recipe, own, options.listen, dial, folder, progress=not options.quiet, **common)
+            recipe = _recipe_of_peers(options, mine.recipe, read_recipe)
+            complete = join_peers(mine, recipe, own, options.listen, dial, folder, progress=not options.quiet, **common)
             return show(report_on(folder), complete, folder, "give the same command again")
     return 0 if complete else 130
 
@@ -132,22 +132,20 @@ def _up(options: argparse.Namespace, show: Show) -> int:
     from codistill.experiments.networked import run_up, spread
     from codistill.experiments.recipe import read_recipe
     from codistill.experiments.run import new_folder
-    from codistill.runtimes.interrupt import GentleInterrupt
 
     recipe = read_recipe(options.recipe, options.set)
     if options.agents is not None:
         recipe = spread(recipe, options.agents)
     folder = options.out or new_folder(Path("runs"), f"{options.recipe.stem}-up")
-    with GentleInterrupt() as interrupt:
-        summary, complete = run_up(
-            recipe, folder, data_dir=options.data_dir, stopping=lambda: interrupt.asked, progress=not options.quiet,
-            form=options.log_format, verbose=options.verbose or options.log_format == "json",
-        )  # fmt: skip
+    summary, complete = run_up(
+        recipe, folder, data_dir=options.data_dir, progress=not options.quiet, form=options.log_format,
+        verbose=options.verbose or options.log_format == "json",
+    )  # fmt: skip
     return show(summary, complete, folder, f"give the same command again, with --out {folder}")
 
 
 def _own_network(changes: list[str]) -> Network:
-    """What `--set network.KEY=VALUE` says at a site that has no recipe."""
+    """What `--set network.KEY=VALUE` says of an agent that has no recipe."""
     from codistill.experiments.recipe import override
     from codistill.runtimes.network.options import Network
     from codistill.settings import from_table
@@ -166,9 +164,9 @@ def _own_network(changes: list[str]) -> Network:
     return network
 
 
-def _recipe_of_peers(options: argparse.Namespace, of_site: Recipe | None, read: Any) -> Recipe:
-    if of_site is not None:
-        return of_site
+def _recipe_of_peers(options: argparse.Namespace, of_file: Recipe | None, read: Any) -> Recipe:
+    if of_file is not None:
+        return of_file
     if options.recipe is None:
         raise RecipeError(
             "Peers have no hub that tells them the terms, so each needs the recipe.",

@@ -14,7 +14,7 @@ from codistill.data import partition as partitions
 from codistill.errors import RecipeError, nearest
 from codistill.experiments.user_code import run_file
 from codistill.faults import Fault
-from codistill.federation import Engine
+from codistill.federation import RuntimeOptions
 from codistill.protocol import Protocol
 from codistill.protocols import PROTOCOLS
 from codistill.runtimes.network.options import Network
@@ -35,7 +35,7 @@ class Data:
     label: str | None = setting(None, "the label column of a table")
     drop: tuple[str, ...] = setting((), "columns of a table to leave out")
     ids: tuple[str, ...] = setting((), "columns of a table that say where a sample is from")
-    dir: str | None = setting(None, "the data folder; absent: --data-dir or the environment's CODISTILL_DATA")
+    dir: str | None = setting(None, "the data folder; unset: --data-dir or the environment's CODISTILL_DATA")
     samples: int | None = setting(None, "use only this many training samples", at_least=1)
     test_samples: int | None = setting(None, "use only this many test samples", at_least=1)
     test_fraction: float = setting(0.2, "test share where there is no test set", above=0, at_most=0.9)
@@ -44,29 +44,31 @@ class Data:
         at_most=0.9,
     )  # fmt: skip
     scale: str | None = setting(
-        None, "how samples are scaled; absent: as suits the data", choices=("unit", "standard", "none")
+        None, "how samples are scaled; unset: as suits the data", choices=("unit", "standard", "none")
     )
-    public: int | float = setting(0, "reference samples without labels: a count, or a share below 1", at_least=0)
-    sites: bool = setting(False, "every agent brings its own data; see docs/deploy.md")
-    classes: int | None = setting(None, "with sites: how many classes there are; 1 for one real value", at_least=1)
-    reference: str | None = setting(None, "with sites: a .npy file of reference samples, equal on every node")
+    public: int | float = setting(0, "public samples without labels: a count, or a share below 1", at_least=0)
+    held_by_agents: bool = setting(False, "every agent brings its own data; see docs/deploy.md")
+    classes: int | None = setting(
+        None, "with held_by_agents: how many classes there are; 1 for one real value", at_least=1
+    )
+    public_file: str | None = setting(None, "with held_by_agents: a .npy file of public samples, equal on every node")
 
     def __post_init__(self) -> None:
         check_settings(self, "data")
         given = [key for key in ("name", "file", "files") if getattr(self, key) is not None]
-        given += ["sites"] if self.sites else []
+        given += ["held_by_agents"] if self.held_by_agents else []
         if len(given) != 1:
             raise RecipeError(
-                "[data] must say exactly one of name, file, files, sites.", f"{given or 'none'}", "Keep one."
+                "[data] must say exactly one of name, file, files, held_by_agents.", f"{given or 'none'}", "Keep one."
             )
-        if not self.sites and (self.classes is not None or self.reference is not None):
+        if not self.held_by_agents and (self.classes is not None or self.public_file is not None):
             raise RecipeError(
-                "[data] classes and reference go with sites.",
+                "[data] classes and public_file go with held_by_agents.",
                 f"beside '{given[0]}'",
-                "Remove them, or say sites = true.",
+                "Remove them, or say held_by_agents = true.",
             )
-        if self.sites:
-            self._check_sites()
+        if self.held_by_agents:
+            self._check_held_by_agents()
             return
         if self.name is None and self.label is None:
             raise RecipeError("[data] must say the label column of a table.", "no label", 'Add label = "column".')
@@ -79,14 +81,20 @@ class Data:
                 f"Remove '{useless[0]}'.",
             )
 
-    def _check_sites(self) -> None:
+    def _check_held_by_agents(self) -> None:
         """The hub has no data to split or to scale."""
         if self.classes is None:
-            raise RecipeError("[data] with sites must say how many classes there are.", "none", "Add classes = 2.")
-        kept = {"sites", "classes", "reference"}
+            raise RecipeError(
+                "[data] with held_by_agents must say how many classes there are.", "none", "Add classes = 2."
+            )
+        kept = {"held_by_agents", "classes", "public_file"}
         idle = [f.name for f in dataclasses.fields(self) if f.name not in kept and getattr(self, f.name) != f.default]
         if idle:
-            raise RecipeError("[data] with sites holds no data.", f"'{idle[0]}' beside 'sites'", f"Remove '{idle[0]}'.")
+            raise RecipeError(
+                "[data] with held_by_agents holds no data.",
+                f"'{idle[0]}' beside 'held_by_agents'",
+                f"Remove '{idle[0]}'.",
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,9 +102,9 @@ class AgentEntry:
     """[[agents]]: one agent, or several of a kind."""
 
     learner: str | dict[str, Any] | None = setting(
-        None, "a learner's name, or a table with kind and options; with data at sites: none"
+        None, "a learner's name, or a table with kind and options; where agents hold their data: none"
     )
-    name: str | None = setting(None, "the agent's name; absent: made from the learner's")
+    name: str | None = setting(None, "the agent's name; unset: made from the learner's")
     count: int = setting(1, "how many such agents", at_least=1)
 
     def __post_init__(self) -> None:
@@ -110,7 +118,7 @@ class AgentEntry:
     def kind(self) -> str:
         """The learner's name."""
         if self.learner is None:
-            return "site"
+            return "agent"
         kind: str = self.learner if isinstance(self.learner, str) else self.learner["kind"]
         return kind
 
@@ -144,7 +152,7 @@ class Recipe:
     rounds: int = 10
     seed: int = 0
     partition: partitions.Partition = field(default_factory=partitions.Iid)
-    runtime: Engine = field(default_factory=Engine)
+    runtime: RuntimeOptions = field(default_factory=RuntimeOptions)
     evaluation: Evaluation = field(default_factory=Evaluation)
     faults: tuple[Fault, ...] = ()
     participation: float = 1.0
@@ -233,7 +241,7 @@ def make_recipe(tables: Mapping[str, Any], folder: Path) -> Recipe:
         rounds=rounds,
         seed=_seed(source.get("seed", 0)),
         partition=_partition(source.get("partition", {"kind": "iid"})),
-        runtime=from_table(Engine, runtime, "runtime"),
+        runtime=from_table(RuntimeOptions, runtime, "runtime"),
         evaluation=from_table(Evaluation, source.get("evaluation", {}), "evaluation"),
         faults=tuple(from_table(Fault, entry, "faults") for entry in source.get("faults", [])),
         participation=float(participation),
@@ -247,13 +255,13 @@ def make_recipe(tables: Mapping[str, Any], folder: Path) -> Recipe:
 def _check_learners(data: Data, agents: Sequence[AgentEntry]) -> None:
     """A learner is named where the data are."""
     for entry in agents:
-        if data.sites and (entry.learner is not None or entry.name is None or entry.count != 1):
+        if data.held_by_agents and (entry.learner is not None or entry.name is None or entry.count != 1):
             raise RecipeError(
-                "With data at sites an [[agents]] table holds a name: the learner is the site's own.",
+                "Where agents hold their data an [[agents]] table holds a name: the learner is the agent's own.",
                 f"name = {entry.name!r}, learner = {entry.learner!r}, count = {entry.count}",
                 'Write name = "hospital-a", and nothing else.',
             )
-        if not data.sites and entry.learner is None:
+        if not data.held_by_agents and entry.learner is None:
             raise RecipeError("[agents] must say 'learner'.", "no such key", "Add it: see 'codistill learners'.")
 
 
@@ -348,8 +356,8 @@ def _with_absolute_paths(tables: Mapping[str, Any], folder: Path) -> dict[str, A
     if isinstance(data, dict):
         if isinstance(data.get("file"), str):
             data["file"] = str(folder / data["file"])
-        if isinstance(data.get("reference"), str):
-            data["reference"] = str(folder / data["reference"])
+        if isinstance(data.get("public_file"), str):
+            data["public_file"] = str(folder / data["public_file"])
         if isinstance(data.get("dir"), str):
             data["dir"] = str(folder / data["dir"])
         if isinstance(data.get("files"), dict):

@@ -1,4 +1,4 @@
-"""From a recipe to a run's folder: build the federation, run it, and say what came out."""
+"""From a recipe to a run's folder: build the federation, run it, and report its results."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ from codistill.files import locked, write_atomically, writing
 from codistill.learners.catalogue import make_learner
 from codistill.randomness import generator, seed_libraries
 from codistill.results.summary import Summary
-from codistill.runtimes.store import METRICS, TIMES, check_vacant, read_outputs, read_rows, whole_lines
+from codistill.runtimes.network.terms import describe_protocol, describe_public
+from codistill.runtimes.plan import Plan
+from codistill.runtimes.store import BASELINE, METRICS, TIMES, check_vacant, read_outputs, read_rows, whole_lines
 from codistill.topology import KINDS as TOPOLOGIES
 from codistill.topology import Topology
 from codistill.topology.facts import as_plain, from_plain
@@ -37,10 +39,10 @@ _PACKAGES = ("codistill", "numpy", "scikit-learn", "scipy", "torch", "safetensor
 
 def load_data(data: Data, seed: int, data_dir: str | None = None) -> datasets.Dataset:
     """The data set that a recipe names, with the part of it that agents are measured on."""
-    if data.sites:
+    if data.held_by_agents:
         raise RecipeError(
-            "A recipe whose data are at the sites runs between machines.",
-            "[data] sites",
+            "A recipe whose agents hold their data runs between machines.",
+            "[data] held_by_agents",
             "Start it by 'codistill hub', and each agent by 'codistill join': see docs/deploy.md.",
         )
     whole = _load_whole(data, seed, data_dir)
@@ -129,47 +131,61 @@ def build(recipe: Recipe, data_dir: str | None = None) -> tuple[Federation, data
     return federation, data
 
 
-def move_in(
+def plan_of(recipe: Recipe) -> Plan:
+    """Rounds, evaluations and checkpoints of a recipe."""
+    evaluation = recipe.evaluation
+    return Plan(
+        rounds=recipe.rounds,
+        evaluate_every=evaluation.every,
+        evaluate_samples=evaluation.samples or None,
+        baseline=evaluation.alone,
+        checkpoint_every=recipe.runtime.checkpoint_every,
+    )
+
+
+def prepare(
     recipe: Recipe, folder: Path, *, data_dir: str | None = None, resume: bool = False
 ) -> tuple[Federation, datasets.Dataset]:
     """Build a recipe's federation, and write into the folder of its run what it is; to resume, compare."""
     if not resume:
         check_vacant(folder)
     federation, data = build(recipe, data_dir)
-    settle_in(folder, source_of(recipe, data_dir), _facts(recipe, federation, data), resume=resume)
+    make_folder(folder, source_of(recipe, data_dir), _facts(recipe, federation, data), resume=resume)
     return federation, data
 
 
-def settle_in(folder: Path, source: dict[str, Any], facts: dict[str, Any], *, resume: bool) -> None:
+def make_folder(folder: Path, source: dict[str, Any], facts: dict[str, Any], *, resume: bool) -> None:
     """Write a run's recipe and facts into its folder; to resume, compare."""
     if resume:
         _check_facts(folder, facts)
     else:
-        _move_in(folder, source, facts)
+        _write_new(folder, source, facts)
 
 
 def execute(
     recipe: Recipe, folder: Path, *, data_dir: str | None = None, resume: bool = False, progress: bool = True
 ) -> tuple[Summary, bool]:
-    """Run a recipe in a folder; returns what came out, and whether all rounds were done."""
-    if resume and ((folder / NETWORK).exists() or (folder / "agents").is_dir()):
+    """Run a recipe in a folder; returns its results, and whether all rounds were done."""
+    elsewhere = (folder / NETWORK).exists() or (folder / "agents").is_dir()
+    if resume and elsewhere and recipe.runtime.kind != "network":
         raise CheckpointError(
             "A run between machines is resumed where it ran.",
             f"{folder} is the folder of a hub, or of 'codistill up'",
             "Give the same command again, with the same --out: it goes on from its checkpoint.",
         )
-    federation, _ = move_in(recipe, folder, data_dir=data_dir, resume=resume)
-    evaluation = recipe.evaluation
+    federation, _ = prepare(recipe, folder, data_dir=data_dir, resume=resume)
+    plan = plan_of(recipe)
     result = federation.run(
-        recipe.rounds,
+        plan.rounds,
         runtime=recipe.runtime.kind,
         workers=recipe.runtime.workers,
-        evaluate_every=evaluation.every,
-        evaluate_samples=evaluation.samples or None,
-        alone=evaluation.alone,
+        network=recipe.network,
+        evaluate_every=plan.evaluate_every,
+        evaluate_samples=plan.evaluate_samples,
+        alone=plan.baseline,
         folder=folder,
         resume=resume,
-        checkpoint_every=recipe.runtime.checkpoint_every,
+        checkpoint_every=plan.checkpoint_every,
         progress=progress,
     )
     return report_on(folder), not result.interrupted
@@ -199,7 +215,7 @@ def source_of(recipe: Recipe, data_dir: str | None) -> dict[str, Any]:
     return {**recipe.source, "data": {**recipe.source["data"], "dir": str(Path(data_dir).resolve())}}
 
 
-def _move_in(folder: Path, source: dict[str, Any], facts: dict[str, Any]) -> None:
+def _write_new(folder: Path, source: dict[str, Any], facts: dict[str, Any]) -> None:
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
     with locked(folder):
@@ -272,7 +288,7 @@ def read_summary(folder: Path) -> Summary:
         raise CheckpointError(
             f"{folder / TIMES} must be as it was written.", f"{error}", "Run the recipe again, in another folder."
         ) from None
-    alone = folder / "alone" / METRICS
+    alone = folder / BASELINE / METRICS
     rows = read_rows(folder / METRICS)
     return Summary(
         title=folder.resolve().name,
@@ -302,15 +318,26 @@ def _facts(recipe: Recipe, federation: Federation, data: datasets.Dataset) -> di
         "counts": table,
         "class_names": list(data.class_names),
         "test_samples": len(data.x_test),
-        "reference": None
-        if federation.public is None
-        else {"samples": len(federation.public), "digest": federation.public.digest},
+        "public": describe_public(federation.public),
         "digests": [digest(part) for part in (data.x, data.y, data.x_test, data.y_test)],
         "topology": None if federation.topology.hub else as_plain(federation.topology),
         "compression": None if recipe.compression is None else dataclasses.asdict(recipe.compression),
         "seed": recipe.seed,
+        **facts_of_protocol(recipe),
         "versions": versions(),
     }
+
+
+def facts_of_protocol(recipe: Recipe) -> dict[str, str]:
+    """Of a protocol in a file of one's own: the digest of that file."""
+    code = describe_protocol(recipe.protocol).get("code")
+    return {} if code is None else {"protocol_code": code}
+
+
+def protocol_code(folder: Path) -> str | None:
+    """The digest of the file of a run's own protocol, as it was when the run began."""
+    code = _read_facts(folder).get("protocol_code") if (folder / FACTS).exists() else None
+    return None if code is None else str(code)
 
 
 def versions() -> dict[str, str]:

@@ -7,6 +7,7 @@ import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,10 @@ import pandas as pd
 
 from codistill.errors import LearnerError, RecipeError, nearest
 from codistill.experiments.recipe import Recipe, make_recipe, override, put, read_tables
-from codistill.experiments.run import RECIPE, execute, reopen, topology_of
+from codistill.experiments.run import RECIPE, execute, facts_of_protocol, protocol_code, reopen, topology_of
+from codistill.protocol import Protocol
+from codistill.results.records import Row
+from codistill.runtimes.network.terms import describe_protocol
 from codistill.runtimes.store import METRICS, read_rows
 from codistill.settings import check_settings, from_table, setting
 
@@ -65,13 +69,14 @@ class Sweep:
     compare: Compare = field(default_factory=Compare)
 
     def __len__(self) -> int:
-        count = 1
-        for axis in self.axes:
-            count *= len(axis.values)
-        return count
+        return len(self.runs)
 
-    def runs(self) -> Iterator[tuple[dict[str, str], Recipe]]:
+    @cached_property
+    def runs(self) -> tuple[tuple[dict[str, str], Recipe], ...]:
         """Every combination: its labels by field, and its recipe."""
+        return tuple(self._combinations())
+
+    def _combinations(self) -> Iterator[tuple[dict[str, str], Recipe]]:
         for labels in itertools.product(*(axis.values for axis in self.axes)):
             tables = copy.deepcopy(self.tables)
             for axis, label in zip(self.axes, labels, strict=True):
@@ -84,14 +89,18 @@ class Sweep:
     @property
     def test_part(self) -> str:
         """What the figures are measured on: the test set, the validation set, or in some runs the one or the other."""
-        parts = {"validation" if recipe.data.validation else "common test" for _, recipe in self.runs()}
+        parts = {"validation" if recipe.data.validation else "common test" for _, recipe in self.runs}
         return " or ".join(sorted(parts))
 
 
 def lines_of(sweep: Sweep) -> Axis:
     """The axis whose values are compared with one another: the protocols, variants, or else the last axis."""
-    axes = {axis.key: axis for axis in sweep.axes if axis.key != "seed"} or {axis.key: axis for axis in sweep.axes}
-    return axes.get("protocol") or axes.get(VARIANTS) or list(axes.values())[-1]
+    return _compared(sweep.axes)
+
+
+def _compared(axes: Sequence[Axis]) -> Axis:
+    found = {axis.key: axis for axis in axes if axis.key != "seed"} or {axis.key: axis for axis in axes}
+    return found.get("protocol") or found.get(VARIANTS) or list(found.values())[-1]
 
 
 def panels_of(sweep: Sweep) -> list[Axis]:
@@ -126,9 +135,9 @@ def read_sweep(path: Path, overrides: Sequence[str] = (), *, quick: bool = False
             f"none in {path}",
             "Write for example [sweep] and below it \"seed\" = [0, 1, 2]; or use 'codistill run'.",
         )
-    sweep = Sweep(tuple(_axis(key, values) for key, values in axes.items()), tables, path.resolve().parent)
-    sweep = replace(sweep, compare=_compare(compare, lines_of(sweep)))
-    for _, recipe in sweep.runs():
+    made = tuple(_axis(key, values) for key, values in axes.items())
+    sweep = Sweep(made, tables, path.resolve().parent, _compare(compare, _compared(made)))
+    for _, recipe in sweep.runs:
         topology_of(recipe)  # every recipe is checked before any runs, and so is its graph
     return sweep
 
@@ -186,19 +195,18 @@ def execute_sweep(
 ) -> pd.DataFrame | None:
     """Run what is not done yet; returns a row per run, round and agent, or None if it was interrupted.
 
-    Combinations that cannot be are told and left out.
+    Impossible combinations are reported and skipped.
     """
     frames = []
-    for number, (labels, recipe) in enumerate(sweep.runs(), 1):
+    for number, (labels, recipe) in enumerate(sweep.runs, 1):
         words = ", ".join(labels.values())
-        place = folder / slug(labels)
         try:
-            if not _is_done(recipe, place, data_dir):
-                return None
-            rows = read_rows(place / METRICS)
+            rows = _rows_of(recipe, folder / slug(labels), data_dir)
         except LearnerError as error:  # such as averaging the weights of different architectures
-            tell(f"[{number}/{len(sweep)}] {words}: left out. {error.must} Found: {error.found}")
+            tell(f"[{number}/{len(sweep)}] {words}: skipped. {error.must} Found: {error.found}")
             continue
+        if rows is None:
+            return None
         honest = [row for row in rows if row["round"] == recipe.rounds and not row.get("lies")]
         last = [row["accuracy"] for row in honest if "accuracy" in row]
         said = f"accuracy {100 * sum(last) / len(last):.1f} %" if last else "done"
@@ -208,34 +216,40 @@ def execute_sweep(
         frame = pd.DataFrame([{**labels, **row} for row in rows])
         frames.append(frame.assign(from_hub=frame["received"]) if topology_of(recipe).hub else frame)
     if not frames:
-        raise RecipeError("A sweep must hold at least one run that can be.", "none", "See what was said above.")
+        raise RecipeError("A sweep must hold at least one possible run.", "none", "See what was said above.")
     frame = pd.concat(frames, ignore_index=True)
     frame.to_csv(folder / TABLE, index=False)
     return frame
 
 
-def _is_done(recipe: Recipe, place: Path, data_dir: str | None) -> bool:
-    """Run what is missing of one run; False if it was interrupted."""
+def _rows_of(recipe: Recipe, place: Path, data_dir: str | None) -> list[Row] | None:
+    """The rows of one run, which is run first if it is not done; None if it was interrupted."""
     begun = (place / RECIPE).exists()
-    if begun and _without_place(reopen(place)) != _without_place(recipe):
-        raise RecipeError(
-            "A sweep's folder must hold runs of the same recipe.",
-            f"{place} holds a run of another",
-            "Choose another --out, or remove that folder.",
-        )
-    if begun and any(row["round"] == recipe.rounds for row in _known_rows(place)):
-        return True
+    if begun:
+        if not _is_run_of(recipe, place):
+            raise RecipeError(
+                "A sweep's folder must hold runs of the same recipe.",
+                f"{place} holds a run of another",
+                "Choose another --out, or remove that folder.",
+            )
+        rows = read_rows(place / METRICS) if (place / METRICS).exists() else []
+        if any(row["round"] == recipe.rounds for row in rows):
+            return rows
     _, complete = execute(recipe, place, data_dir=data_dir, resume=begun, progress=False)
-    return complete
+    return read_rows(place / METRICS) if complete else None
 
 
-def _without_place(recipe: Recipe) -> Recipe:
-    """Where the data lie is no part of what a run is."""
-    return replace(recipe, data=replace(recipe.data, dir=None))
+def _is_run_of(recipe: Recipe, place: Path) -> bool:
+    """Whether a folder holds a run of this recipe. A protocol in a file of one's own is compared by the file's content
+    and the settings: the class is another object whenever the file is loaded."""
+    code = facts_of_protocol(recipe).get("protocol_code")
+    return _comparable(reopen(place)) == _comparable(recipe) and protocol_code(place) in (None, code)
 
 
-def _known_rows(place: Path) -> list[dict[str, Any]]:
-    return read_rows(place / METRICS) if (place / METRICS).exists() else []
+def _comparable(recipe: Recipe) -> tuple[Recipe, dict[str, Any]]:
+    """Where the data are is no part of what a run is."""
+    plain = replace(recipe, data=replace(recipe.data, dir=None), protocol=Protocol())
+    return plain, describe_protocol(recipe.protocol)
 
 
 def slug(labels: Mapping[str, str]) -> str:
@@ -252,7 +266,7 @@ def means(sweep: Sweep, frame: pd.DataFrame) -> pd.DataFrame:
     grouped = by_seed.groupby([*keys, "round"], sort=False)
     found = {"mean": grouped.mean(), "spread": grouped.std(ddof=0), "seeds": grouped.count()}
     table = pd.DataFrame(found).reset_index()
-    table.attrs["honest"] = has_liars(frame)  # whether some agents were left out
+    table.attrs["honest"] = has_byzantine_agents(frame)  # whether some agents were left out
     return table
 
 
@@ -266,11 +280,11 @@ def metric_of(frame: pd.DataFrame) -> str:
     return "accuracy" if "accuracy" in frame else "rmse"
 
 
-def has_liars(frame: pd.DataFrame) -> bool:
+def has_byzantine_agents(frame: pd.DataFrame) -> bool:
     """Whether some agents lie, and are left out of means."""
     return "lies" in frame and bool(frame["lies"].eq(True).any())
 
 
 def honest_rows(frame: pd.DataFrame) -> pd.DataFrame:
     """The rows of agents that do not lie."""
-    return frame[~frame["lies"].eq(True)] if has_liars(frame) else frame
+    return frame[~frame["lies"].eq(True)] if has_byzantine_agents(frame) else frame

@@ -6,7 +6,16 @@ from typing import Any
 
 import pandas as pd
 
-from codistill.experiments.sweep import Compare, Sweep, has_liars, honest_rows, lines_of, means, metric_of, shown_keys
+from codistill.experiments.sweep import (
+    Compare,
+    Sweep,
+    has_byzantine_agents,
+    honest_rows,
+    lines_of,
+    means,
+    metric_of,
+    shown_keys,
+)
 
 _REPEAT = "repeat"  # distinguishes runs that differ in their seed only
 
@@ -51,7 +60,7 @@ def costs(sweep: Sweep, frame: pd.DataFrame) -> pd.DataFrame:
     if compare.target is not None:
         found["seeds_at_target"] = grouped["bytes_to_target"].count()
     table = pd.DataFrame(found).reset_index()
-    table.attrs["honest"] = has_liars(frame)
+    table.attrs["honest"] = has_byzantine_agents(frame)
     return table
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 
 from codistill.experiments.run import read_summary
-from codistill.experiments.sweep import Sweep, has_liars, shown_keys, slug
+from codistill.experiments.sweep import Sweep, has_byzantine_agents, shown_keys, slug
 from codistill.results.measures import measures
 
 
@@ -17,7 +17,7 @@ def measured(sweep: Sweep, frame: pd.DataFrame, folder: Path) -> pd.DataFrame:
     done = set(frame[fields].drop_duplicates().itertuples(index=False, name=None))
     rows = [
         {**labels, "measure": measure.title, "round": t, "mean": values.mean()}
-        for labels, _ in sweep.runs()
+        for labels, _ in sweep.runs
         if tuple(labels[key] for key in fields) in done
         for measure in measures(read_summary(folder / slug(labels)))
         for t, values in zip(measure.rounds, measure.values, strict=True)
@@ -26,5 +26,5 @@ def measured(sweep: Sweep, frame: pd.DataFrame, folder: Path) -> pd.DataFrame:
         return pd.DataFrame()
     by_round = pd.DataFrame(rows).groupby([*shown_keys(sweep), "measure", "round"], sort=False)["mean"]
     table = by_round.mean().reset_index()
-    table.attrs["honest"] = has_liars(frame)
+    table.attrs["honest"] = has_byzantine_agents(frame)
     return table

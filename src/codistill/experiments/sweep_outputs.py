@@ -38,7 +38,7 @@ def _found(sweep: Sweep, folder: Path) -> dict[Labels, dict[tuple[str, ...], lis
     """The outputs of the runs of each combination, by the names of the classes; seeds together."""
     found: dict[Labels, dict[tuple[str, ...], list[Outputs]]] = {}
     wanted = {axis.key for axis in (lines_of(sweep), *panels_of(sweep))}
-    for labels, _ in sweep.runs():
+    for labels, _ in sweep.runs:
         place = folder / slug(labels)
         summary = read_summary(place) if (place / OUTPUTS).exists() else None
         if summary is not None and summary.outputs is not None:

@@ -6,21 +6,22 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from codistill.agent import Agent, Hub, Node
-from codistill.data.shard import Shard
+from codistill.agent import Agent, Hub
+from codistill.data.shard import PublicData, Shard
 from codistill.data.validation import validate_samples
-from codistill.errors import CheckpointError, CodistillError, RecipeError
+from codistill.errors import RecipeError
 from codistill.faults import Fault, Faults
 from codistill.federation.checks import (
     as_agents,
     as_compression,
     as_count,
+    as_protocol,
     as_public_data,
     as_seed,
     check_abilities,
@@ -31,29 +32,36 @@ from codistill.federation.checks import (
 )
 from codistill.federation.result import Result
 from codistill.protocol import Protocol
-from codistill.protocols.alone import baseline_of
-from codistill.runtimes.drive import Plan, drive
+from codistill.results.records import RunStarted
+from codistill.runtimes.description import RunDescription
 from codistill.runtimes.host import Watcher
 from codistill.runtimes.interrupt import GentleInterrupt
-from codistill.runtimes.observers import Observer
-from codistill.runtimes.observers.history import History
+from codistill.runtimes.observers import check_observers
 from codistill.runtimes.observers.progress import Progress
+from codistill.runtimes.plan import Plan
 from codistill.runtimes.processes import Processes
-from codistill.runtimes.runtime import Runtime, Simulation, Stage, load_nodes
+from codistill.runtimes.running import Outcome, run
+from codistill.runtimes.runtime import Runtime
+from codistill.runtimes.simulation import Simulation
+from codistill.runtimes.store import BASELINE, RunFolder
 from codistill.settings import check_settings, setting
 from codistill.topology import KINDS, Topology
 from codistill.wire.compression import Compression
 
 if TYPE_CHECKING:
-    from codistill.runtimes.store import Keeper
+    from codistill.runtimes.network.options import Network
 
 
 @dataclass(frozen=True, kw_only=True)
-class Engine:
+class RuntimeOptions:
     """Where the rounds are computed, and how often what was reached is saved."""
 
-    kind: str = setting("processes", "worker processes, or all in this one", choices=("processes", "simulation"))
-    workers: int | None = setting(None, "worker processes; absent: one per core", at_least=1)
+    kind: str = setting(
+        "processes",
+        "worker processes; all in this one; or one process per node, over the network of this machine",
+        choices=("processes", "simulation", "network"),
+    )
+    workers: int | None = setting(None, "worker processes; unset: one per core", at_least=1)
     checkpoint_every: int = setting(1, "rounds between checkpoints; 0: never", at_least=0)
 
     def __post_init__(self) -> None:
@@ -82,36 +90,75 @@ class Federation:
         compression: Compression | None = None,
         watchers: Sequence[Watcher] = (),
     ) -> None:
-        self.agents, self.protocol, self.seed = as_agents(agents), protocol, as_seed(seed)
-        if not isinstance(protocol, Protocol):
-            raise RecipeError(
-                "The protocol must be an instance of a Protocol.",
-                repr(protocol),
-                "Write for example codistill.FedMD().",
-            )
+        agents, seed, protocol = as_agents(agents), as_seed(seed), as_protocol(protocol)
         check_pair(test, "The test set")
-        for agent in self.agents:
+        for agent in agents:
             check_pair(agent._test, f"The test data of agent '{agent.name}'")
-        self.classes = count_all_classes(self.agents, test) if classes is None else as_count(classes, "classes")
-        for agent in self.agents:
-            agent.settle(self.classes)
-        self.public = None if public is None else as_public_data(public, self.seed)
-        self.test = None if test is None else validate_samples(*test, self.classes, "the test set")
-        check_shapes(self.agents, self.test, self.public)
-        self._samples = sum(len(agent.shard) for agent in self.agents)
+        classes = count_all_classes(agents, test) if classes is None else as_count(classes, "classes")
+        for agent in agents:
+            agent.settle(classes)
+        shared = None if public is None else as_public_data(public, seed)
+        tested = None if test is None else validate_samples(*test, classes, "the test set")
+        check_shapes(agents, tested, shared)
+        samples = sum(len(agent.shard) for agent in agents)
         if protocol.pools_data:
-            self._pool()
-        names = [agent.name for agent in self.agents]
+            _pool(agents, classes)
+        names = [agent.name for agent in agents]
         if topology is not None:
             check_topology(topology, names, protocol)
-        self.topology = topology or KINDS[protocol.topology](names)
-        self.hub = Hub() if self.topology.hub else None
-        self.faults = Faults(faults, names, self.seed, participation)
-        self.compression = as_compression(compression)
-        self._watchers = tuple(watchers)
-        for node in (*self.agents, *([self.hub] if self.hub else [])):
-            self._introduce(node)
-        check_abilities(self.agents, protocol, self.public)
+        topology = topology or KINDS[protocol.topology](names)
+        self.description = RunDescription(
+            protocol=protocol,
+            topology=topology,
+            classes=classes,
+            seed=seed,
+            plan=Plan(),
+            faults=Faults(faults, names, seed, participation),
+            agents=tuple(agents),
+            hub=Hub() if topology.hub else None,
+            public=shared,
+            test=tested,
+            samples=samples,
+            shape=agents[0].shard.x.shape[1:],
+            compression=as_compression(compression),
+            watchers=tuple(watchers),
+        ).introduce()
+        check_abilities(agents, protocol, shared)
+
+    @property
+    def agents(self) -> tuple[Agent, ...]:
+        """The agents, in the order in which they were given."""
+        return self.description.agents
+
+    @property
+    def protocol(self) -> Protocol:
+        """The protocol by which they learn."""
+        return self.description.protocol
+
+    @property
+    def topology(self) -> Topology:
+        """Who speaks to whom."""
+        return self.description.topology
+
+    @property
+    def public(self) -> PublicData | None:
+        """The public data that all agents share."""
+        return self.description.public
+
+    @property
+    def test(self) -> tuple[np.ndarray, np.ndarray] | None:
+        """The common test set."""
+        return self.description.test
+
+    @property
+    def classes(self) -> int:
+        """How many classes there are."""
+        return self.description.classes
+
+    @property
+    def seed(self) -> int:
+        """The seed from which all randomness derives."""
+        return self.description.seed
 
     def run(
         self,
@@ -119,6 +166,8 @@ class Federation:
         *,
         runtime: str = "processes",
         workers: int | None = None,
+        network: Network | None = None,
+        node_logs: str | None = None,
         evaluate_every: int = 1,
         evaluate_samples: int | None = None,
         alone: bool = True,
@@ -126,86 +175,67 @@ class Federation:
         resume: bool = False,
         checkpoint_every: int = 1,
         progress: bool = True,
+        observers: Sequence[Any] = (),
     ) -> Result:
         """Run the rounds; with a `folder`, metrics and checkpoints are kept there and `resume` goes on.
 
-        `alone` also trains a twin of every agent by itself, so that the gain is known.
+        `runtime`: "processes", "simulation" or "network" (one process per node, real sockets and mutual TLS on this
+        machine); the results are equal to the bit. `alone` also trains a copy of every agent alone, so that the gain
+        is known. `observers`: objects with any of the methods `started`, `evaluated`, `round_ended`, `finished`,
+        called in this process with the records of `codistill.results.records`; True from `round_ended` stops the run
+        after that round. For the network: `network` has its timeouts, and with `node_logs` ("text" or "json") every
+        node tells on standard error what happens.
         """
-        plan = Plan(rounds=rounds, evaluate_every=evaluate_every, evaluate_samples=evaluate_samples)
-        engine = Engine(kind=runtime, workers=workers, checkpoint_every=checkpoint_every)
-        if resume and folder is None:
-            raise RecipeError("To resume, a run needs its folder.", "no folder", "Pass folder=... as well.")
-        self._check_fresh(resume)
+        options = RuntimeOptions(kind=runtime, workers=workers, checkpoint_every=checkpoint_every)
+        plan = Plan(
+            rounds=rounds, evaluate_every=evaluate_every, evaluate_samples=evaluate_samples, baseline=bool(alone),
+            checkpoint_every=checkpoint_every,
+        )  # fmt: skip
+        description = replace(self.description, plan=plan)
+        watching = check_observers(observers)
+        self._check_start(options, resume=resume, has_folder=folder is not None)
         began = time.monotonic()
         with ExitStack() as stack:
             interrupt = stack.enter_context(GentleInterrupt())
+
+            def run_on(runtime: Runtime, store: RunFolder | None, observers: Sequence[Any]) -> Outcome:
+                shown = [*([Progress()] if progress else []), Notes(), *observers]
+                return run(
+                    runtime.description, runtime, store=store, observers=shown, should_stop=lambda: interrupt.asked
+                )
+
             # Taken first and kept to the end: nobody else may write there meanwhile.
-            keeper = self._keeper(folder, plan, engine, stack, resume=resume)
-            yardstick = self._alone() if alone else None
-            baseline = None
-            if yardstick is not None:
-                # What is shown of the agents alone is where they end: one evaluation, on the full test set.
-                last = Plan(rounds=rounds, evaluate_every=rounds)
-                where = None if folder is None else Path(folder) / "alone"
-                beside = self._keeper(where, last, engine, stack, resume=resume)
-                baseline = yardstick._train(last, engine, beside, interrupt, progress=progress, keep_agents=False)
-                if interrupt.asked:
-                    return Result(self, History(), baseline, time.monotonic() - began, interrupted=True)
+            store = _store(folder, stack, resume=resume)
+            alone_rows = None
+            baseline = description.baseline() if alone and options.kind != "network" else None
+            if baseline is not None:
+                check_abilities(baseline.agents, baseline.protocol, None)
+                beside = _store(None if folder is None else Path(folder) / BASELINE, stack, resume=resume)
+                alone_rows = run_on(_start(baseline, options), beside, ()).rows
+            if interrupt.asked:
+                return Result(description, [], alone_rows, None, time.monotonic() - began, interrupted=True)
             for agent in self.agents:
                 agent.learned = True
-            history = self._train(plan, engine, keeper, interrupt, progress=progress)
-        return Result(self, history, baseline, time.monotonic() - began, interrupted=history.interrupted)
+            started = _start(description, options, None if folder is None else Path(folder), network, node_logs)
+            outcome = run_on(started, store, watching)
+        return Result(
+            description,
+            outcome.rows,
+            outcome.baseline_rows if options.kind == "network" else alone_rows,
+            outcome.outputs,
+            time.monotonic() - began,
+            interrupted=not outcome.complete,
+        )
 
-    def _keeper(
-        self, folder: str | Path | None, plan: Plan, engine: Engine, stack: ExitStack, *, resume: bool
-    ) -> Keeper | None:
-        if folder is None:
-            return None
-        from codistill.runtimes.store import Keeper
-
-        keeper = Keeper(Path(folder), plan.rounds, engine.checkpoint_every)
-        stack.callback(keeper.closed)
-        keeper.begin(resume=resume)
-        return keeper
-
-    def _train(
-        self,
-        plan: Plan,
-        engine: Engine,
-        keeper: Keeper | None,
-        interrupt: GentleInterrupt,
-        *,
-        progress: bool,
-        keep_agents: bool = True,
-    ) -> History:
-        history = History()
-        observers: list[Observer] = [history]
-        start, saved = 0, None
-        if keeper is not None:
-            observers.append(keeper)
-            start, saved, rows = keeper.latest()
-            history.rows.extend(rows)
-            history.outputs = keeper.outputs(start) if start == plan.rounds else None
-            for note in keeper.notes:
-                print(f"note: {note}", file=sys.stderr)
-        stage = self._stage()
-        runtime = self._start(stage, engine)
-        try:
-            if saved is not None:
-                _load(runtime, saved, stage)
-            if progress:
-                observers.append(Progress(self.protocol.name, plan.rounds, len(self.agents), start))
-            done = drive(stage, runtime, plan, observers, start=start, should_stop=lambda: interrupt.asked)
-            if keep_agents and not isinstance(runtime, Simulation):
-                load_nodes(stage.nodes, runtime.save())
-        finally:
-            for observer in observers:
-                observer.closed()
-            runtime.close()
-        history.interrupted = done < plan.rounds
-        return history
-
-    def _check_fresh(self, resume: bool) -> None:
+    def _check_start(self, options: RuntimeOptions, *, resume: bool, has_folder: bool) -> None:
+        if resume and not has_folder:
+            raise RecipeError("To resume, a run needs its folder.", "no folder", "Pass folder=... as well.")
+        if options.kind == "network" and self.protocol.pools_data:
+            raise RecipeError(
+                f"{self.protocol.name} pools the data of all agents, which never leave their processes here.",
+                self.protocol.name,
+                "Run it in the runtime 'simulation', as a baseline.",
+            )
         used = [agent.name for agent in self.agents if agent.learned]
         if used and not resume:
             raise RecipeError(
@@ -214,52 +244,45 @@ class Federation:
                 "Make new agents with new models; or keep runs in a folder=... and go on with resume=True.",
             )
 
-    def _start(self, stage: Stage, engine: Engine) -> Runtime:
-        # Pooling data is for a yardstick, and never leaves this process.
-        if engine.kind == "simulation" or self.protocol.pools_data:
-            return Simulation(stage)
-        return Processes(stage, engine.workers)
 
-    def _stage(self) -> Stage:
-        nodes: list[Node] = [*self.agents, *([self.hub] if self.hub else [])]
-        return Stage(nodes, self.protocol, self.faults, self.test, self.seed, self._watchers, self.compression)
+class Notes:
+    """Tells on standard error what whoever resumes a run should know."""
 
-    def _alone(self) -> Federation | None:
-        protocol = baseline_of(self.protocol)
-        if protocol is None:
-            return None
-        return Federation(
-            [agent.twin() for agent in self.agents], protocol, test=self.test, seed=self.seed, classes=self.classes
-        )
-
-    def _introduce(self, node: Node) -> None:
-        node.seed, node.topology, node.classes = self.seed, self.topology, self.classes
-        if self.public is not None:
-            node.public = self.public
-        if isinstance(node, Agent):
-            node.shard.seed = self.seed
-            node.learner.join(self._samples)
-
-    def _pool(self) -> None:
-        x = np.concatenate([agent.shard.x for agent in self.agents])
-        labelled = all(agent.shard.labels is not None for agent in self.agents)
-        y = np.concatenate([agent.shard.labels if labelled else agent.shard.targets for agent in self.agents])
-        for agent in self.agents:
-            agent.shard = Shard(x, y, self.classes, agent.name)
+    def started(self, record: RunStarted) -> None:
+        """Print the notes."""
+        for note in record.notes:
+            print(f"note: {note}", file=sys.stderr)
 
 
-def _load(runtime: Runtime, saved: dict[str, bytes], stage: Stage) -> None:
-    if set(saved) == {node.name for node in stage.nodes}:
-        try:
-            return runtime.load(saved)
-        except CodistillError:
-            raise
-        except Exception as error:  # a state of another model: each library has its own way to say so
-            found = f"{type(error).__name__}: {error}"[:200]
-    else:
-        found = f"a run of {', '.join(sorted(saved))}"
-    raise CheckpointError(
-        "A run must be resumed with the agents and models that it began with.",
-        found,
-        "Use the same agents and models, or another folder.",
-    )
+def _store(folder: str | Path | None, stack: ExitStack, *, resume: bool) -> RunFolder | None:
+    if folder is None:
+        return None
+    store = RunFolder(Path(folder))
+    stack.callback(store.close)
+    store.open(resume=resume)
+    return store
+
+
+def _start(
+    description: RunDescription,
+    options: RuntimeOptions,
+    folder: Path | None = None,
+    network: Network | None = None,
+    node_logs: str | None = None,
+) -> Runtime:
+    # Pooling data is for a baseline, and never leaves this process.
+    if options.kind == "simulation" or description.protocol.pools_data:
+        return Simulation(description)
+    if options.kind == "processes":
+        return Processes(description, options.workers)
+    from codistill.runtimes.network.local import LocalNetwork
+
+    return LocalNetwork(description, folder=folder, network=network, logs=node_logs)
+
+
+def _pool(agents: Sequence[Agent], classes: int) -> None:
+    x = np.concatenate([agent.shard.x for agent in agents])
+    labelled = all(agent.shard.labels is not None for agent in agents)
+    y = np.concatenate([agent.shard.labels if labelled else agent.shard.targets for agent in agents])
+    for agent in agents:
+        agent.shard = Shard(x, y, classes, agent.name)

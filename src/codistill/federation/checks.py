@@ -20,7 +20,7 @@ from codistill.protocol import Protocol
 from codistill.topology import Topology
 from codistill.wire.compression import Compression
 
-_FEW_CLASSES = 1000  # as many are believed of any data; more than there are samples are a mistake
+_FEW_CLASSES = 1000  # any data may have as many; more than there are samples are a mistake
 
 
 def as_agents(agents: Sequence[Agent]) -> list[Agent]:
@@ -76,6 +76,24 @@ def _wrapped(learner: Any) -> Any:
     return learner
 
 
+def as_protocol(given: Any) -> Protocol:
+    """A protocol with its settings."""
+    if not isinstance(given, Protocol):
+        raise RecipeError(
+            "The protocol must be an instance of a Protocol.", _shown(given), "Write for example codistill.FedMD()."
+        )
+    return given
+
+
+def as_names(given: Any) -> tuple[str, ...]:
+    """Names of agents, each once."""
+    if isinstance(given, str) or not all(isinstance(name, str) for name in given) or len(set(given)) < len(given):
+        raise RecipeError("Agents must be named in a list, each once.", _shown(given), 'Write ["north", "south"].')
+    if not given:
+        raise RecipeError("A federation must have at least one agent.", "none", "Name its agents.")
+    return tuple(given)
+
+
 def as_compression(given: Any) -> Compression | None:
     """How messages are compressed, if at all."""
     if given is not None and not isinstance(given, Compression):
@@ -100,12 +118,12 @@ def as_count(count: Any, name: str) -> int:
 
 
 def as_public_data(public: Any, seed: int) -> PublicData:
-    """The reference set of what a user calls public."""
+    """Public data from samples."""
     try:
         len(public)
     except TypeError:
         raise DataError(
-            "The reference data must be samples.", _shown(public), "Pass the samples themselves as public=..."
+            "The public data must be samples.", _shown(public), "Pass the samples themselves as public=..."
         ) from None
     return PublicData(public, seed)
 
@@ -173,7 +191,7 @@ def check_shapes(
     others = [(f"agent '{agent.name}'", agent.shard.x) for agent in agents[1:]]
     others += [(f"the test data of agent '{agent.name}'", agent.test[0]) for agent in agents if agent.test]
     others += [("the test set", test[0])] if test else []
-    others += [("the reference set", public.x)] if public else []
+    others += [("the public data", public.x)] if public else []
     for owner, x in others:
         if x.shape[1:] != wanted:
             raise DataError(
@@ -187,7 +205,7 @@ def check_abilities(agents: Sequence[Agent], protocol: Protocol, public: PublicD
     """Every learner can do what the protocol needs; the error names a way out."""
     if protocol.needs_public and public is None:
         raise RecipeError(
-            f"{protocol.name} needs unlabelled reference data that all agents share.",
+            f"{protocol.name} needs unlabelled public data that all agents share.",
             "none",
             "Pass public=..., or set [data] public in the recipe; or use a protocol without: avgkd, fedavg.",
         )

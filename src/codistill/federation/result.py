@@ -1,7 +1,8 @@
-"""What a run has brought: the agents, every round's figures, a table and a report."""
+"""The results of a run: the trained agents, every round's metrics, a table and a report."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,24 +11,61 @@ import pandas as pd
 
 from codistill.data.validation import as_floats
 from codistill.errors import DataError
+from codistill.results.outputs import Outputs, are_probabilities
 from codistill.results.records import Row
 from codistill.results.summary import Summary
-from codistill.runtimes.observers.history import History
 
 if TYPE_CHECKING:
     from codistill.agent import Agent
-    from codistill.federation import Federation
+    from codistill.runtimes.description import RunDescription
+
+ELSEWHERE = "on its own machine"  # in the place of a model that this process does not see
 
 
 class TrainedAgent:
-    """An agent after the run: it answers as its protocol says."""
+    """An agent after the run: it predicts as its protocol says, with the methods of scikit-learn."""
 
-    def __init__(self, agent: Agent, federation: Federation) -> None:
+    def __init__(self, agent: Agent, description: RunDescription) -> None:
         self.name, self.learner = agent.name, agent.learner
-        self._agent, self._federation = agent, federation
+        self._agent, self._description = agent, description
+
+    @property
+    def is_classifier(self) -> bool:
+        """Whether the targets are classes: some agent or some test set at hand has labels."""
+        agents = self._description.agents or (self._agent,)
+        tests = [self._description.test, *(agent.test for agent in agents)]
+        return any(agent.shard.labels is not None for agent in agents) or any(
+            test is not None and test[1].ndim == 1 for test in tests
+        )
 
     def predict(self, x: Any) -> np.ndarray:
-        """(n, C) class probabilities or real values."""
+        """(n,) the class of each sample; for real-valued targets (n, outputs) the values."""
+        answers = self.decision_function(x)
+        return answers.argmax(axis=1) if self.is_classifier else answers
+
+    def predict_proba(self, x: Any) -> np.ndarray:
+        """(n, C) class probabilities.
+
+        A model without probabilities, such as a regressor on labels, has none here either: an error says so, and
+        `decision_function` gives what it answers.
+        """
+        if not self.is_classifier:
+            raise DataError(
+                "Probabilities are for classes.",
+                f"agent '{self.name}' predicts real values",
+                "Use predict(x).",
+            )
+        answers = self.decision_function(x)
+        if len(answers) and not are_probabilities(answers):
+            raise DataError(
+                "Probabilities must be at least 0 and add up to 1.",
+                f"agent '{self.name}' ({self.learner.describe()}) answers otherwise",
+                "Use predict(x) for classes, or decision_function(x) for what it answers.",
+            )
+        return answers
+
+    def decision_function(self, x: Any) -> np.ndarray:
+        """(n, C) what the protocol answers, as it is: probabilities, scores or real values."""
         wanted = self._agent.shard.x.shape[1:]
         try:
             samples = as_floats(np.asarray(x))
@@ -41,21 +79,29 @@ class TrainedAgent:
             )
         if not np.isfinite(samples).all():
             raise DataError("Samples must be finite numbers.", "NaN or infinity", "Fill in or remove such samples.")
-        return self._federation.protocol.predict(self._agent, samples)
+        return self._description.protocol.predict(self._agent, samples)
 
 
 class Result:
-    """The outcome of `Federation.run`."""
+    """The outcome of `Federation.run` or `serve`. On a hub `agents` is empty: their models stay with them."""
 
     def __init__(
-        self, federation: Federation, history: History, alone: History | None, seconds: float, *, interrupted: bool
+        self,
+        description: RunDescription,
+        rows: Sequence[Row],
+        alone_rows: Sequence[Row] | None,
+        outputs: Outputs | None,
+        seconds: float,
+        *,
+        interrupted: bool,
     ) -> None:
-        self.agents = {agent.name: TrainedAgent(agent, federation) for agent in federation.agents}
-        self.rows: list[Row] = history.rows
-        self.alone_rows: list[Row] | None = None if alone is None else alone.rows
-        self.outputs = history.outputs  # what the agents answer on average, after the last round
-        self.seconds, self.interrupted = seconds, interrupted
-        self._federation = federation
+        self.agents = {agent.name: TrainedAgent(agent, description) for agent in description.agents}
+        self.rows = list(rows)
+        self.alone_rows = None if alone_rows is None else list(alone_rows)
+        self.outputs = outputs  # the agents' answers on average, after the last round
+        self.seconds = seconds
+        self.interrupted = interrupted  # not all rounds are done: stopped by an observer or an operator
+        self._description = description
 
     def frame(self) -> pd.DataFrame:
         """One row per round and agent."""
@@ -63,22 +109,23 @@ class Result:
 
     def summary(self) -> Summary:
         """Everything that is shown of a run."""
-        federation = self._federation
-        mixes = [agent.class_mix for agent in federation.agents]
-        counts = np.stack([mix for mix in mixes if mix is not None]) if all(m is not None for m in mixes) else None
+        description = self._description
+        mixes = [agent.class_mix for agent in description.agents]
+        known = [mix for mix in mixes if mix is not None]
+        models = {agent.name: agent.learner.describe() for agent in description.agents}
         return Summary(
-            title=federation.protocol.name,
-            protocol=federation.protocol.name,
-            agents={agent.name: agent.learner.describe() for agent in federation.agents},
+            title=description.protocol.name,
+            protocol=description.protocol.name,
+            agents={name: models.get(name, ELSEWHERE) for name in description.names},
             rows=self.rows,
             alone_rows=self.alone_rows,
-            counts=counts,
-            class_names=tuple(str(i) for i in range(federation.classes)),
+            counts=np.stack(known) if known and len(known) == len(mixes) else None,
+            class_names=tuple(str(i) for i in range(description.classes)),
             seconds=self.seconds,
-            test_samples=0 if federation.test is None else len(federation.test[0]),
+            test_samples=0 if description.test is None else len(description.test[0]),
             outputs=self.outputs,
-            topology=federation.topology,
-            faults=federation.faults.injected,
+            topology=description.topology,
+            faults=description.faults.injected,
         )
 
     def report(self, path: str | Path) -> Path:

@@ -77,7 +77,7 @@ def view(answers: np.ndarray, y: np.ndarray, *, probabilistic: bool, agents: int
     if y.ndim != 1 or classes > MOST_CLASSES:
         return None
     chosen = answers.argmax(axis=1)
-    if not probabilistic or not _are_probabilities(answers):
+    if not probabilistic or not are_probabilities(answers):
         # Real values are no probabilities, and a softmax does not make them any: what counts is the class they name.
         answers = np.eye(classes)[chosen]
     # M[c, k] = mean of the output k over the test samples of class c
@@ -90,8 +90,8 @@ def view(answers: np.ndarray, y: np.ndarray, *, probabilistic: bool, agents: int
     return kept
 
 
-def _are_probabilities(answers: np.ndarray) -> bool:
-    """An ensemble of probabilistic models may answer with sums that are none."""
+def are_probabilities(answers: np.ndarray) -> bool:
+    """Whether answers are at least 0 and add up to 1; those of an ensemble of probabilistic models may not."""
     return bool(answers.min() >= -_UNSURE and np.abs(answers.sum(axis=1) - 1).max() <= _UNSURE)
 
 

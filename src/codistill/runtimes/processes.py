@@ -18,18 +18,12 @@ import torch
 from codistill.agent import Node
 from codistill.errors import RuntimeFault
 from codistill.results.outputs import View
+from codistill.results.records import Scores
+from codistill.runtimes.description import RunDescription
+from codistill.runtimes.evaluation import score
 from codistill.runtimes.host import Report
 from codistill.runtimes.links import Links, describe_error
-from codistill.runtimes.runtime import (
-    Runtime,
-    Scores,
-    Stage,
-    load_nodes,
-    one_thread,
-    save_nodes,
-    score,
-    warm_up,
-)
+from codistill.runtimes.runtime import Runtime, load_nodes, one_thread, save_nodes, warm_up
 
 _BUFFER = 4 << 20  # bytes a link holds: the weights of several small models
 
@@ -43,31 +37,32 @@ def default_workers(agents: int) -> int:
 class Processes(Runtime):
     """Worker processes that are forked from this one, so they have the agents without any copying."""
 
-    def __init__(self, stage: Stage, workers: int | None = None) -> None:
+    def __init__(self, description: RunDescription, workers: int | None = None) -> None:
         if sys.platform == "win32" or "fork" not in multiprocessing.get_all_start_methods():
             raise RuntimeFault(
                 "The runtime 'processes' needs a system that can fork.",
                 sys.platform,
                 'Use runtime="simulation": the result is the same to the bit.',
             )
-        self._stage = stage
-        agents = stage.agents()
+        super().__init__(description)
+        agents = description.agents
         count = min(workers or default_workers(len(agents)), len(agents))
-        here: list[Node] = [node for node in stage.nodes if node not in agents]
-        shares = [here] + [agents[worker::count] for worker in range(count)]
+        here: list[Node] = [node for node in description.nodes if node not in agents]
+        shares: list[list[Node]] = [here]
+        shares.extend([*agents[worker::count]] for worker in range(count))
         places = {node.name: host for host, share in enumerate(shares) for node in share}
-        places = {node.name: places[node.name] for node in stage.nodes}
+        places = {node.name: places[node.name] for node in description.nodes}
         warm_up()  # once here, instead of in every worker
         ends = _socket_pairs(count + 1)
-        self._processes = [_start(worker, shares[worker], stage, ends, places) for worker in range(1, count + 1)]
+        self._processes = [_start(worker, shares[worker], description, ends, places) for worker in range(1, count + 1)]
         _close_others(ends, 0)
         self._links = Links(0, ends[0], places)
-        self._host = stage.host(here, self._links)
+        self._host = description.host(here, self._links)
         self._single = ExitStack()
         self._single.enter_context(one_thread())
 
     def run(self, phase: int, present: tuple[str, ...]) -> Report:
-        """Let all workers drive their agents through the phase, and the hub here."""
+        """Let all workers run their agents through the phase, and the hub here."""
         self._tell(do="run", phase=phase, present=list(present))
         report = self._host.run(phase, present)
         self._links.flush()
@@ -76,14 +71,14 @@ class Processes(Runtime):
         return report
 
     def evaluate(self, samples: int | None, views: dict[str, View] | None = None) -> dict[str, Scores]:
-        """Let all workers ask their agents."""
+        """Let all workers evaluate their agents."""
         self._tell(do="evaluate", samples=samples, views=views is not None)
         answers = self._answers()
         scores = {name: values for answer in answers for name, values in answer["scores"].items()}
         if views is not None:
             seen = {name: view for answer in answers for name, view in answer["views"].items()}
-            views.update({agent.name: seen[agent.name] for agent in self._stage.agents() if agent.name in seen})
-        return {agent.name: scores[agent.name] for agent in self._stage.agents()}
+            views.update({agent.name: seen[agent.name] for agent in self.description.agents if agent.name in seen})
+        return {agent.name: scores[agent.name] for agent in self.description.agents}
 
     def save(self) -> dict[str, bytes]:
         """Collect what every worker has packed."""
@@ -91,19 +86,25 @@ class Processes(Runtime):
         saved = save_nodes(list(self._host.nodes.values()))
         for answer in self._answers():
             saved.update(answer["saved"])
-        return {node.name: saved[node.name] for node in self._stage.nodes}
+        return {node.name: saved[node.name] for node in self.description.nodes}
 
     def load(self, saved: dict[str, bytes]) -> None:
         """Send every worker what is its agents'."""
         load_nodes(list(self._host.nodes.values()), saved)
         for worker in range(1, len(self._processes) + 1):
-            mine = {agent.name: saved[agent.name] for agent in self._stage.agents()[worker - 1 :: len(self._processes)]}
+            mine = {
+                agent.name: saved[agent.name] for agent in self.description.agents[worker - 1 :: len(self._processes)]
+            }
             self._links.command(worker, do="load", saved=mine)
         self._answers()
 
+    def finish(self, *, complete: bool) -> None:
+        """Bring what the agents have learnt into this process."""
+        load_nodes(self.description.nodes, self.save())
+
     def close(self) -> None:
         """End the workers; one that does not listen is ended by force."""
-        with suppress(RuntimeFault):  # somebody may be dead already; the others see the links close
+        with suppress(RuntimeFault):  # a worker may have ended already; the others see the links close
             self._tell(do="stop")
         self._links.flush_quietly()
         for process in self._processes:
@@ -142,7 +143,11 @@ def _close_others(ends: list[dict[int, socket.socket]], me: int) -> None:
 
 
 def _start(
-    worker: int, nodes: list[Any], stage: Stage, ends: list[dict[int, socket.socket]], places: dict[str, int]
+    worker: int,
+    nodes: list[Any],
+    description: RunDescription,
+    ends: list[dict[int, socket.socket]],
+    places: dict[str, int],
 ) -> multiprocessing.process.BaseProcess:
     def work() -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the owner of the run, who tells us
@@ -152,7 +157,7 @@ def _start(
         _close_others(ends, worker)
         links = Links(worker, ends[worker], places)
         with one_thread():
-            _serve(links, nodes, stage)
+            _serve(links, nodes, description)
 
     process = multiprocessing.get_context("fork").Process(target=work, name=f"codistill-{worker}", daemon=True)
     with warnings.catch_warnings():
@@ -162,9 +167,9 @@ def _start(
     return process
 
 
-def _serve(links: Links, nodes: list[Any], stage: Stage) -> None:
-    """A worker's life: do as told until told to stop, or until the owner of the run is gone."""
-    host = stage.host(nodes, links)
+def _serve(links: Links, nodes: list[Any], description: RunDescription) -> None:
+    """A worker's work: do as told until told to stop, or until the owner of the run has ended."""
+    host = description.host(nodes, links)
     while True:
         try:
             _, command = links.next_control()
@@ -178,7 +183,7 @@ def _serve(links: Links, nodes: list[Any], stage: Stage) -> None:
                     links.flush()
                 case "evaluate":
                     views: dict[str, View] | None = {} if command["views"] else None
-                    scores = {agent.name: score(stage, agent, command["samples"], views) for agent in nodes}
+                    scores = {agent.name: score(description, agent, command["samples"], views) for agent in nodes}
                     links.command(0, scores=scores, views=views)
                 case "save":
                     links.command(0, saved=save_nodes(nodes))
@@ -193,4 +198,4 @@ def _serve(links: Links, nodes: list[Any], stage: Stage) -> None:
                 links.command(0, error=describe_error(error, traceback.format_exc()))
                 links.drain()
             except RuntimeFault:
-                return  # the owner of the run is gone
+                return  # the owner of the run has ended

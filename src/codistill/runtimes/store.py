@@ -1,6 +1,6 @@
 """A run's folder: metrics, log and checkpoints, written so that a kill at any moment loses nothing.
 
-At the end of a round the figures are appended first, then the checkpoint is put in place by one atomic
+At the end of a round the metrics are appended first, then the checkpoint is put in place by one atomic
 rename. It records how long the other files were, so a resumed run cuts them back to that moment and
 goes on as if it had never been killed. Times are kept apart from metrics: metrics are equal to the bit.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,29 +18,29 @@ from codistill import files
 from codistill.errors import CheckpointError, MessageError, RecipeError
 from codistill.files import LOCK, lock, write_atomically, writing
 from codistill.results.outputs import Outputs
-from codistill.results.records import Record, Row
-from codistill.runtimes.observers import Observer
+from codistill.results.records import RoundEnded, Row
 from codistill.wire.state import pack, unpack
 
 METRICS, TIMES, LOG = "metrics.jsonl", "times.jsonl", "log.txt"
+BASELINE = "alone"  # in a run's folder: that of the agents alone
 OUTPUTS = "outputs.safetensors"
 _FILES = (METRICS, TIMES, LOG)
 _KEPT = 2  # the newest checkpoint, and the one before in case the newest cannot be read
 _DIGEST = 32
 
 
-class Keeper(Observer):
-    """Keeps a run in its folder as it goes on."""
+class RunFolder:
+    """An observer that keeps a run in its folder; and the checkpoints from which it goes on."""
 
-    def __init__(self, folder: Path, rounds: int, checkpoint_every: int = 1, kept: int = _KEPT) -> None:
-        self.folder, self._rounds, self._every, self._kept = folder, rounds, checkpoint_every, kept
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self._checkpoints = folder / "checkpoints"
         self.notes: list[str] = []  # what whoever resumes should know
         with writing(folder):
             self._checkpoints.mkdir(parents=True, exist_ok=True)
             self._lock = lock(folder)
 
-    def begin(self, *, resume: bool) -> None:
+    def open(self, *, resume: bool) -> None:
         """Open the run's files; a new run must find none, so that it overwrites nothing."""
         there = [name for name in _FILES if (self.folder / name).exists()] + [path.name for path in self._found()]
         if there and not resume:
@@ -49,15 +49,24 @@ class Keeper(Observer):
             for name in _FILES:
                 (self.folder / name).touch()
 
-    def round_ended(self, record: Record, save: Callable[[], dict[str, bytes]]) -> None:
-        """Append the figures; then, where due, put a checkpoint in place."""
-        if record.outputs is not None:  # before the figures: whose last round is there, has these too
+    def round_ended(self, record: RoundEnded) -> None:
+        """Append the metrics, the time and the events of a round."""
+        if record.outputs is not None:  # before the metrics: whose last round is there, has these too
             write_atomically(self.folder / OUTPUTS, record.outputs.encode())
-        self._append(METRICS, "".join(json.dumps(row) + "\n" for row in record.rows))
+        self._append(METRICS, _lines(record.rows))
         self._append(TIMES, json.dumps({"round": record.round, "seconds": round(record.seconds, 6)}) + "\n")
         self._append(LOG, "".join(event + "\n" for event in record.events))
-        if self._every and (record.round % self._every == 0 or record.round == self._rounds):
-            self._put(record.round, save())
+
+    def write_baseline(self, rows: Sequence[Row]) -> None:
+        """Keep what the agents reach alone, where that was not a run of its own."""
+        with writing(self.folder):
+            (self.folder / BASELINE).mkdir(exist_ok=True)
+        write_atomically(self.folder / BASELINE / METRICS, _lines(rows).encode())
+
+    def baseline_rows(self) -> list[Row] | None:
+        """What the agents reach alone, if that was kept."""
+        path = self.folder / BASELINE / METRICS
+        return read_rows(path) if path.exists() else None
 
     def _append(self, name: str, text: str) -> None:
         path = self.folder / name
@@ -69,22 +78,13 @@ class Keeper(Observer):
                 file.truncate(size)  # nothing half-written
                 raise
 
-    def _put(self, done: int, saved: dict[str, bytes]) -> None:
+    def write_checkpoint(self, done: int, saved: dict[str, bytes]) -> None:
+        """Put a checkpoint in place, and remove those that are too old."""
         sizes = {name: (self.folder / name).stat().st_size for name in _FILES}
         body = pack({"round": done, "sizes": sizes, "nodes": saved})
         write_atomically(self._path(done), hashlib.sha256(body).digest() + body)
-        for old in self._found()[: -self._kept]:
+        for old in self._found()[:-_KEPT]:
             old.unlink(missing_ok=True)
-
-    def reached(self) -> set[int]:
-        """After how many rounds there is a checkpoint."""
-        return {int(path.stem.rpartition("-")[2]) for path in self._found()}
-
-    def forget_after(self, done: int) -> None:
-        """Remove the checkpoints of later rounds."""
-        for later in self.reached():
-            if later > done:
-                self._path(later).unlink(missing_ok=True)
 
     def _path(self, done: int) -> Path:
         return self._checkpoints / f"round-{done:06d}.state"
@@ -93,7 +93,7 @@ class Keeper(Observer):
         return sorted(self._checkpoints.glob("round-*.state"))
 
     def latest(self) -> tuple[int, dict[str, bytes] | None, list[Row]]:
-        """Rounds done, what was saved, and the figures up to there; cuts the files back to that moment."""
+        """Rounds done, what was saved, and the rows up to there; cuts the files back to that moment."""
         with writing(self._checkpoints):
             for path in self._checkpoints.glob("*.part"):
                 path.unlink()
@@ -114,7 +114,7 @@ class Keeper(Observer):
                 "Start the run again with 'codistill run', in another folder.",
             )
         with writing(self.folder):
-            for name in _FILES:  # figures of rounds after which no checkpoint was reached
+            for name in _FILES:  # metrics of rounds after which no checkpoint was reached
                 os.truncate(self.folder / name, 0)
         return 0, None, []
 
@@ -132,12 +132,16 @@ class Keeper(Observer):
         return content["round"], content["nodes"], read_rows(self.folder / METRICS)
 
     def outputs(self, done: int) -> Outputs | None:
-        """What the agents answer after `done` rounds, if that was kept."""
+        """The agents' answers after `done` rounds, if they were kept."""
         return read_outputs(self.folder, done)
 
-    def closed(self) -> None:
+    def close(self) -> None:
         """Let others use the folder."""
         self._lock.close()
+
+
+def _lines(rows: Sequence[Row]) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
 
 
 def occupied(folder: Path, by: str) -> RecipeError:
@@ -191,7 +195,7 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def read_outputs(folder: Path, done: int) -> Outputs | None:
-    """What the agents of a run answer after `done` rounds, if that was kept."""
+    """The answers of a run's agents after `done` rounds, if they were kept."""
     path = folder / OUTPUTS
     try:
         outputs = Outputs.decode(path.read_bytes())

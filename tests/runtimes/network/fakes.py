@@ -6,7 +6,7 @@ import queue
 import secrets
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import codistill as cd
 from codistill.agent import Hub
 from codistill.faults import Faults
 from codistill.protocol import Protocol
-from codistill.runtimes.network.charter import Charter
+from codistill.runtimes.description import RunDescription
 from codistill.runtimes.network.connections import Connections
 from codistill.runtimes.network.frame_header import FrameHeader, FrameKind, Turn
 from codistill.runtimes.network.hub_runtime import HubRuntime
@@ -25,6 +25,7 @@ from codistill.runtimes.network.options import Network
 from codistill.runtimes.network.remote_agent import RemoteAgent
 from codistill.runtimes.network.terms import hello_of
 from codistill.runtimes.network.transport import Event, Heard, Presence
+from codistill.runtimes.plan import Plan
 from codistill.topology import HUB, Topology
 
 
@@ -169,9 +170,25 @@ def agent(name: str, samples: int = 4) -> cd.Agent:
     return cd.Agent(name, DummyClassifier(), x, np.arange(samples) % 2)
 
 
-def charter(names: Sequence[str], rounds: int, protocol: Protocol | None = None, topology: Any = None) -> Charter:
-    topology = topology or Topology.star(names)
-    return Charter(protocol or Sum(), topology, 0, 2, Faults((), names, 0), rounds, shape=(2,))
+def describe(
+    names: Sequence[str], rounds: int, protocol: Protocol | None = None, topology: Any = None, seed: int = 0
+) -> RunDescription:
+    """A run without its agents, which are elsewhere."""
+    return RunDescription(
+        protocol=protocol or Sum(),
+        topology=topology or Topology.star(names),
+        classes=2,
+        seed=seed,
+        plan=Plan(rounds=rounds, baseline=False),
+        faults=Faults((), names, seed),
+        shape=(2,),
+    )
+
+
+def with_node(whole: RunDescription, node: Any) -> RunDescription:
+    """The same run with one node at hand."""
+    at_hand: dict[str, Any] = {"hub": node} if isinstance(node, Hub) else {"agents": (node,), "reported": (node.name,)}
+    return replace(whole, **at_hand).introduce()
 
 
 class Life(threading.Thread):
@@ -181,7 +198,7 @@ class Life(threading.Thread):
         self,
         net: Net,
         name: str,
-        whole: Charter,
+        whole: RunDescription,
         folder: Path | None = None,
         *,
         network: Network | None = None,
@@ -194,9 +211,9 @@ class Life(threading.Thread):
         self.result: Any = None
         self.wire = FakeTransport(net, name, (HUB,))
         lines = Connections(self.wire, network or Network(), self.told.append)  # type: ignore[arg-type]
-        stage = whole.stage(self.agent)
-        hello = hello_of(self.agent, None, (2,), len(self.agent.shard)) | changed
-        self.member = RemoteAgent(lines, hello, lambda _: stage, folder, stopping=lambda: self.stop)
+        own = with_node(whole, self.agent)
+        hello = hello_of(self.agent, None) | changed
+        self.member = RemoteAgent(lines, hello, lambda _: own, folder, stopping=lambda: self.stop)
         self.start()
 
     def run(self) -> None:
@@ -219,7 +236,7 @@ class Centre:
     """A hub in this thread."""
 
     def __init__(
-        self, net: Net, whole: Charter, *, network: Network | None = None, run: str = "run1", done: int = 0
+        self, net: Net, whole: RunDescription, *, network: Network | None = None, run: str = "run1", done: int = 0
     ) -> None:
         self.told: list[str] = []
         self.node = Hub()
@@ -227,7 +244,8 @@ class Centre:
         network = network or Network()
         self.lines = Connections(self.wire, network, self.told.append, deadline=network.deadline, leads=True)  # type: ignore[arg-type]
         self.names = whole.topology.names
-        self.runtime = HubRuntime(whole.stage(self.node), self.lines, whole.terms(), run="run1", done=done)
+        self.runtime = HubRuntime(with_node(whole, self.node), self.lines, run="run1")
+        self.runtime.done = done
 
     def rounds(self, first: int, last: int) -> list[Any]:
         return [self.runtime.run(t, self.names) for t in range(first, last)]

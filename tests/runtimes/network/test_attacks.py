@@ -17,6 +17,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -32,12 +33,12 @@ from codistill.certs.authority import Authority
 from codistill.cli import main
 from codistill.errors import MessageError
 from codistill.experiments import networked
-from codistill.experiments.site import read_site
+from codistill.experiments.agent_file import read_agent_file
 from codistill.runtimes.network.answers import checked_report, checked_scores, checked_view
-from codistill.runtimes.network.charter import Charter
 from codistill.runtimes.network.sessions import Sessions
-from codistill.runtimes.network.terms import hello_of
+from codistill.runtimes.network.terms import hello_of, terms_of
 from codistill.runtimes.network.transport import Heard
+from codistill.runtimes.plan import Plan
 from codistill.runtimes.runtime import warm_up
 from codistill.wire.codec import encode
 
@@ -79,8 +80,8 @@ class Scene:
 
     def hello(self) -> dict[str, Any]:
         """What an honest agent would say."""
-        site = read_site(self.recipe, "a")
-        return hello_of(site.agent, site.public, *site.hello())
+        mine = read_agent_file(self.recipe, "a")
+        return hello_of(mine.agent, mine.public)
 
     def start(self, name: str) -> None:
         """The hub or an agent, as the command line starts it."""
@@ -372,7 +373,9 @@ def test_a_hub_cannot_make_an_agent_do_anything_else(make: Callable[..., Scene],
     """Welcomes and commands of the wrong form: it refuses in three sentences, or goes on; it writes nowhere else."""
     scene = make("obedient", *WELCOMES, strikes=1000)
     (scene.folder / "evil.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'w')")
-    terms = Charter.of(read_site(scene.recipe, "a").federation, ROUNDS).terms()
+    description = read_agent_file(scene.recipe, "a").description
+    assert description is not None
+    terms = terms_of(replace(description, plan=Plan(rounds=ROUNDS)))
     plans = {name: {"welcome": _welcome(terms, change)} for name, change in WELCOMES.items()}
     wrong = encode({"told": np.full((1, 12, 10), True)}, {"clients": 2, "own": 1}).hex()
     whole = {"do": "run", "number": 2, "turn": [0, 0], "present": ["a", "obedient"], "samples": 100}

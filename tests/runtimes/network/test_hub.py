@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.runtimes.network.fakes import HOOKS, Centre, Life, Net, charter
+from tests.runtimes.network.fakes import HOOKS, Centre, Life, Net, describe
 
 from codistill.errors import NetworkError
 from codistill.message import Message
 from codistill.runtimes.network.event_log import EventLog
 from codistill.runtimes.network.frame_header import FrameHeader, FrameKind, Turn
 from codistill.runtimes.network.options import Network
-from codistill.runtimes.network.stopping import Stopped
+from codistill.runtimes.runtime import Stopped
 from codistill.wire.state import unpack
 
 NAMES = ("a", "b", "c")
@@ -37,7 +37,7 @@ def sums_of(life: Life) -> list[float | None]:
 
 
 def test_in_quiet_everyone_hears_the_sum_of_all() -> None:
-    net, whole = Net(), charter(NAMES, 3)
+    net, whole = Net(), describe(NAMES, 3)
     lives = [Life(net, name, whole) for name in NAMES]
     centre = Centre(net, whole)
     reports = centre.rounds(0, 3)
@@ -52,7 +52,7 @@ def test_in_quiet_everyone_hears_the_sum_of_all() -> None:
 
 
 def test_an_agent_that_dies_in_a_round_is_missed_in_it_and_comes_back_with_its_state(tmp_path: Path) -> None:
-    net, whole = Net(), charter(NAMES, 5)
+    net, whole = Net(), describe(NAMES, 5)
     lives = {name: Life(net, name, whole, tmp_path / name) for name in NAMES}
     centre = Centre(net, whole)
     HOOKS["b", 1] = lambda me: lives["b"].wire.kill()
@@ -72,7 +72,7 @@ def test_an_agent_that_dies_in_a_round_is_missed_in_it_and_comes_back_with_its_s
 
 
 def test_below_the_quorum_a_round_is_tried_again_from_the_state_before_it() -> None:
-    net, whole = Net(), charter(NAMES, 2)
+    net, whole = Net(), describe(NAMES, 2)
     network = Network(quorum=1.0)
     lives = {name: Life(net, name, whole) for name in NAMES}
     centre = Centre(net, whole, network=network)
@@ -97,7 +97,7 @@ def test_below_the_quorum_a_round_is_tried_again_from_the_state_before_it() -> N
 
 
 def test_who_misses_the_deadline_is_out_of_the_round_and_in_the_next_one() -> None:
-    net, whole = Net(), charter(NAMES, 3)
+    net, whole = Net(), describe(NAMES, 3)
     network = Network(deadline=0.3)
     gate = threading.Event()
     lives = {name: Life(net, name, whole) for name in NAMES}
@@ -117,7 +117,7 @@ def test_who_misses_the_deadline_is_out_of_the_round_and_in_the_next_one() -> No
 
 
 def test_a_hub_that_was_killed_goes_on_from_its_checkpoint_with_agents_that_are_further(tmp_path: Path) -> None:
-    net, whole = Net(), charter(NAMES, 4)
+    net, whole = Net(), describe(NAMES, 4)
     lives = {name: Life(net, name, whole, tmp_path / name) for name in NAMES}
     first = Centre(net, whole)
     first.rounds(0, 2)
@@ -137,7 +137,7 @@ def test_a_hub_that_was_killed_goes_on_from_its_checkpoint_with_agents_that_are_
 
 
 def test_a_link_that_blinks_costs_the_round_in_hand() -> None:
-    net, whole = Net(), charter(NAMES, 3)
+    net, whole = Net(), describe(NAMES, 3)
     lives = {name: Life(net, name, whole) for name in NAMES}
     centre = Centre(net, whole)
 
@@ -167,7 +167,7 @@ def test_a_link_that_blinks_costs_the_round_in_hand() -> None:
     ids=["wrong shape", "NaN", "pickle", "2 GB header", "nothing"],
 )
 def test_a_bad_message_costs_a_strike_and_three_are_the_end(spoilt: bytes, reason: str) -> None:
-    net, whole = Net(), charter(NAMES, 5)
+    net, whole = Net(), describe(NAMES, 5)
 
     def spoil(sender: str, receiver: str, head: bytes, payload: bytes) -> tuple[bytes, bytes]:
         bad = sender == "b" and FrameHeader.decode(head).kind is FrameKind.MESSAGE
@@ -188,7 +188,7 @@ def test_a_bad_message_costs_a_strike_and_three_are_the_end(spoilt: bytes, reaso
 
 
 def test_a_replayed_message_is_seen_and_not_used() -> None:
-    net, whole = Net(), charter(NAMES, 3)
+    net, whole = Net(), describe(NAMES, 3)
 
     def again(me: Any) -> None:
         wire = lives["b"].wire
@@ -210,12 +210,12 @@ def test_a_replayed_message_is_seen_and_not_used() -> None:
 
 
 def test_another_version_or_other_data_are_not_let_in() -> None:
-    net, whole = Net(), charter(("a",), 1)
+    net, whole = Net(), describe(("a",), 1)
     centre = Centre(net, whole)
     for changed, words in (
         ({"version": "0.0.1"}, "the agent 0.0.1: install the same"),
         ({"shape": [3]}, "its samples have the shape [3] instead of [2]"),
-        ({"samples": -1}, "its greeting is not whole"),
+        ({"samples": -1}, "malformed join request"),
     ):
         life = Life(net, "a", whole, **changed)
         _until(lambda life=life: (centre.runtime._pump(0.01), not life.is_alive())[1])
@@ -226,7 +226,7 @@ def test_another_version_or_other_data_are_not_let_in() -> None:
 
 
 def test_what_an_agent_cannot_store_is_told_and_the_run_goes_on(tmp_path: Path) -> None:
-    net, whole = Net(), charter(NAMES, 3)
+    net, whole = Net(), describe(NAMES, 3)
     (tmp_path / "b").write_text("a file where the folder should be")
     lives = {name: Life(net, name, whole, tmp_path / name) for name in NAMES}
     centre = Centre(net, whole)
@@ -242,7 +242,7 @@ def test_what_an_agent_cannot_store_is_told_and_the_run_goes_on(tmp_path: Path) 
 
 
 def test_a_certificate_that_is_revoked_during_the_run_puts_its_owner_out() -> None:
-    net, whole = Net(), charter(NAMES, 3)
+    net, whole = Net(), describe(NAMES, 3)
     lives = {name: Life(net, name, whole) for name in NAMES}
     centre = Centre(net, whole)
     centre.rounds(0, 1)
@@ -254,7 +254,7 @@ def test_a_certificate_that_is_revoked_during_the_run_puts_its_owner_out() -> No
 
 
 def test_an_agent_that_is_asked_to_stop_finishes_its_round_first(tmp_path: Path) -> None:
-    net, whole = Net(), charter(NAMES, 3)
+    net, whole = Net(), describe(NAMES, 3)
     lives = {name: Life(net, name, whole, tmp_path / name) for name in NAMES}
     centre = Centre(net, whole)
     HOOKS["b", 1] = lambda me: setattr(lives["b"], "stop", True)
@@ -269,7 +269,7 @@ def test_an_agent_that_is_asked_to_stop_finishes_its_round_first(tmp_path: Path)
 
 
 def test_an_agent_whose_model_fails_says_so_and_leaves() -> None:
-    net, whole = Net(), charter(NAMES, 2)
+    net, whole = Net(), describe(NAMES, 2)
 
     def fail(me: Any) -> None:
         raise ValueError("no memory left")
@@ -288,7 +288,7 @@ def test_an_agent_whose_model_fails_says_so_and_leaves() -> None:
 
 
 def test_a_report_about_others_is_a_strike_and_does_not_count() -> None:
-    net, whole = Net(), charter(NAMES, 2)
+    net, whole = Net(), describe(NAMES, 2)
 
     def spoil(sender: str, receiver: str, head: bytes, payload: bytes) -> tuple[bytes, bytes]:
         if sender == "b" and FrameHeader.decode(head).kind is FrameKind.CONTROL and b"report" in payload:
@@ -309,7 +309,7 @@ def test_a_report_about_others_is_a_strike_and_does_not_count() -> None:
 
 
 def test_the_start_waits_for_everyone_unless_patience_ends() -> None:
-    net, whole = Net(), charter(NAMES, 1)
+    net, whole = Net(), describe(NAMES, 1)
     lives = [Life(net, name, whole) for name in NAMES[:2]]
     centre = Centre(net, whole, network=Network(patience=1.2))
     began = time.monotonic()
@@ -321,7 +321,7 @@ def test_the_start_waits_for_everyone_unless_patience_ends() -> None:
 
 
 def test_a_hub_that_is_asked_to_stop_while_it_waits_stops() -> None:
-    net, whole = Net(), charter(NAMES, 1)
+    net, whole = Net(), describe(NAMES, 1)
     centre = Centre(net, whole)
     centre.runtime._stopping = lambda: True
     with pytest.raises(Stopped):
@@ -329,7 +329,7 @@ def test_a_hub_that_is_asked_to_stop_while_it_waits_stops() -> None:
 
 
 def test_at_the_end_a_hub_waits_a_while_for_those_who_are_away() -> None:
-    net, whole = Net(), charter(NAMES, 2)
+    net, whole = Net(), describe(NAMES, 2)
     lives = {name: Life(net, name, whole) for name in NAMES}
     centre = Centre(net, whole, network=Network(linger=20))
     HOOKS["c", 1] = lambda me: lives["c"].wire.kill()
@@ -346,7 +346,7 @@ def test_at_the_end_a_hub_waits_a_while_for_those_who_are_away() -> None:
 
 
 def test_who_comes_a_second_time_waits_until_its_first_process_is_gone() -> None:
-    net, whole = Net(), charter(("a", "b"), 3)
+    net, whole = Net(), describe(("a", "b"), 3)
     lives = {name: Life(net, name, whole) for name in ("a", "b")}
     centre = Centre(net, whole)
     centre.rounds(0, 1)
@@ -366,7 +366,7 @@ def test_who_comes_a_second_time_waits_until_its_first_process_is_gone() -> None
 @pytest.mark.parametrize("retried", [True, False])
 def test_a_hub_that_comes_back_to_an_earlier_turn_is_heard(retried: bool, tmp_path: Path) -> None:
     """Its turn may be before one that agents have seen: after a round that was tried again, or rare checkpoints."""
-    net, whole = Net(), charter(NAMES, 4)
+    net, whole = Net(), describe(NAMES, 4)
     lives = {name: Life(net, name, whole, tmp_path / name) for name in NAMES}
     first = Centre(net, whole, network=Network(quorum=1.0))
     first.runtime._stores = lambda done: done == 1
@@ -388,7 +388,7 @@ def test_a_hub_that_comes_back_to_an_earlier_turn_is_heard(retried: bool, tmp_pa
 
 
 def test_a_hub_that_comes_back_before_its_first_checkpoint_finds_its_agents_at_the_beginning() -> None:
-    net, whole = Net(), charter(NAMES, 4)
+    net, whole = Net(), describe(NAMES, 4)
     lives = {name: Life(net, name, whole) for name in NAMES}
     first = Centre(net, whole)
     first.runtime._stores = lambda done: False
@@ -403,7 +403,7 @@ def test_a_hub_that_comes_back_before_its_first_checkpoint_finds_its_agents_at_t
 
 
 def test_what_an_agent_learnt_between_checkpoints_is_stored_with_the_next_one(tmp_path: Path) -> None:
-    net, whole = Net(), charter(NAMES, 4)
+    net, whole = Net(), describe(NAMES, 4)
     lives = {name: Life(net, name, whole, tmp_path / name) for name in NAMES}
     centre = Centre(net, whole)
     centre.runtime._stores = lambda done: done == 2
@@ -416,7 +416,7 @@ def test_what_an_agent_learnt_between_checkpoints_is_stored_with_the_next_one(tm
 
 
 def test_a_checkpoint_waits_until_every_agent_has_kept_its_own_state(tmp_path: Path) -> None:
-    net, whole = Net(), charter(NAMES, 1)
+    net, whole = Net(), describe(NAMES, 1)
     lives = {name: Life(net, name, whole, tmp_path / name) for name in NAMES}
     keep = lives["b"].member._keep
     lives["b"].member._keep = lambda *given, **how: (time.sleep(0.5), keep(*given, **how))[1]  # type: ignore[method-assign]
@@ -430,7 +430,7 @@ def test_a_checkpoint_waits_until_every_agent_has_kept_its_own_state(tmp_path: P
 
 
 def test_scores_of_another_kind_than_the_others_do_not_count() -> None:
-    centre = Centre(Net(), charter(NAMES, 1))
+    centre = Centre(Net(), describe(NAMES, 1))
     scores = {"a": {"accuracy": 0.5}, "b": {"rmse": 1.0}, "c": {"accuracy": 0.6}}
     centre.runtime._strike_other_kinds(scores)
     assert scores == {"a": {"accuracy": 0.5}, "b": {}, "c": {"accuracy": 0.6}}
@@ -438,7 +438,7 @@ def test_scores_of_another_kind_than_the_others_do_not_count() -> None:
 
 
 def test_a_quorum_that_cannot_be_reached_any_more_is_an_error() -> None:
-    net, whole = Net(), charter(NAMES, 2)
+    net, whole = Net(), describe(NAMES, 2)
     lives = [Life(net, name, whole) for name in NAMES]
     centre = Centre(net, whole, network=Network(quorum=1.0))
     centre.rounds(0, 1)
@@ -450,7 +450,7 @@ def test_a_quorum_that_cannot_be_reached_any_more_is_an_error() -> None:
 
 
 def test_messages_that_nobody_waits_for_do_not_pile_up_and_cost_strikes() -> None:
-    net, whole = Net(), charter(NAMES, 4)
+    net, whole = Net(), describe(NAMES, 4)
     lives = {name: Life(net, name, whole) for name in NAMES}
     centre = Centre(net, whole, network=Network(message_limit=1 << 16))
     centre.rounds(0, 1)
@@ -473,7 +473,7 @@ def test_messages_that_nobody_waits_for_do_not_pile_up_and_cost_strikes() -> Non
 
 
 def test_answers_that_nobody_asked_for_do_not_put_off_the_deadline() -> None:
-    net, whole = Net(), charter(NAMES, 2)
+    net, whole = Net(), describe(NAMES, 2)
     lives = {name: Life(net, name, whole) for name in NAMES}
     centre = Centre(net, whole, network=Network(deadline=0.5))
     stop = threading.Event()
@@ -492,7 +492,7 @@ def test_answers_that_nobody_asked_for_do_not_put_off_the_deadline() -> None:
 
 
 def test_what_others_say_cannot_forge_a_line_of_the_log() -> None:
-    net, whole = Net(), charter(("a",), 1)
+    net, whole = Net(), describe(("a",), 1)
     centre = Centre(net, whole)
     life = Life(net, "a", whole, version="1\n2026 hub: all is well\x1b[2J")
     _until(lambda: (centre.runtime._pump(0.01), not life.is_alive())[1])
@@ -507,7 +507,7 @@ def test_what_others_say_cannot_forge_a_line_of_the_log() -> None:
 
 
 def test_commands_that_make_no_sense_do_nothing_and_three_are_the_end_of_trust() -> None:
-    net, whole = Net(), charter(("a",), 2)
+    net, whole = Net(), describe(("a",), 2)
     life = Life(net, "a", whole)
     centre = Centre(net, whole)
     centre.rounds(0, 1)

@@ -8,14 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.runtimes.network.fakes import HOOKS, FakeTransport, Gossip, Killed, Net, agent, charter
+from tests.runtimes.network.fakes import HOOKS, FakeTransport, Gossip, Killed, Net, agent, describe, with_node
 
 from codistill.agent import Agent
 from codistill.errors import NetworkError
-from codistill.runtimes.drive import Plan
+from codistill.runtimes.network.connections import Connections
 from codistill.runtimes.network.event_log import EventLog
 from codistill.runtimes.network.options import Network
-from codistill.runtimes.network.peers import walk
+from codistill.runtimes.network.peer_runtime import PeerRuntime
+from codistill.runtimes.running import run
+from codistill.runtimes.store import RunFolder
 from codistill.topology import Topology
 
 NAMES = ("a", "b", "c", "d")
@@ -28,7 +30,7 @@ def no_hooks() -> Any:
     HOOKS.clear()
 
 
-class Walk(threading.Thread):
+class Peer(threading.Thread):
     """A peer in a thread."""
 
     def __init__(
@@ -44,9 +46,9 @@ class Walk(threading.Thread):
         seed: int = 0,
     ) -> None:
         super().__init__(daemon=True, name=name)
-        whole = charter(names, rounds, Gossip(), topology or Topology.ring(names))
-        self.whole = whole if seed == 0 else whole.__class__(**{**vars(whole), "seed": seed})
         self.agent: Agent = agent(name)
+        whole = describe(names, rounds, Gossip(), topology or Topology.ring(names), seed)
+        self.whole = with_node(whole, self.agent)
         self.told: list[str] = []
         self.journal = EventLog(name, quiet=True)
         self.journal.tell = lambda text, *_, **__: self.told.append(text)  # type: ignore[method-assign,assignment]
@@ -58,10 +60,14 @@ class Walk(threading.Thread):
 
     def run(self) -> None:
         try:
-            self.result = walk(
-                self.whole, self.agent, Plan(rounds=self.rounds), self.wire, self.network, self.folder, self.journal,  # type: ignore[arg-type]
-                alone=False, progress=False,
-            )  # fmt: skip
+            store = RunFolder(self.folder)
+            store.open(resume=True)
+            lines = Connections(self.wire, self.network, self.journal.tell, deadline=self.network.deadline)  # type: ignore[arg-type]
+            try:
+                runtime = PeerRuntime(self.whole, lines)
+                self.result = run(self.whole, runtime, store=store, observers=[self.journal]).complete
+            finally:
+                store.close()
         except Killed:
             self.result = "killed"
         except Exception as error:
@@ -81,7 +87,7 @@ class Walk(threading.Thread):
 
 def test_in_quiet_everyone_hears_its_neighbours_in_every_step(tmp_path: Path) -> None:
     net = Net()
-    peers = {name: Walk(net, name, 3, tmp_path) for name in NAMES}
+    peers = {name: Peer(net, name, 3, tmp_path) for name in NAMES}
     assert [peer.end() for peer in peers.values()] == [True] * 4
     # In a ring of four, a has b and d; two steps in each of three rounds.
     assert peers["a"].heard == [[t, "b", "d"] for t in range(3) for _ in range(2)]
@@ -94,10 +100,10 @@ def test_neighbours_of_a_peer_that_dies_go_on_and_it_meets_them_when_it_is_back(
     for t in range(rounds):
         for name in ("a", "c", "d"):
             HOOKS[name, t, 0] = lambda me: time.sleep(0.01)  # so that the others are not done before it is back
-    peers = {name: Walk(net, name, rounds, tmp_path) for name in NAMES}
+    peers = {name: Peer(net, name, rounds, tmp_path) for name in NAMES}
     assert peers["b"].end() == "killed"
     del HOOKS["b", 2, 1]
-    back = Walk(net, "b", rounds, tmp_path)
+    back = Peer(net, "b", rounds, tmp_path)
     assert [back.end(), *(peers[name].end() for name in ("a", "c", "d"))] == [True] * 4
     skipped = next(text for text in back.told if "skips rounds to meet" in text)
     met = int(skipped.rpartition("round ")[2]) - 1  # from 0
@@ -130,7 +136,7 @@ def test_two_sides_of_a_cut_go_on_and_meet_when_it_is_healed(tmp_path: Path) -> 
 
     HOOKS["a", 10, 1] = cut
     HOOKS["a", 40, 1] = heal
-    peers = {name: Walk(net, name, rounds, tmp_path) for name in NAMES}
+    peers = {name: Peer(net, name, rounds, tmp_path) for name in NAMES}
     assert [peer.end() for peer in peers.values()] == [True] * 4
     apart = {t for t, *names in peers["a"].heard if "d" not in names}
     assert set(range(12, 39)) <= apart
@@ -145,7 +151,7 @@ def test_a_peer_that_is_late_is_not_waited_for_beyond_the_deadline(tmp_path: Pat
     net = Net()
     HOOKS["b", 1, 0] = lambda me: time.sleep(1.0)
     network = Network(deadline=0.3, patience=5)
-    peers = {name: Walk(net, name, 6, tmp_path, network=network) for name in NAMES}
+    peers = {name: Peer(net, name, 6, tmp_path, network=network) for name in NAMES}
     assert [peer.end() for peer in peers.values()] == [True] * 4
     assert any("goes on without 'b': nothing came from it for 0.3 s" in text for text in peers["a"].told)
     assert ["b" in item for item in peers["a"].heard][:4] == [True, True, False, False]
@@ -153,13 +159,13 @@ def test_a_peer_that_is_late_is_not_waited_for_beyond_the_deadline(tmp_path: Pat
 
 def test_peers_with_other_terms_are_told_and_do_not_start(tmp_path: Path) -> None:
     net = Net()
-    peers = [Walk(net, "a", 2, tmp_path, names=("a", "b")), Walk(net, "b", 2, tmp_path, names=("a", "b"), seed=1)]
+    peers = [Peer(net, "a", 2, tmp_path, names=("a", "b")), Peer(net, "b", 2, tmp_path, names=("a", "b"), seed=1)]
     results = [peer.end() for peer in peers]
     assert any(isinstance(result, NetworkError) and "seed: " in result.found for result in results)
     assert all(peer.agent.state == {} for peer in peers)
 
 
 def test_a_peer_alone_runs_alone(tmp_path: Path) -> None:
-    peer = Walk(Net(), "a", 2, tmp_path, names=("a",), topology=Topology.silent(("a",)))
+    peer = Peer(Net(), "a", 2, tmp_path, names=("a",), topology=Topology.silent(("a",)))
     assert peer.end() is True
     assert peer.heard == [[t] for t in range(2) for _ in range(2)]

@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from codistill.errors import StorageError
 from codistill.files import write_atomically
-from codistill.results.records import Record
+from codistill.results.records import RoundEnded, RunFinished, RunStarted
 from codistill.runtimes.network.answers import SCORES
-from codistill.runtimes.observers import Observer
 from codistill.text import printable
 
 if TYPE_CHECKING:
@@ -29,13 +28,13 @@ _WORDS = 1000  # characters of an event
 _LINE = 5.0  # seconds between two lines of an agent's progress
 
 
-class EventLog(Observer):
+class EventLog:
     """Tells what happens, on standard error: a sentence each, or a JSON object each; and keeps `health.json`."""
 
     def __init__(self, node: str, *, form: str = "text", health: Path | None = None, quiet: bool = False) -> None:
         self._node, self._form, self._health, self._quiet = node, form, health, quiet
         self._state: dict[str, Any] = {"node": node, "status": "starting", "pid": os.getpid(), "round": 0}
-        self._hub: HubRuntime | None = None
+        self.hub: HubRuntime | None = None  # whose agents are listed in the health file
         self._said = 0.0
         self._closed = threading.Event()
         self._writing = threading.Lock()
@@ -68,13 +67,16 @@ class EventLog(Observer):
             figures = ", ".join(f"{name.replace('_', ' ')} {value:.3f}" for name, value in scores.items())
             self.tell(f"round {done} is done: {figures}", round=done, scores=dict(scores))
 
-    def began(self, names: tuple[str, ...], start: int, rounds: int, hub: HubRuntime) -> None:
-        """A hub has taken its place."""
-        self._hub = hub
-        self.tell(f"{len(names)} agents are to come; {start} of {rounds} rounds are done", round=start)
-        self.state(status="waiting", round=start, rounds=rounds)
+    def started(self, record: RunStarted) -> None:
+        """Say how far the run is."""
+        for note in record.notes:
+            self.tell(note)
+        if self.hub is not None:
+            agents, of = f"{len(record.agents)} agents are to come", f"{record.done} of {record.rounds}"
+            self.tell(f"{agents}; {of} rounds are done", round=record.done)
+        self.state(status="waiting", round=record.done, rounds=record.rounds)
 
-    def round_ended(self, record: Record, save: Callable[[], dict[str, bytes]]) -> None:
+    def round_ended(self, record: RoundEnded) -> None:
         """Say how a round went."""
         there = [row["agent"] for row in record.rows if row["present"]]
         if self._form == "json":
@@ -83,6 +85,10 @@ class EventLog(Observer):
             seconds = round(record.seconds, 3)
             self.tell("round ended", round=record.round, scores=means, present=there, seconds=seconds)
         self.state(status="running", round=record.round, present=there)
+
+    def finished(self, record: RunFinished) -> None:
+        """The run is over."""
+        self.closed()
 
     def closed(self) -> None:
         """The last sign."""
@@ -101,7 +107,7 @@ class EventLog(Observer):
         now: dict[str, Any] = {
             "time": datetime.now(UTC).isoformat(timespec="seconds"),
         }
-        if self._hub is not None:
-            now["here"] = [name for name, seat in list(self._hub.seats.items()) if seat.ready]
+        if self.hub is not None:
+            now["here"] = [name for name, seat in list(self.hub.seats.items()) if seat.ready]
         with self._writing, suppress(StorageError, OSError):  # a full disk is told of where it matters
             write_atomically(self._health, json.dumps(self._state | now).encode())

@@ -16,14 +16,15 @@ from typing import Any
 
 from codistill.errors import MessageError, NetworkError
 from codistill.results.outputs import View
+from codistill.results.records import Scores
+from codistill.runtimes.description import RunDescription
 from codistill.runtimes.host import BEGIN, Report
 from codistill.runtimes.network.answers import checked_report, checked_scores, checked_view
 from codistill.runtimes.network.connections import Connections, Control
 from codistill.runtimes.network.frame_header import FrameKind, Turn
-from codistill.runtimes.network.options import WIRE_VERSION
-from codistill.runtimes.network.stopping import RETURN, Stopped, always, never
-from codistill.runtimes.network.terms import objection
-from codistill.runtimes.runtime import Runtime, Scores, Stage, load_nodes, one_thread, save_nodes
+from codistill.runtimes.network.options import RETURN, WIRE_VERSION
+from codistill.runtimes.network.terms import objection, terms_of
+from codistill.runtimes.runtime import Runtime, ShouldStop, Stopped, load_nodes, never, one_thread, save_nodes
 from codistill.version import __version__
 
 _LOOK = 0.2  # seconds between looks while the hub waits for agents
@@ -43,22 +44,14 @@ class AgentStatus:
 class HubRuntime(Runtime):
     """Drives the agents of a roster by commands, and the hub's own node here."""
 
-    def __init__(
-        self,
-        stage: Stage,
-        lines: Connections,
-        terms: dict[str, Any],
-        *,
-        run: str,
-        done: int = 0,
-        stores: Callable[[int], bool] = always,
-        stopping: Callable[[], bool] = never,
-    ) -> None:
-        self._stage, self._lines, self._terms, self._run = stage, lines, terms, run
-        self._host = stage.host(stage.nodes, lines)
-        self.done = done  # rounds that count
-        self.seats = {name: AgentStatus() for name in stage.names}
-        self._stores, self._stopping = stores, stopping
+    def __init__(self, description: RunDescription, lines: Connections, *, run: str) -> None:
+        """`run`: the name of this run, by which agents know their states of it."""
+        super().__init__(description)
+        self._lines, self._terms, self._run = lines, terms_of(description), run
+        self._host = description.host(description.nodes, lines)
+        self.done = 0  # rounds that count
+        self.seats = {name: AgentStatus() for name in description.names}
+        self._stopping: ShouldStop = never
         self._number = 0
         self._answers: dict[str, Control] = {}
         self._keeping: dict[str, int] = {}  # who still has to say that it has kept the last round
@@ -72,14 +65,20 @@ class HubRuntime(Runtime):
 
     # --- the runtime ------------------------------------------------------------------------------
 
+    def start(self, done: int, should_stop: ShouldStop = never) -> None:
+        """Say which rounds count; go on when everybody is here, also those whom the next round leaves out."""
+        self.done, self._stopping = done, should_stop
+        if 0 < done < self.description.plan.rounds:
+            self._muster(self.description.names)
+
     def run(self, phase: int, present: tuple[str, ...]) -> Report:
         """Drive one phase to its end, with whoever is there; as often as it takes to reach the quorum."""
         if phase == BEGIN:  # each agent begins by itself, when it is first told to run
             began = time.monotonic()
-            self._muster(self._stage.names)  # all of them, also those whom the first rounds leave out
+            self._muster(self.description.names)  # all of them, also those whom the first rounds leave out
             return Report(waited=time.monotonic() - began)
         attempt, waited = 0, 0.0
-        before = save_nodes(self._stage.nodes)
+        before = save_nodes(self.description.nodes)
         while True:
             began = time.monotonic()
             members = self._muster(present)
@@ -90,11 +89,11 @@ class HubRuntime(Runtime):
                 break
             missing = [name for name in present if name not in done]
             self.tell(f"tried again: it ended without {', '.join(missing)}")
-            load_nodes(self._stage.nodes, before)
+            load_nodes(self.description.nodes, before)
             attempt += 1
             time.sleep(min(1.0, 0.05 * attempt))  # whatever went wrong may need time to get well
         self.done = phase + 1
-        store = self._stores(self.done)
+        store = self.description.plan.has_checkpoint(self.done)
         self._unstored = self._unstored - set(done) if store else self._unstored | set(done)
         number = self._ask(done, do="keep", round=self.done, store=store)
         self._keeping = dict.fromkeys(done, number)
@@ -126,7 +125,7 @@ class HubRuntime(Runtime):
             if sender in self.seats:
                 self._lines.sessions.strike(sender, reason)
         for name, answer in self._collect(number, members).items():
-            told = self._checked(name, checked_report, name, answer.content.get("report"), self._stage.names)
+            told = self._checked(name, checked_report, name, answer.content.get("report"), self.description.names)
             if told is not None and name not in self._lines.fell and name not in self._lines.sessions.out:
                 report = report.add(told)
                 done.append(name)
@@ -135,18 +134,18 @@ class HubRuntime(Runtime):
 
     def evaluate(self, samples: int | None, views: dict[str, View] | None = None) -> dict[str, Scores]:
         """Let every agent that is there measure itself; only figures come back."""
-        free = [name for name in self._stage.names if self._is_free(name, keeping=True)]
+        free = [name for name in self.description.names if self._is_free(name, keeping=True)]
         number = self._ask(free, do="evaluate", samples=samples, of=self._samples(), views=views is not None)
         scores: dict[str, Scores] = {}
         for name, answer in self._collect(number, free).items():
             scores[name] = self._scores(name, answer)
-            if views is not None and self._stage.test is not None:
-                labels, classes = self._stage.test[1], int(self._terms["classes"])
+            if views is not None and self.description.test is not None:
+                labels, classes = self.description.test[1], int(self._terms["classes"])
                 view = self._checked(name, checked_view, answer.arrays, labels, classes)
                 views.update({} if view is None else {name: view})
         self._strike_other_kinds(scores)
         if views:
-            ordered = {name: views[name] for name in self._stage.names if name in views}
+            ordered = {name: views[name] for name in self.description.names if name in views}
             views.clear()
             views.update(ordered)
         return scores
@@ -160,40 +159,50 @@ class HubRuntime(Runtime):
                 self._lines.sessions.strike(name, "scores of another kind than the others'")
                 scores[name] = {}
 
-    def measure_alone(self, rounds: int) -> dict[str, Scores]:
-        """Let every agent train a twin of its model by itself, and say how far that gets."""
-        members = self._muster(self._stage.names)
+    def measure_baseline(self) -> dict[str, Scores]:
+        """Let every agent train a copy of its model alone, and tell its scores."""
+        members = self._muster(self.description.names)
+        rounds = self.description.plan.rounds
         number = self._ask(members, do="alone", rounds=rounds, samples=self._samples())
         answers = self._collect(number, members, patient=True)
-        return {name: self._scores(name, answers.get(name)) for name in self._stage.names}
+        return {name: self._scores(name, answers.get(name)) for name in self.description.names}
 
     def save(self) -> dict[str, bytes]:
         """The hub's own state, once every agent has kept its own."""
         for name, number in self._keeping.items():
             self._collect(number, [name])
         self._keeping = {}
-        behind = [name for name in self._stage.names if name in self._unstored and self._is_free(name)]
+        behind = [name for name in self.description.names if name in self._unstored and self._is_free(name)]
         self._unstored -= self._collect(self._ask(behind, do="store"), behind).keys()
-        return save_nodes(self._stage.nodes)
+        return save_nodes(self.description.nodes)
 
     def load(self, saved: dict[str, bytes]) -> None:
         """Return the hub to what was saved; agents return when they join."""
-        load_nodes(self._stage.nodes, saved)
+        load_nodes(self.description.nodes, saved)
+
+    def finish(self, *, complete: bool) -> None:
+        """Tell everybody that the run is over, or that the hub stops for now."""
+        if complete:
+            self.see_off()
+        else:
+            self.dismiss("paused")
 
     def dismiss(self, why: str) -> None:
         """Tell everybody that the run is over, or that the hub stops for now."""
-        self._lines.command(*self._stage.names, do="stop", why=why, number=0)
+        self._lines.command(*self.description.names, do="stop", why=why, number=0)
 
     def see_off(self) -> None:
         """Tell everybody that the run is over; who is away is waited for a while."""
         end, told = time.monotonic() + self._lines.network.linger, set(self._lines.sessions.out)
         while True:
             here = [
-                name for name in self._stage.names if name not in told and self._is_in(name) and self.seats[name].ready
+                name
+                for name in self.description.names
+                if name not in told and self._is_in(name) and self.seats[name].ready
             ]
             self._lines.command(*here, do="stop", why="done", number=0)
             told.update(here)
-            away = [name for name in self._stage.names if name not in told]
+            away = [name for name in self.description.names if name not in told]
             if not away or time.monotonic() > end or self._stopping():
                 return
             if here or end - time.monotonic() > self._lines.network.linger - _LOOK:

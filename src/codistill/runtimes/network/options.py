@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from codistill.settings import check_settings, setting
 
-WIRE_VERSION = 1  # of heads, hellos and commands: raised with every change that others would misread
+WIRE_VERSION = 2  # of heads, hellos and commands: raised with every change that others would misread
+RETURN = 10.0  # seconds that a node which was started again waits for others that may have left for good
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,19 +9,22 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
 from codistill.agent import Agent
 from codistill.errors import NetworkError
 from codistill.results.outputs import View
+from codistill.results.records import Scores
+from codistill.runtimes.description import RunDescription
+from codistill.runtimes.evaluation import score
 from codistill.runtimes.host import BEGIN, Report
 from codistill.runtimes.network.connections import Connections, Control
 from codistill.runtimes.network.frame_header import FrameKind, Turn
-from codistill.runtimes.network.stopping import RETURN, Stopped, never
-from codistill.runtimes.network.terms import Terms, difference
-from codistill.runtimes.runtime import Runtime, Scores, Stage, load_nodes, one_thread, save_nodes, score
+from codistill.runtimes.network.options import RETURN
+from codistill.runtimes.network.terms import difference, terms_of
+from codistill.runtimes.running import measure_alone
+from codistill.runtimes.runtime import Runtime, ShouldStop, Stopped, load_nodes, never, one_thread, save_nodes
 
 _LOOK = 0.2  # seconds between looks while waiting for neighbours
 _AGAIN = 1.0  # seconds between two greetings that nobody answers
@@ -29,28 +32,16 @@ _REMIND = 30.0  # seconds between two lines that say who is waited for
 _FAREWELL = 60.0  # seconds that a peer which is done stays for neighbours that are not
 
 
-def ignore(view: View) -> None:
-    """Nobody keeps it."""
-
-
 class PeerRuntime(Runtime):
     """Drives one agent through its rounds, in step with its neighbours."""
 
-    def __init__(
-        self,
-        stage: Stage,
-        lines: Connections,
-        terms: Terms,
-        *,
-        done: int = 0,
-        stopping: Callable[[], bool] = never,
-        keep_view: Callable[[View], None] = ignore,
-    ) -> None:
-        self._keep_view = keep_view
-        self._stage, self._lines, self._terms, self._stopping = stage, lines, terms, stopping
-        self._agent: Agent = stage.agents()[0]
-        self._host = stage.host([self._agent], lines)
-        self._at = BEGIN - 1 if done == 0 else done - 1  # the last phase that it has entered
+    def __init__(self, description: RunDescription, lines: Connections) -> None:
+        super().__init__(description)
+        self._lines, self._terms = lines, terms_of(description)
+        self._stopping: ShouldStop = never
+        self._agent: Agent = description.agents[0]
+        self._host = description.host([self._agent], lines)
+        self._at = BEGIN - 1  # the last phase that it has entered
         self._resume_at = BEGIN  # phases before this one are skipped
         self._skipped = False
         self._finished: set[str] = set()  # neighbours that are done
@@ -60,6 +51,14 @@ class PeerRuntime(Runtime):
         self._met = False
         self._greeted_at = 0.0
         self._samples = {self._agent.name: len(self._agent.shard)}
+
+    def start(self, done: int, should_stop: ShouldStop = never) -> None:
+        """Say how far this peer is."""
+        self._at, self._stopping = BEGIN - 1 if done == 0 else done - 1, should_stop
+
+    def measure_baseline(self) -> dict[str, Scores]:
+        """Train a copy of its model alone."""
+        return measure_alone(self.description, self._stopping)
 
     def run(self, phase: int, present: tuple[str, ...]) -> Report:
         """Drive one phase with the neighbours that are there; skip it if they are already further."""
@@ -92,21 +91,20 @@ class PeerRuntime(Runtime):
         """Measure itself."""
         if self._skipped:
             return {}
-        scores = score(self._stage, self._agent, samples, views)
-        if views:
-            self._keep_view(views[self._agent.name])
-        return {self._agent.name: scores}
+        return {self._agent.name: score(self.description, self._agent, samples, views)}
 
     def save(self) -> dict[str, bytes]:
         """Its own state."""
-        return save_nodes(self._stage.nodes)
+        return save_nodes(self.description.nodes)
 
     def load(self, saved: dict[str, bytes]) -> None:
         """Return to what was saved."""
-        load_nodes(self._stage.nodes, saved)
+        load_nodes(self.description.nodes, saved)
 
-    def part(self) -> None:
+    def finish(self, *, complete: bool) -> None:
         """Say that it is done, and stay for a while until its neighbours have heard all that it said."""
+        if not complete:
+            return
         self._lines.command(*self._lines.wire.others, reached=Turn(int(self._terms["rounds"])), do="done")
         end = time.monotonic() + _FAREWELL
         while time.monotonic() < end and any(

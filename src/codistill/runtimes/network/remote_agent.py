@@ -13,15 +13,17 @@ from typing import Any
 
 from codistill.errors import NetworkError, StorageError
 from codistill.results.outputs import View
+from codistill.results.records import Scores
+from codistill.runtimes.description import RunDescription
+from codistill.runtimes.evaluation import score
 from codistill.runtimes.host import BEGIN, Host, Report
 from codistill.runtimes.network.answers import as_plain
 from codistill.runtimes.network.connections import Connections, Control
 from codistill.runtimes.network.frame_header import FrameKind, Turn
-from codistill.runtimes.network.solitude import train_alone
 from codistill.runtimes.network.state_store import StateStore
-from codistill.runtimes.network.stopping import never
 from codistill.runtimes.network.terms import Terms, check_terms
-from codistill.runtimes.runtime import Scores, Stage, one_thread, score
+from codistill.runtimes.running import measure_alone
+from codistill.runtimes.runtime import never, one_thread
 from codistill.topology import HUB
 from codistill.wire.state import pack, unpack
 
@@ -29,7 +31,7 @@ _AGAIN = 1.0  # seconds between two greetings that nobody answers
 _COUNTED = 10.0  # seconds that an agent which is to stop waits to hear that its last round counts
 _WORRY = 15.0  # seconds after which an operator is told what might be wrong
 
-Settle = Callable[[Terms], Stage]  # brings the agent to life under the hub's terms
+Settle = Callable[[Terms], RunDescription]  # the run under the hub's terms, with this agent introduced to it
 
 
 Watch = Callable[[str, int, Scores], None]  # is told what the agent does, after how many rounds, and its scores
@@ -53,7 +55,7 @@ class RemoteAgent:
     ) -> None:
         self._lines, self._hello, self._settle, self._folder = lines, hello, settle, folder
         self._stopping, self._watch = stopping, watch
-        self._stage: Stage | None = None
+        self._description: RunDescription | None = None
         self._terms: Terms = {}
         self._welcome: Control | None = None
         self._run = ""
@@ -112,10 +114,10 @@ class RemoteAgent:
         run, done = content.get("run"), content.get("done")
         if not isinstance(run, str) or not run.isalnum() or len(run) > 64 or type(done) is not int or done < 0:
             raise NetworkError("A welcome must name its run.", f"{run!r}"[:80], "Ask whoever runs the hub.")
-        if self._stage is None:
-            self._terms, self._stage = content["terms"], self._settle(content["terms"])
-            self._agent = self._stage.agents()[0]
-            self._host: Host = self._stage.host([self._agent], self._lines)
+        if self._description is None:
+            self._terms, self._description = content["terms"], self._settle(content["terms"])
+            self._agent = self._description.agents[0]
+            self._host: Host = self._description.host([self._agent], self._lines)
             self._lines.backlog = self._host.backlog
         elif content["terms"] != self._terms:
             raise NetworkError("A hub must come back with the same terms.", "others", "Join anew, with a new process.")
@@ -221,14 +223,14 @@ class RemoteAgent:
         raise ValueError("unknown")
 
     @property
-    def _the_stage(self) -> Stage:
-        assert self._stage is not None
-        return self._stage
+    def _the_description(self) -> RunDescription:
+        assert self._description is not None
+        return self._description
 
     def _alone(self, samples: int) -> Scores:
         self._agent.learner.join(samples)
-        self._watch("training alone, as a yardstick", 0, {})
-        return train_alone(self._the_stage, self._agent, int(self._terms["rounds"]), self._stopping)
+        self._watch("training alone, as a baseline", 0, {})
+        return measure_alone(self._the_description, self._stopping).get(self._agent.name, {})
 
     def _check_hub(self) -> None:
         if HUB in self._lines.wire.revoked():
@@ -280,7 +282,7 @@ class RemoteAgent:
     def _evaluate(self, part: int | None, samples: int, *, views: bool) -> tuple[View, dict[str, Any]]:
         self._begin(samples)
         seen: dict[str, View] | None = {} if views else None
-        scores = score(self._the_stage, self._agent, part, seen)
+        scores = score(self._the_description, self._agent, part, seen)
         self._watch("running", self._done, scores)
         return (seen or {}).get(self._agent.name, {}), {"scores": scores}
 

@@ -8,28 +8,93 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
+
+from codistill.agent import Agent
+from codistill.data.shard import PublicData
 from codistill.errors import CodistillError, NetworkError
+from codistill.faults import Fault, Faults
+from codistill.protocol import Protocol
+from codistill.protocols import PROTOCOLS
+from codistill.runtimes.description import RunDescription
 from codistill.runtimes.network.options import WIRE_VERSION
+from codistill.runtimes.plan import Plan
+from codistill.settings import from_table
+from codistill.topology import Topology
 from codistill.version import __version__
-
-if TYPE_CHECKING:
-    from codistill.agent import Agent
-    from codistill.data.shard import PublicData
-    from codistill.protocol import Protocol
+from codistill.wire.compression import Compression
 
 Terms = dict[str, Any]
 _MOST = {"rounds": 1 << 31, "seed": 1 << 256, "classes": 1 << 20}  # an agent sets memory aside for its classes
 
 
+def terms_of(description: RunDescription) -> Terms:
+    """What must be equal on every node of a run, as plain values."""
+    topology, public, compression = description.topology, description.public, description.compression
+    made: Terms = {
+        "protocol": describe_protocol(description.protocol),
+        "rounds": description.plan.rounds,
+        "seed": description.seed,
+        "classes": description.classes,
+        "roster": list(topology.names),
+        "links": None if topology.hub else _digest(topology),
+        "shape": None if description.shape is None else list(description.shape),
+        "public": describe_public(public) if description.protocol.needs_public else None,
+        "compression": None if compression is None else dataclasses.asdict(compression),
+        "faults": [dataclasses.asdict(fault) for fault in description.faults.injected],
+        "participation": description.faults.participation,
+        "version": __version__,
+        "wire": WIRE_VERSION,
+    }
+    plain: Terms = json.loads(json.dumps(made))  # tuples are lists, as on arrival
+    return plain
+
+
+def description_under(
+    terms: Any,
+    agent: Agent,
+    public: PublicData | None,
+    test: tuple[np.ndarray, np.ndarray] | None,
+    own: type[Protocol] | None = None,
+) -> RunDescription:
+    """The run of an agent that a hub has told its terms; `own`: a protocol of its own that it trusts."""
+    check_terms(terms)
+    try:
+        names = tuple(map(str, terms["roster"]))
+        faults = [from_table(Fault, fault, "faults") for fault in terms["faults"]]
+        compression = terms.get("compression")
+        return RunDescription(
+            protocol=protocol_from(terms["protocol"], own),
+            topology=Topology.star(names),
+            classes=terms["classes"],
+            seed=terms["seed"],
+            plan=Plan(rounds=terms["rounds"]),
+            faults=Faults(faults, names, terms["seed"], terms.get("participation", 1.0)),
+            agents=(agent,),
+            public=public,
+            test=test,
+            compression=None if compression is None else from_table(Compression, compression, "compression"),
+        )
+    except (TypeError, KeyError, AttributeError) as error:
+        raise NetworkError(
+            "The terms of a federation must be complete.", f"{error!r}"[:200], "Ask whoever runs the hub."
+        ) from None
+
+
+def _digest(topology: Topology) -> str:
+    """Of who speaks to whom, and with which weights."""
+    told: Mapping[str, Any] = {name: [topology.neighbours(name), topology.weights(name)] for name in topology.names}
+    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+
+
 def describe_protocol(protocol: Protocol) -> dict[str, Any]:
     """A protocol by name and settings; one's own also by the digest of its file."""
-    from codistill.protocols import PROTOCOLS
-
     kind = type(protocol)
     described = {"name": protocol.name or kind.__name__, "settings": dataclasses.asdict(protocol)}
     if PROTOCOLS.get(protocol.name) is not kind:
@@ -44,19 +109,20 @@ def code_digest(kind: type[Any]) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def describe_reference(public: PublicData | None) -> dict[str, Any] | None:
-    """Reference data by size and digest."""
+def describe_public(public: PublicData | None) -> dict[str, Any] | None:
+    """Public data by size and digest."""
     return None if public is None else {"samples": len(public), "digest": public.digest}
 
 
-def hello_of(agent: Agent, public: PublicData | None, shape: tuple[int, ...], samples: int) -> dict[str, Any]:
+def hello_of(agent: Agent, public: PublicData | None) -> dict[str, Any]:
     """What an agent says of itself when it joins: not a sample, not a label."""
+    x = np.asarray(agent._data[0])  # its shard is made when the hub has told the number of classes
     return {
         "version": __version__,
         "wire": WIRE_VERSION,
-        "reference": describe_reference(public),
-        "shape": list(shape),
-        "samples": samples,
+        "public": describe_public(public),
+        "shape": list(x.shape[1:]),
+        "samples": len(x),
         "model": agent.learner.describe(),
     }
 
@@ -69,11 +135,11 @@ def objection(terms: Mapping[str, Any], hello: Mapping[str, Any]) -> str | None:
         )
     samples = hello.get("samples")
     if type(samples) is not int or not 0 < samples < 1 << 48 or not isinstance(hello.get("model"), str):
-        return "its greeting is not whole"
-    wanted, has = terms["reference"], hello.get("reference")
+        return "malformed join request"
+    wanted, has = terms["public"], hello.get("public")
     if wanted is not None and has != wanted:
         return (
-            f"its reference data differ: {_shown(has)} instead of {_shown(wanted)}; every node needs the same samples "
+            f"its public data differ: {_shown(has)} instead of {_shown(wanted)}; every node needs the same samples "
             "in the same order"
         )
     if terms["shape"] is not None and hello.get("shape") != terms["shape"]:
@@ -100,7 +166,7 @@ def _protocol_difference(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> 
 
 
 def check_terms(terms: Any) -> None:
-    """Terms that came from elsewhere must be whole, and of this version."""
+    """Terms that came from elsewhere must be complete, and of this version."""
     if not isinstance(terms, dict) or terms.get("version") != __version__ or terms.get("wire") != WIRE_VERSION:
         theirs = terms.get("version") if isinstance(terms, dict) else None
         raise NetworkError(
@@ -111,11 +177,13 @@ def check_terms(terms: Any) -> None:
     wanted = {"protocol": dict, "rounds": int, "seed": int, "classes": int, "roster": list, "faults": list}
     for key, kind in wanted.items():
         if not isinstance(terms.get(key), kind) or isinstance(terms.get(key), bool):
-            raise NetworkError("The terms of a federation must be whole.", f"no '{key}'", "Ask whoever runs the hub.")
+            raise NetworkError(
+                "The terms of a federation must be complete.", f"no '{key}'", "Ask whoever runs the hub."
+            )
     for key, most in _MOST.items():
         if not 0 <= terms[key] < most:
             raise NetworkError(
-                "The terms of a federation must be in their bounds.",
+                "The terms of a federation must be within their limits.",
                 f"{key}: {terms[key]}"[:80],
                 "Ask whoever runs the hub.",
             )
@@ -125,10 +193,7 @@ def check_terms(terms: Any) -> None:
 
 
 def protocol_from(described: Mapping[str, Any], own: type[Protocol] | None) -> Protocol:
-    """The protocol that the terms name: one of codistill's, or this site's own if it is the same file."""
-    from codistill.protocols import PROTOCOLS
-    from codistill.settings import from_table
-
+    """The protocol that the terms name: one of codistill's, or this agent's own if it is the same file."""
     name, settings = described.get("name"), described.get("settings")
     if not isinstance(settings, dict) or not isinstance(name, str):
         raise NetworkError("The terms must name a protocol.", _shown(described), "Ask whoever runs the hub.")
@@ -137,7 +202,7 @@ def protocol_from(described: Mapping[str, Any], own: type[Protocol] | None) -> P
         kind = own if own is not None and code_digest(own) == described["code"] else None
         if kind is None:
             raise NetworkError(
-                f"The hub runs a protocol of its own, '{name[:60]}', so this site must have the same file.",
+                f"The hub runs a protocol of its own, '{name[:60]}', so this agent must have the same file.",
                 "no such protocol here" if own is None else f"{own.__name__} in another version",
                 "Get the file by a way you trust, read it, and name it: protocol = Class in my_agent.py.",
             )

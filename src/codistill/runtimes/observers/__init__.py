@@ -1,17 +1,73 @@
-"""Observers: everything that watches a run. No protocol knows that it is being measured."""
+"""Observers: everything that watches a run. No protocol knows that it is being measured.
+
+An observer is any object with one or more of these methods; what it lacks is not called:
+
+    started(record)      a `RunStarted`, before the first round
+    evaluated(record)    an `Evaluated`, after every evaluation
+    round_ended(record)  a `RoundEnded`; if it returns True, the run stops gently after this round
+    finished(record)     a `RunFinished`, whatever has ended the run
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from typing import Any
 
-from codistill.results.records import Record
+from codistill.errors import RecipeError
+from codistill.results.records import Evaluated, RoundEnded, RunFinished, RunStarted
+
+METHODS = ("started", "evaluated", "round_ended", "finished")
 
 
-class Observer:
-    """Is told of a run's progress; does nothing by default."""
+def check_observers(given: Any) -> list[Any]:
+    """Observers as a list; each must have at least one of the methods."""
+    if not isinstance(given, Iterable) or isinstance(given, str | bytes | dict):
+        raise RecipeError("Observers must be given as a list.", _shown(given), "Write observers=[observer].")
+    observers = list(given)
+    for observer in observers:
+        if not any(callable(getattr(observer, name, None)) for name in METHODS) or isinstance(observer, type):
+            raise RecipeError(
+                f"An observer must be an object with at least one of the methods {', '.join(METHODS)}.",
+                _shown(observer),
+                "Define for example round_ended(self, record); see docs/observers.md.",
+            )
+    return observers
 
-    def round_ended(self, record: Record, save: Callable[[], dict[str, bytes]]) -> None:
-        """A round is over; `save` packs what lives across rounds, if somebody wants to keep it."""
 
-    def closed(self) -> None:
-        """The run is over, for whatever reason."""
+def _shown(given: Any) -> str:
+    what = f"the class {given.__name__} itself" if isinstance(given, type) else f"an object of {type(given).__name__}"
+    return f"{what}, {given!r}"[:120]
+
+
+class Observers:
+    """Several observers as one."""
+
+    def __init__(self, observers: Sequence[Any]) -> None:
+        self._observers = observers
+
+    def started(self, record: RunStarted) -> None:
+        """Tell everyone that the run begins."""
+        self._call("started", record)
+
+    def evaluated(self, record: Evaluated) -> None:
+        """Tell everyone the scores."""
+        self._call("evaluated", record)
+
+    def round_ended(self, record: RoundEnded) -> bool:
+        """Tell everyone that a round is over; whether somebody wants to stop."""
+        return any(answer is True for answer in self._call("round_ended", record))
+
+    def finished(self, record: RunFinished) -> None:
+        """Tell everyone that the run is over, also when somebody fails to hear it."""
+        with ExitStack() as stack:
+            for observer in reversed(self._observers):
+                if callable(getattr(observer, "finished", None)):
+                    stack.callback(observer.finished, record)
+
+    def _call(self, method: str, record: Any) -> list[Any]:
+        return [
+            getattr(observer, method)(record)
+            for observer in self._observers
+            if callable(getattr(observer, method, None))
+        ]

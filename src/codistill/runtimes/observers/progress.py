@@ -3,29 +3,33 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 from rich.console import Console
 from rich.progress import BarColumn, SpinnerColumn, TextColumn
 from rich.progress import Progress as Bar
 
-from codistill.results.records import Record
-from codistill.runtimes.observers import Observer
+from codistill.results.records import RoundEnded, RunFinished, RunStarted
 from codistill.text import bytes_text, duration_text
 
 _PLAIN_EVERY = 5.0  # seconds between plain lines, so that a log stays short
 
 
-class Progress(Observer):
+class Progress:
     """Round, agents, accuracy so far, bytes and time left, on standard error."""
 
-    def __init__(self, title: str, rounds: int, agents: int, start: int) -> None:
+    def __init__(self, title: str | None = None) -> None:
+        self._title = title  # None: the protocol's name
         self._console = Console(stderr=True)
-        self._title, self._rounds, self._agents, self._start = title, rounds, agents, start
-        self._began = self._said = time.monotonic()
-        self._bytes = 0
-        self._score = ""
         self._bar: Bar | None = None
+        self._score = ""
+        self._bytes = self._rounds = self._agents = self._start = 0
+        self._spent = self._said = 0.0
+
+    def started(self, record: RunStarted) -> None:
+        """Show that the run begins."""
+        self._title = self._title or record.protocol
+        self._rounds, self._agents, self._start = record.rounds, len(record.agents), record.done
+        self._said = time.monotonic()
         if self._console.is_terminal:
             columns = (
                 SpinnerColumn(),
@@ -34,10 +38,11 @@ class Progress(Observer):
                 TextColumn("{task.fields[rest]}"),
             )
             self._bar = Bar(*columns, console=self._console, transient=True)
-            self._task = self._bar.add_task(self._head(start), total=rounds, completed=start, rest="starting")
+            head = self._head(record.done)
+            self._task = self._bar.add_task(head, total=record.rounds, completed=record.done, rest="starting")
             self._bar.start()
 
-    def round_ended(self, record: Record, save: Callable[[], dict[str, bytes]]) -> None:
+    def round_ended(self, record: RoundEnded) -> None:
         """Show where the run is."""
         self._bytes += sum(row["sent"] + row["received"] for row in record.rows)
         honest = [row for row in record.rows if not row.get("lies")]
@@ -45,8 +50,8 @@ class Progress(Observer):
         if scores:
             word = "accuracy" if "accuracy" in next(row for row in record.rows if "test_samples" in row) else "rmse"
             self._score = f"{word} {sum(scores) / len(scores):.3f} · "
-        elapsed = time.monotonic() - self._began
-        left = elapsed / (record.round - self._start) * (self._rounds - record.round)
+        self._spent += record.seconds
+        left = self._spent / (record.round - self._start) * (self._rounds - record.round)
         rest = f"{self._score}{bytes_text(self._bytes)} · {duration_text(left)} left"
         if self._bar is not None:
             self._bar.update(self._task, completed=record.round, description=self._head(record.round), rest=rest)
@@ -58,6 +63,11 @@ class Progress(Observer):
         if len(record.events) > 3:
             self._print(f"round {record.round}: {len(record.events) - 3} more such events", style="yellow")
 
+    def finished(self, record: RunFinished) -> None:
+        """Leave a clean screen."""
+        if self._bar is not None:
+            self._bar.stop()
+
     def _print(self, text: str, style: str | None = None) -> None:
         """One line, however long: a log is searched by lines."""
         self._console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
@@ -65,8 +75,3 @@ class Progress(Observer):
     def _head(self, done: int) -> str:
         agents = "1 agent" if self._agents == 1 else f"{self._agents} agents"
         return f"{self._title}: round {done}/{self._rounds} · {agents}"
-
-    def closed(self) -> None:
-        """Leave a clean screen."""
-        if self._bar is not None:
-            self._bar.stop()

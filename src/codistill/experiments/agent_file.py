@@ -1,12 +1,12 @@
-"""A site's own file: its model and its private data, which never leave it.
+"""An agent's own file: its model and its private data, which never leave its machine.
 
-`my_agent.py` is the site's own code, run by the site itself. It defines
+`my_agent.py` is the operator's own code, run by the operator. It defines
 
-    agent(name)       required: a codistill.Agent with the site's model and data (and its own test data, if it has any)
-    reference()       where the protocol needs reference data: the samples, equal on every node
+    agent(name)       required: a codistill.Agent with the model and the data (and its own test data, if it has any)
+    public()          where the protocol needs public data: the samples, equal on every node
     test()            a common test set, if the federation has one: (samples, labels)
     protocol          a class, where the federation runs a protocol that is not codistill's
-    accepts           names of the protocols that this site takes part in, such as ("fedmd",); absent: any
+    accepts           names of the protocols that this agent takes part in, such as ("fedmd",); unset: any
     finished(agent)   called at the end, with the trained model in agent.learner
 
 A recipe (`.toml`) can stand in its place: then the agent is the one of that name in the recipe.
@@ -20,57 +20,40 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import numpy as np
-
 from codistill.agent import Agent
 from codistill.data.shard import PublicData
-from codistill.data.validation import validate_samples
 from codistill.errors import CodistillError, DataError, NetworkError, RecipeError
 from codistill.experiments.recipe import Recipe, read_recipe
 from codistill.experiments.run import build
 from codistill.experiments.user_code import run_file
-from codistill.federation import Federation
 from codistill.protocol import Protocol
+from codistill.runtimes.description import RunDescription
 
 
 @dataclass(frozen=True)
-class Site:
-    """What a site brings into a federation."""
+class AgentFile:
+    """What an operator brings into a federation."""
 
     agent: Agent
     public: PublicData | None = None
-    test: tuple[Any, Any] | None = None  # not yet held to the number of classes
+    test: tuple[Any, Any] | None = None  # not yet checked against the number of classes
     protocol: type[Protocol] | None = None
     finished: Callable[[Agent], Any] | None = None
     accepts: tuple[str, ...] | None = None  # protocols that it takes part in; None: any
     recipe: Recipe | None = None
-    federation: Federation | None = None  # where the recipe makes all agents
-
-    def hello(self) -> tuple[tuple[int, ...], int]:
-        """The shape of a sample and how many there are."""
-        x = np.asarray(self.agent._data[0])
-        return tuple(x.shape[1:]), len(x)
-
-    def check_accepted(self, protocol: Protocol) -> None:
-        """A site decides itself what it takes part in."""
-        if self.accepts is not None and protocol.name not in self.accepts:
-            raise NetworkError(
-                "The federation must run a protocol that this site accepts.",
-                f"{protocol.name}; accepted: {', '.join(self.accepts) or 'none'}",
-                "Ask whoever runs the hub; or change accepts = (...) in this site's file.",
-            )
-
-    def common_test(self, classes: int) -> tuple[np.ndarray, np.ndarray] | None:
-        """The common test set, held to the number of classes."""
-        return None if self.test is None else validate_samples(*self.test, classes, "the test set")
+    description: RunDescription | None = None  # where a recipe has made it
 
 
-def read_site(path: Path, name: str, *, data_dir: str | None = None, overrides: list[str] | None = None) -> Site:
-    """The site in a file, for the agent of this name."""
+def read_agent_file(
+    path: Path, name: str, *, data_dir: str | None = None, overrides: list[str] | None = None
+) -> AgentFile:
+    """What the file says of the agent of this name."""
     if path.suffix == ".toml":
         return _from_recipe(path, name, data_dir, overrides or [])
     if path.suffix != ".py":
-        raise RecipeError("A site is a Python file or a recipe.", f"'{path}'", "Name my_agent.py or recipe.toml.")
+        raise RecipeError(
+            "An agent's file is a Python file or a recipe.", f"'{path}'", "Name my_agent.py or recipe.toml."
+        )
     module = _run(path)
     if not callable(getattr(module, "agent", None)):
         raise RecipeError(
@@ -89,25 +72,25 @@ def read_site(path: Path, name: str, *, data_dir: str | None = None, overrides: 
             f"'{agent.name}' in {path}, '{name}' in the certificate",
             "Pass the name that agent(name) is given on to codistill.Agent.",
         )
-    public = _call(path, module, "reference") if hasattr(module, "reference") else None
+    public = _call(path, module, "public") if hasattr(module, "public") else None
     test = _call(path, module, "test") if hasattr(module, "test") else None
     own = getattr(module, "protocol", None)
     if own is not None and not (isinstance(own, type) and issubclass(own, Protocol)):
         raise RecipeError(
             f"protocol in {path} must be a class derived from Protocol.", f"{own!r}"[:80], "Name a class."
         )
-    reference = None if public is None else PublicData(public, 0)
     accepts = getattr(module, "accepts", None)
     names = None if accepts is None else (accepts,) if isinstance(accepts, str) else tuple(map(str, accepts))
-    return Site(agent, reference, test, own, getattr(module, "finished", None), names)
+    samples = None if public is None else PublicData(public, 0)
+    return AgentFile(agent, samples, test, own, getattr(module, "finished", None), names)
 
 
-def _from_recipe(path: Path, name: str, data_dir: str | None, overrides: list[str]) -> Site:
+def _from_recipe(path: Path, name: str, data_dir: str | None, overrides: list[str]) -> AgentFile:
     recipe = read_recipe(path, overrides)
-    if recipe.data.sites:
+    if recipe.data.held_by_agents:
         raise RecipeError(
-            "A recipe whose data are at the sites says nothing of this site's model and data.",
-            f"{path} in place of a site",
+            "A recipe whose agents hold their data says nothing of this agent's model and data.",
+            f"{path} in place of an agent's file",
             "Name your my_agent.py; among peers, give the recipe by --recipe.",
         )
     federation, _ = build(recipe, data_dir)
@@ -118,12 +101,14 @@ def _from_recipe(path: Path, name: str, data_dir: str | None, overrides: list[st
             f"'{name}'; in the recipe: {', '.join(agent.name for agent in federation.agents)}",
             "Make a certificate for one of these: codistill certs agent NAME.",
         )
-    return Site(mine[0], federation.public, federation.test, type(recipe.protocol), None, None, recipe, federation)
+    description = federation.description.of_agent(name)
+    kind = type(recipe.protocol)
+    return AgentFile(mine[0], federation.public, federation.test, kind, None, None, recipe, description)
 
 
 def _run(path: Path) -> ModuleType:
     try:
-        return run_file(path, "site")
+        return run_file(path, "agent_file")
     except Exception as error:  # whatever the file does when it is run
         raise RecipeError(
             f"{path} must run.", f"{type(error).__name__}: {error}", "Check the path, and run it by itself."
@@ -135,7 +120,7 @@ def _call(path: Path, module: ModuleType, function: str, *given: Any) -> Any:
         return getattr(module, function)(*given)
     except CodistillError:
         raise
-    except Exception as error:  # the site's own code
+    except Exception as error:  # the operator's own code
         raise DataError(
             f"{function}() of {path} must work.", f"{type(error).__name__}: {error}"[:300], "Run the file by itself."
         ) from error

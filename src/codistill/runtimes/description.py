@@ -1,0 +1,103 @@
+"""The description of a run: all that a runtime needs, whoever has made it.
+
+A `Federation` makes one with all agents at hand, `join` one with a single agent, `serve` one with the hub alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from codistill.agent import Agent, Hub, Node
+from codistill.data.shard import PublicData
+from codistill.faults import Faults
+from codistill.protocol import Protocol
+from codistill.protocols.alone import baseline_of
+from codistill.runtimes.host import Host, Watcher
+from codistill.runtimes.links import Carrier
+from codistill.runtimes.plan import Plan
+from codistill.topology import Topology
+from codistill.wire.compression import Compression
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RunDescription:
+    """The protocol, who takes part, what they share, and the nodes that are at hand in this process."""
+
+    protocol: Protocol
+    topology: Topology
+    classes: int
+    seed: int
+    plan: Plan
+    faults: Faults
+    agents: tuple[Agent, ...] = ()  # at hand: all of them in a simulation, one on an agent's machine, none on a hub's
+    hub: Hub | None = None  # where it is at hand
+    public: PublicData | None = None
+    test: tuple[np.ndarray, np.ndarray] | None = None
+    samples: int | None = None  # private samples of all agents together; None: told when they have met
+    shape: tuple[int, ...] | None = None  # of a sample; None: whatever the agents have
+    compression: Compression | None = None
+    watchers: tuple[Watcher, ...] = ()  # called for every message that is sent: (sender, receiver, bytes)
+    reported: tuple[str, ...] = ()  # whose rows the metrics hold; empty: the agents at hand, or else all
+
+    @property
+    def nodes(self) -> list[Node]:
+        """The nodes at hand: the agents, then the hub."""
+        return [*self.agents, *([self.hub] if self.hub else [])]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The agents whose rows the metrics hold."""
+        return self.reported or tuple(agent.name for agent in self.agents) or self.topology.names
+
+    def introduce(self) -> RunDescription:
+        """Tell the nodes at hand who takes part and what is shared."""
+        for node in self.nodes:
+            node.seed, node.topology, node.classes = self.seed, self.topology, self.classes
+            if self.public is not None:
+                node.public = self.public
+            if isinstance(node, Agent):
+                if node.shard is None:
+                    node.settle(self.classes)
+                node.shard.seed = self.seed
+                if self.samples is not None:
+                    node.learner.join(self.samples)
+        return self
+
+    def of_agent(self, name: str) -> RunDescription:
+        """The same run as one of its agents sees it."""
+        mine = tuple(agent for agent in self.agents if agent.name == name)
+        return replace(self, agents=mine, hub=None, reported=(name,))
+
+    def of_hub(self) -> RunDescription:
+        """The same run as its hub sees it."""
+        return replace(self, agents=(), reported=self.names)
+
+    @property
+    def baseline_protocol(self) -> Protocol | None:
+        """What the agents do in the baseline; None: there is nothing to compare with."""
+        return baseline_of(self.protocol)
+
+    def baseline(self) -> RunDescription | None:
+        """The run of the same agents alone: untouched copies of them, without a message."""
+        protocol = self.baseline_protocol
+        if protocol is None:
+            return None
+        names = self.topology.names
+        return RunDescription(
+            protocol=protocol,
+            topology=Topology.silent(names),
+            classes=self.classes,
+            seed=self.seed,
+            plan=self.plan.of_baseline(),
+            faults=Faults((), names, self.seed),
+            agents=tuple(agent.twin() for agent in self.agents),
+            test=self.test,
+            samples=self.samples,
+            shape=self.shape,
+        ).introduce()
+
+    def host(self, nodes: list[Node], links: Carrier | None = None) -> Host:
+        """A host for some of the nodes."""
+        return Host(nodes, self.protocol, self.faults, links, self.watchers, self.compression)

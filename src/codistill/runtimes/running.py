@@ -1,0 +1,238 @@
+"""The one way to run a description: from the last checkpoint on, round by round, on any runtime."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from codistill.errors import CheckpointError, CodistillError
+from codistill.results.outputs import Outputs, View, collect
+from codistill.results.records import Evaluated, RoundEnded, Row, RunFinished, RunStarted, Scores
+from codistill.runtimes.description import RunDescription
+from codistill.runtimes.host import BEGIN, Report
+from codistill.runtimes.observers import Observers
+from codistill.runtimes.observers.history import History
+from codistill.runtimes.runtime import Runtime, ShouldStop, Stopped, never
+from codistill.runtimes.simulation import Simulation
+from codistill.topology import HUB
+
+if TYPE_CHECKING:
+    from codistill.runtimes.store import RunFolder
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How far a run has come, with all rows of its metrics."""
+
+    done: int  # rounds
+    complete: bool
+    rows: list[Row]
+    outputs: Outputs | None
+    baseline_rows: list[Row] | None  # where the runtime has measured the baseline
+    seconds: float
+
+
+def run(
+    description: RunDescription,
+    runtime: Runtime,
+    *,
+    store: RunFolder | None = None,
+    observers: Sequence[Any] = (),
+    should_stop: ShouldStop = never,
+) -> Outcome:
+    """Run the rounds that are left.
+
+    With a `store` it goes on from the latest checkpoint there, and writes metrics and checkpoints. Observers are told
+    of everything, see `codistill.runtimes.observers`; the first to return True from `round_ended` stops the run after
+    that round, as `should_stop` does, and a checkpoint is written. The runtime is closed in any case.
+    """
+    plan, history, began = description.plan, History(), time.monotonic()
+    told = Observers([*([store] if store else []), history, *observers])
+    done, outcome = 0, "failed"
+    baseline: list[Row] | None = None
+    with ExitStack() as closing:
+        closing.callback(runtime.close)
+        closing.callback(lambda: told.finished(RunFinished(done, plan.rounds, outcome, time.monotonic() - began)))
+        start, saved = _start(description, store, told)
+        done = start
+        if saved is not None:
+            _load(runtime, saved)
+        with suppress(Stopped):
+            runtime.start(start, should_stop)
+            baseline = _baseline(description, runtime, store, start, should_stop)
+            for t in range(start, plan.rounds):
+                if should_stop():
+                    break
+                stop = _run_round(description, runtime, t, told) or should_stop()
+                done = t + 1
+                if store is not None and (plan.has_checkpoint(done) or (stop and plan.checkpoint_every)):
+                    store.write_checkpoint(done, runtime.save())
+                if stop:
+                    break
+        runtime.finish(complete=done == plan.rounds)
+        outcome = "complete" if done == plan.rounds else "stopped"
+    seconds = time.monotonic() - began
+    return Outcome(done, done == plan.rounds, history.rows, history.outputs, baseline, seconds)
+
+
+def measure_alone(description: RunDescription, should_stop: ShouldStop = never) -> dict[str, Scores]:
+    """Train copies of the agents at hand alone, as the baseline; their scores at the end, {} if stopped."""
+    baseline = description.baseline()
+    if baseline is None:
+        return {}
+    last = _LastScores()
+    run(baseline, Simulation(baseline), observers=[last], should_stop=should_stop)
+    return last.scores
+
+
+class _LastScores:
+    """Keeps the scores of the only evaluation, which is the last."""
+
+    def __init__(self) -> None:
+        self.scores: dict[str, Scores] = {}
+
+    def evaluated(self, record: Evaluated) -> None:
+        self.scores = record.scores
+
+
+def _start(
+    description: RunDescription, store: RunFolder | None, told: Observers
+) -> tuple[int, dict[str, bytes] | None]:
+    """Where the run goes on, and from what."""
+    start, saved, rows = store.latest() if store else (0, None, [])
+    outputs = store.outputs(start) if store and start == description.plan.rounds else None
+    notes = tuple(store.notes) if store else ()
+    told.started(
+        RunStarted(
+            description.protocol.name, description.names, description.plan.rounds, start, tuple(rows), outputs, notes
+        )
+    )
+    return start, saved
+
+
+def _load(runtime: Runtime, saved: dict[str, bytes]) -> None:
+    if set(saved) == set(runtime.saved_nodes):
+        try:
+            return runtime.load(saved)
+        except CodistillError:
+            raise
+        except Exception as error:  # a state of another model: each library has its own way to say so
+            found = f"{type(error).__name__}: {error}"[:200]
+    else:
+        found = f"a run of {', '.join(sorted(saved))}"
+    raise CheckpointError(
+        "A run must be resumed with the agents and models that it began with.",
+        found,
+        "Use the same agents, models and runtime, or another folder.",
+    )
+
+
+def _baseline(
+    description: RunDescription, runtime: Runtime, store: RunFolder | None, start: int, should_stop: ShouldStop
+) -> list[Row] | None:
+    """The baseline's rows, where the runtime has to measure it; measured once, before the first round."""
+    if not description.plan.baseline or description.baseline_protocol is None:
+        return None
+    kept = store.baseline_rows() if store else None
+    if start > 0 or kept is not None:
+        return kept
+    scores = runtime.measure_baseline()
+    if scores is None or should_stop():
+        return None
+    rows = _baseline_rows(description, scores)
+    if store is not None:
+        store.write_baseline(rows)
+    return rows
+
+
+def _baseline_rows(description: RunDescription, scores: dict[str, Scores]) -> list[Row]:
+    """As a run of its own writes them: agents alone send nothing, and are evaluated at the end."""
+    rounds, tested = description.plan.rounds, 0 if description.test is None else len(description.test[0])
+    rows: list[Row] = []
+    for t in range(1, rounds + 1):
+        for name in description.names:
+            row: Row = {"round": t, "agent": name, "present": True, "sent": 0, "received": 0}
+            if t == rounds and scores.get(name):
+                row.update(scores[name], test_samples=tested)
+            rows.append(row)
+    return rows
+
+
+def _run_round(description: RunDescription, runtime: Runtime, t: int, told: Observers) -> bool:
+    """Run round t and tell of it; True if an observer wants to stop."""
+    plan, began = description.plan, time.monotonic()
+    report = _phases(description, runtime, t)
+    scores: dict[str, Scores] = {}
+    outputs = None
+    samples = _tested(description, t)
+    if plan.is_evaluated(t):
+        views: dict[str, View] | None = {} if plan.is_last(t) else None
+        scores = runtime.evaluate(plan.samples(t), views)
+        if views and description.test is not None:
+            byzantine = description.faults.byzantine(plan.rounds)
+            honest = {name: view for name, view in views.items() if name not in byzantine}
+            outputs = collect(t + 1, honest, description.test[1])
+        told.evaluated(Evaluated(t + 1, scores, samples, outputs))
+    present = set(description.faults.present(t) if report.present is None else report.present)
+    rows = _rows(description, t, report, scores, present, samples)
+    events = _events(description, t, report, present)
+    seconds = time.monotonic() - began - report.waited
+    return told.round_ended(RoundEnded(t + 1, rows, events, seconds, outputs))
+
+
+def _phases(description: RunDescription, runtime: Runtime, t: int) -> Report:
+    report = Report()
+    if t == 0:
+        report = runtime.run(BEGIN, description.names)
+        report.present = None
+    present = description.faults.present(t)
+    return report.add(runtime.run(t, present)) if present else report
+
+
+def _tested(description: RunDescription, t: int) -> int:
+    """How many common test samples round t is evaluated on."""
+    all_of_them = 0 if description.test is None else len(description.test[0])
+    return min(description.plan.samples(t) or all_of_them, all_of_them)
+
+
+def _rows(
+    description: RunDescription, t: int, report: Report, scores: dict[str, Scores], present: set[str], samples: int
+) -> list[Row]:
+    byzantine = description.faults.byzantine(description.plan.rounds)
+    measured: dict[str, dict[str, list[float]]] = {}
+    for about, name, value in report.measures:
+        measured.setdefault(about, {}).setdefault(name, []).append(value)
+    rows: list[Row] = []
+    for agent in description.names:
+        row: Row = {"round": t + 1, "agent": agent, "present": agent in present}
+        if agent in byzantine:
+            row["lies"] = True
+        row["sent"], row["received"] = report.sent.get(agent, 0), report.received.get(agent, 0)
+        row.update({name: fmean(values) for name, values in measured.get(agent, {}).items()})
+        if scores.get(agent):
+            row.update(scores[agent], test_samples=samples)
+        rows.append(row)
+    return rows
+
+
+def _events(description: RunDescription, t: int, report: Report, present: set[str]) -> list[str]:
+    absent = [name for name in description.names if name not in present]
+    events = [f"round {t + 1}: absent: {', '.join(absent)}"] if absent else []
+    events += [f"round {t + 1}: {event}" for event in report.events]
+    events += [f"round {t + 1}: {news}" for news in description.faults.news(t)]
+    for name, fault in description.faults.byzantine(t + 1).items():
+        if fault.first == t + 1:  # once, not for each message
+            events.append(f"round {t + 1}: '{name}' begins to send Byzantine messages (injected fault: {fault.kind})")
+    # In an order that does not depend on who was faster.
+    place = {name: number for number, name in enumerate((*description.topology.names, HUB))}
+    refused = sorted(report.refused, key=lambda item: (place[item[0]], place[item[1]], item[2]))
+    for (receiver, sender, reason), times in Counter(refused).items():  # in the order in which they stand
+        messages = "a message" if times == 1 else f"{times} messages"
+        events.append(f"round {t + 1}: '{receiver}' continues without {messages} of '{sender}': {reason}")
+    remarks = sorted(report.remarks, key=lambda item: place[item[0]])
+    return events + [f"round {t + 1}: '{node}': {text}" for node, text in remarks]
