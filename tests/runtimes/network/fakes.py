@@ -232,12 +232,30 @@ class Life(threading.Thread):
         return self.result
 
 
+@dataclass(frozen=True, kw_only=True)
+class CheckpointsAfter(Plan):
+    """A plan with checkpoints after some rounds only."""
+
+    some: tuple[int, ...] = ()
+
+    def has_checkpoint(self, done: int) -> bool:
+        return done in self.some
+
+
 class Centre:
     """A hub in this thread."""
 
     def __init__(
-        self, net: Net, whole: RunDescription, *, network: Network | None = None, run: str = "run1", done: int = 0
+        self,
+        net: Net,
+        whole: RunDescription,
+        *,
+        network: Network | None = None,
+        done: int = 0,
+        checkpoints: tuple[int, ...] | None = None,
     ) -> None:
+        if checkpoints is not None:
+            whole = replace(whole, plan=CheckpointsAfter(rounds=whole.plan.rounds, some=checkpoints))
         self.told: list[str] = []
         self.node = Hub()
         self.wire = FakeTransport(net, HUB, whole.topology.names)

@@ -368,8 +368,7 @@ def test_a_hub_that_comes_back_to_an_earlier_turn_is_heard(retried: bool, tmp_pa
     """Its turn may be before one that agents have seen: after a round that was tried again, or rare checkpoints."""
     net, whole = Net(), describe(NAMES, 4)
     lives = {name: Life(net, name, whole, tmp_path / name) for name in NAMES}
-    first = Centre(net, whole, network=Network(quorum=1.0))
-    first.runtime._stores = lambda done: done == 1
+    first = Centre(net, whole, network=Network(quorum=1.0), checkpoints=(1,))
     first.rounds(0, 1)
     saved = first.runtime.save()
     if retried:
@@ -390,8 +389,7 @@ def test_a_hub_that_comes_back_to_an_earlier_turn_is_heard(retried: bool, tmp_pa
 def test_a_hub_that_comes_back_before_its_first_checkpoint_finds_its_agents_at_the_beginning() -> None:
     net, whole = Net(), describe(NAMES, 4)
     lives = {name: Life(net, name, whole) for name in NAMES}
-    first = Centre(net, whole)
-    first.runtime._stores = lambda done: False
+    first = Centre(net, whole, checkpoints=())
     first.rounds(0, 3)
     first.wire.kill()
     _until(lambda: all(any("hub is gone" in text for text in life.told[-1:]) for life in lives.values()))
@@ -405,8 +403,7 @@ def test_a_hub_that_comes_back_before_its_first_checkpoint_finds_its_agents_at_t
 def test_what_an_agent_learnt_between_checkpoints_is_stored_with_the_next_one(tmp_path: Path) -> None:
     net, whole = Net(), describe(NAMES, 4)
     lives = {name: Life(net, name, whole, tmp_path / name) for name in NAMES}
-    centre = Centre(net, whole)
-    centre.runtime._stores = lambda done: done == 2
+    centre = Centre(net, whole, checkpoints=(2,))
     centre.runtime.run(0, NAMES)
     centre.runtime.run(1, ("a", "b"))  # c is not sampled in the round of the checkpoint
     centre.runtime.save()
