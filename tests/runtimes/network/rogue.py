@@ -110,7 +110,7 @@ class Rogue:
                 if head.kind in (FrameKind.CONTROL, FrameKind.HELLO) and sender in (None, who):
                     content: dict[str, Any] = json.loads(decode(payload, finite=False)[1]["json"])
                     if content["do"] == do:
-                        return content | {"life": head.life}
+                        return content | {"session": head.session_id}
         raise TimeoutError(f"'{self.name}' has not heard '{do}'")
 
     def join(self, hello: dict[str, Any]) -> None:
@@ -457,9 +457,9 @@ def false_hub(spec: dict[str, Any]) -> None:
     for name, plan in spec["agents"].items():
         outcome: dict[str, Any] = {"heard": False, "answers": []}
         with contextlib.suppress(TimeoutError):
-            life = me.hear("hello", spec.get("seconds", 3 * SOON), sender=name)["life"]
+            session_id = me.hear("hello", spec.get("seconds", 3 * SOON), sender=name)["session"]
             outcome["heard"] = True
-            me.tell(to=name, kind=FrameKind.HELLO, do="welcome", life=life, **plan["welcome"])
+            me.tell(to=name, kind=FrameKind.HELLO, do="welcome", session=session_id, **plan["welcome"])
             if not plan.get("commands"):
                 outcome["why"] = me.hear("leaving", sender=name)["why"]
             else:

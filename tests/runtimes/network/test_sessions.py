@@ -33,7 +33,7 @@ def test_a_head_is_the_same_after_its_journey() -> None:
 def test_what_is_no_head_costs_a_strike(data: bytes) -> None:
     made, told = gate()
     assert made.admit("a", data) is None
-    assert told[0].startswith("'a': strike 1 of 3: what it sent is no frame")
+    assert told[0].startswith("'a': strike 1 of 3: not a valid frame")
 
 
 def test_numbers_only_grow_and_other_lives_are_not_heard() -> None:
@@ -43,7 +43,7 @@ def test_numbers_only_grow_and_other_lives_are_not_heard() -> None:
     assert made.admit("a", head(9, life=8)) is None  # a message of another life: left over, no strike
     assert not told
     assert made.admit("a", head(5)) is None
-    assert "came again" in told[0]
+    assert "a replay" in told[0]
     assert made.admit("a", head(1, life=8, kind=FrameKind.HELLO)) is not None  # another life begins with a greeting
     made.open("a", 8, 1)
     assert made.admit("a", head(6)) is None  # and its first one is over
@@ -56,7 +56,7 @@ def test_who_is_out_is_not_heard_but_may_greet_to_be_told() -> None:
     assert made.admit("a", head(2)) is None
     assert made.admit("a", head(1, life=8, kind=FrameKind.HELLO)) is not None
     made.strike("a", "again")
-    assert told == ["'a' is out for the rest of the run: 3 bad messages"]
+    assert told == ["'a' is excluded from the rest of the run: 3 bad messages"]
 
 
 def test_a_message_above_the_limit_is_not_opened() -> None:
@@ -64,7 +64,7 @@ def test_a_message_above_the_limit_is_not_opened() -> None:
     wire, other = FakeTransport(net, "hub", ("a",)), FakeTransport(net, "a", ("hub",))
     lines = Connections(wire, Network(message_limit=1 << 16), told.append)  # type: ignore[arg-type]
     lines.arrived()
-    lines.let_in("a", other.life, 0)
+    lines.open_session("a", other.life, 0)
     lines.begin(Turn(0), ("a",))
     other.send(("hub",), FrameKind.MESSAGE, Turn(0), bytes(1 << 16))
     other.send(("hub",), FrameKind.MESSAGE, Turn(0), bytes((1 << 16) + 1))
@@ -77,14 +77,14 @@ def test_what_is_left_of_a_life_that_is_over_does_not_count() -> None:
     wire, first = FakeTransport(net, "a", ("hub",)), FakeTransport(net, "hub", ("a",))
     lines = Connections(wire, Network(), told.append)  # type: ignore[arg-type]
     lines.arrived()
-    lines.let_in("hub", first.life, 0)
+    lines.open_session("hub", first.life, 0)
     lines.begin(Turn(1), ("hub",))
     first.send(("a",), FrameKind.MESSAGE, Turn(2), b"early")  # of a turn that this hub will not come to
     lines.arrived()
     first.kill()
     second = FakeTransport(net, "hub", ("a",))
     lines.arrived()
-    lines.let_in("hub", second.life, 0)
+    lines.open_session("hub", second.life, 0)
     lines.begin(Turn(1), ("hub",))
     assert lines.arrived() == []  # it is waited for, though the other was further
     lines.begin(Turn(2), ("hub",))

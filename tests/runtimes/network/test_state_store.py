@@ -35,7 +35,7 @@ def test_a_damaged_state_is_not_used_and_named(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1] + b"?")
     again = StateStore(tmp_path)
     assert again.newest(5) == (1, b"one")
-    assert again.notes == [f"{path} is damaged, and not used"]
+    assert again.notes == [f"{path} is damaged and is not used"]
 
 
 def test_without_a_checkpoint_the_beginning_stays_at_hand() -> None:
