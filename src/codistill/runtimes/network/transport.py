@@ -80,7 +80,9 @@ class Transport:
         zenoh = _zenoh()
         self.me, self.others = me, tuple(others)
         self._credentials = credentials
-        self._common_names = {} if credentials is None else {name: credentials.speaker(name) for name in others}
+        self._common_names = (
+            {} if credentials is None else {name: credentials.accepted_common_name(name) for name in others}
+        )
         self.life = secrets.randbits(64)
         self.inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._room = ROOM * network.message_limit
@@ -129,7 +131,11 @@ class Transport:
         """Nodes whose certificate has been revoked since the start, by the revocation list as it is now."""
         if self._credentials is None:
             return []
-        return [name for name, before in self._common_names.items() if self._credentials.speaker(name) != before]
+        return [
+            name
+            for name, before in self._common_names.items()
+            if self._credentials.accepted_common_name(name) != before
+        ]
 
     def take(self, timeout: float) -> Event | None:
         """The next event; None if none arrives in time."""
@@ -267,7 +273,11 @@ def _config(
             "shared_memory": {"enabled": False},
             "unicast": {"accept_timeout": _OPENING, "accept_pending": _PENDING, "max_sessions": 10_000},
         },
-        **({} if credentials is None else {"access_control": _access(me, {n: credentials.speaker(n) for n in others})}),
+        **(
+            {}
+            if credentials is None
+            else {"access_control": _access(me, {n: credentials.accepted_common_name(n) for n in others})}
+        ),
     }
 
 
