@@ -302,7 +302,7 @@ def live_as_agent(charter: Charter, agent: cd.Agent, certs: Path, port: int) -> 
     wire = Transport(agent.name, (HUB,), Network(), own, dial=[f"127.0.0.1:{port}"])
     stage = charter.stage(agent)
     hello = hello_of(agent, charter.public, agent.shard.x.shape[1:], len(agent.shard))
-    RemoteAgent(Connections(wire, Network(), quiet), hello, lambda _: stage).live()
+    RemoteAgent(Connections(wire, Network(), quiet), hello, lambda _: stage).run()
 
 
 def quiet(text: str) -> None:

@@ -33,7 +33,7 @@ from codistill.runtimes.drive import Plan
 from codistill.runtimes.network.charter import Charter
 from codistill.runtimes.network.conduct import conduct
 from codistill.runtimes.network.connections import Connections
-from codistill.runtimes.network.diagnosis import look
+from codistill.runtimes.network.diagnosis import probe
 from codistill.runtimes.network.event_log import HEALTH, EventLog
 from codistill.runtimes.network.options import Network
 from codistill.runtimes.network.peers import walk
@@ -116,7 +116,7 @@ def join_hub(
     name = site.agent.name
     journal = EventLog(name, form=form, health=folder / HEALTH)
     warm_up()
-    trouble = look(hub, HUB, own)
+    trouble = probe(hub, HUB, own)
     if trouble:
         journal.tell(f"{trouble}; trying again until somebody does")
     wire = Transport(name, (HUB,), network, own, dial=[hub])
@@ -138,7 +138,7 @@ def join_hub(
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with locked(folder):  # one process per agent: two would write over each other's states
             member = RemoteAgent(Connections(wire, network, journal.tell), hello, settle, folder, stopping, watch)
-            complete = member.live()
+            complete = member.run()
     finally:
         journal.closed()
         wire.close()
@@ -192,7 +192,7 @@ def join_peers(
     settle_in(folder, recipe.source, _facts_of_peer(recipe, charter, site), resume=resume)
     journal = EventLog(name, form=form, health=folder / HEALTH)
     for other, address in dial.items():
-        trouble = look(address, other, own)
+        trouble = probe(address, other, own)
         if trouble:
             journal.tell(f"{trouble}; trying again until '{other}' does")
     others = [other for other in topology.names if other in linked]

@@ -40,7 +40,7 @@ class Rogue:
     def __init__(
         self, certs: str, name: str, port: int, *, listen: bool = False, others: tuple[str, ...] = ("hub",)
     ) -> None:
-        self.name, self.life, self._numbers = name, secrets.randbits(64), dict.fromkeys(others, 0)
+        self.name, self.session_id, self._numbers = name, secrets.randbits(64), dict.fromkeys(others, 0)
         self.heard: queue.SimpleQueue[tuple[str, FrameHeader, bytes]] = queue.SimpleQueue()
         self.seen: set[str] = set()  # keys of all that reached this session
         self.evaluations: list[dict[str, Any]] = []  # what it answers, instead of nothing
@@ -63,7 +63,7 @@ class Rogue:
         }
         self.session = zenoh.open(zenoh.Config.from_json5(json.dumps(config)))
         self._kept = [self.session.declare_subscriber(f"codistill/say/{other}/{name}", self._hear) for other in others]
-        self._kept.append(self.session.liveliness().declare_token(f"codistill/here/{name}/{self.life:x}"))
+        self._kept.append(self.session.liveliness().declare_token(f"codistill/here/{name}/{self.session_id:x}"))
 
     def keep(self, declared: Any) -> None:
         """What is declared lasts as long as somebody holds it."""
@@ -89,7 +89,7 @@ class Rogue:
         if number is None:
             self._numbers[to] += 1
             number = self._numbers[to]
-        self.put(f"codistill/say/{self.name}/{to}", payload, FrameHeader(kind, self.life, number, turn).encode())
+        self.put(f"codistill/say/{self.name}/{to}", payload, FrameHeader(kind, self.session_id, number, turn).encode())
         return number
 
     def put(self, key: str, payload: bytes, header: bytes) -> None:
@@ -324,15 +324,15 @@ def forge(me: Rogue, spec: dict[str, Any]) -> None:
     listener.keep(listener.session.declare_subscriber("codistill/**", catch))
     listener.keep(listener.session.declare_subscriber("codistill/say/a/hub", catch))
     listener.keep(listener.session.liveliness().declare_subscriber("codistill/here/**", catch, history=True))
-    me.keep(me.session.liveliness().declare_token(f"codistill/here/a/{me.life:x}"))
+    me.keep(me.session.liveliness().declare_token(f"codistill/here/a/{me.session_id:x}"))
     hello = encode({}, {"json": json.dumps({"do": "hello", **spec["hello"]})})
     stop = encode({}, {"json": json.dumps({"do": "stop", "why": "done", "number": 0})})
     for turn, command in me.rounds():
         for key in ("codistill/say/a/hub", "codistill/say/*/hub", "codistill/**"):
-            me.put(key, hello, FrameHeader(FrameKind.HELLO, me.life, 1, turn).encode())
-            me.put(key, outputs(value=9.0), FrameHeader(FrameKind.MESSAGE, me.life, 2, turn).encode())
-        me.put("codistill/say/hub/a", stop, FrameHeader(FrameKind.HELLO, me.life, 1, turn).encode())
-        me.put("codistill/say/hub/b", stop, FrameHeader(FrameKind.CONTROL, me.life, 2, turn).encode())
+            me.put(key, hello, FrameHeader(FrameKind.HELLO, me.session_id, 1, turn).encode())
+            me.put(key, outputs(value=9.0), FrameHeader(FrameKind.MESSAGE, me.session_id, 2, turn).encode())
+        me.put("codistill/say/hub/a", stop, FrameHeader(FrameKind.HELLO, me.session_id, 1, turn).encode())
+        me.put("codistill/say/hub/b", stop, FrameHeader(FrameKind.CONTROL, me.session_id, 2, turn).encode())
         if turn.phase == 0:
             caught.update(str(reply.ok.key_expr) for reply in listener.session.get("**", timeout=0.3) if reply.ok)
             caught.update(
@@ -348,14 +348,14 @@ def old(me: Rogue, spec: dict[str, Any]) -> None:
     """It has joined; now it sends a hello with another version of codistill."""
     for turn, command in me.rounds():
         if turn.phase == 0:
-            ours, me.life = me.life, me.life ^ 1  # a new session
-            me.keep(me.session.liveliness().declare_token(f"codistill/here/{me.name}/{me.life:x}"))
+            ours, me.session_id = me.session_id, me.session_id ^ 1  # a new session
+            me.keep(me.session.liveliness().declare_token(f"codistill/here/{me.name}/{me.session_id:x}"))
             for _ in range(20):
                 me.tell(kind=FrameKind.HELLO, do="hello", **spec["hello"] | {"version": "0.0.1"})
                 with contextlib.suppress(TimeoutError):
                     tell(old=me.hear("refused", 0.5))
                     break
-            me.life = ours
+            me.session_id = ours
         me.say(FrameKind.MESSAGE, turn, outputs())
         me.finish(turn, command)
 

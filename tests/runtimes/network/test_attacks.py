@@ -44,7 +44,7 @@ from codistill.runtimes.network.options import Network
 from codistill.runtimes.network.remote_agent import RemoteAgent
 from codistill.runtimes.network.sessions import Sessions
 from codistill.runtimes.network.terms import hello_of
-from codistill.runtimes.network.transport import Heard
+from codistill.runtimes.network.transport import ReceivedFrame
 from codistill.runtimes.runtime import warm_up
 from codistill.topology import HUB
 from codistill.wire.codec import encode
@@ -381,7 +381,7 @@ def test_an_agent_refuses_an_invalid_welcome(name: str, tmp_path: Path) -> None:
     net = Net()
     hub, own = FakeTransport(net, HUB, ("a",)), FakeTransport(net, "a", (HUB,))
     terms = charter(("a", "b"), ROUNDS, PROTOCOLS["alone"]()).terms()
-    welcome = {"do": "welcome", "session": own.life, **_welcome(terms, WELCOMES.get(name, {}))}
+    welcome = {"do": "welcome", "session": own.session_id, **_welcome(terms, WELCOMES.get(name, {}))}
 
     def send(kind: FrameKind, content: dict[str, Any]) -> None:
         hub.send(("a",), kind, Turn(0), encode({}, {"json": json.dumps(content)}))
@@ -398,10 +398,10 @@ def test_an_agent_refuses_an_invalid_welcome(name: str, tmp_path: Path) -> None:
         stopping=lambda: time.monotonic() > end,
     )  # fmt: skip
     if name == "valid":
-        assert remote.live() is True
+        assert remote.run() is True
     else:
         with pytest.raises(CodistillError) as refusal:
-            remote.live()
+            remote.run()
         assert refusal.value.exit_code == (2 if name == "share" else 9)
     assert not list(tmp_path.iterdir())
     assert not Path("/tmp/escape").exists()
@@ -459,7 +459,7 @@ def test_an_agent_in_the_place_of_the_hub(make: Callable[..., Scene], monkeypatc
     scene.rogue("false_hub", certs=str(scene.certs("evil")), agents={"b": {"welcome": {}}}, seconds=3.0)
     scene.told("false_hub", "hub")
     scene.start("a")
-    monkeypatch.setattr(networked, "look", lambda *_: None)
+    monkeypatch.setattr(networked, "probe", lambda *_: None)
     scene.start("b")
     assert scene.end("a") == {"a": 9}
     assert "found: the agent 'evil'" in (scene.folder / "a.log").read_text()
@@ -548,5 +548,5 @@ def test_mean_outputs_out_of_bounds(value: float) -> None:
 
 
 def test_empty_frames_fill_an_inbox_too() -> None:
-    assert Heard("a", b"", b"").size > 0
-    assert Heard("a", bytes(1000), bytes(500)).size > 1500
+    assert ReceivedFrame("a", b"", b"").size > 0
+    assert ReceivedFrame("a", bytes(1000), bytes(500)).size > 1500

@@ -62,7 +62,7 @@ def test_an_agent_that_dies_in_a_round_is_missed_in_it_and_comes_back_with_its_s
     assert lives["b"].end() == "killed"
     HOOKS.clear()
     back = Life(net, "b", whole, tmp_path / "b")
-    _until(lambda: (centre.runtime._pump(0.01), centre.runtime.seats["b"].ready)[1])
+    _until(lambda: (centre.runtime._pump(0.01), centre.runtime.statuses["b"].ready)[1])
     assert [report.present for report in centre.rounds(3, 5)] == [NAMES, NAMES]
     centre.finish()
     back.end()
@@ -194,7 +194,7 @@ def test_a_replayed_message_is_seen_and_not_used() -> None:
         wire = lives["b"].wire
         wire.deliver(
             "hub",
-            FrameHeader(FrameKind.MESSAGE, wire.life, 1, centre.lines.turn).encode(),
+            FrameHeader(FrameKind.MESSAGE, wire.session_id, 1, centre.lines.turn).encode(),
             Message.of(x=np.full(3, 9.0)).encoded,
         )
 
@@ -222,7 +222,7 @@ def test_another_version_or_other_data_are_not_let_in() -> None:
         assert isinstance(life.end(), NetworkError)
         assert words in life.result.found
         assert any(words in text and text.startswith("'a' may not join") for text in centre.told)
-    assert not centre.runtime.seats["a"].ready
+    assert not centre.runtime.statuses["a"].ready
 
 
 def test_what_an_agent_cannot_store_is_told_and_the_run_goes_on(tmp_path: Path) -> None:
@@ -340,7 +340,7 @@ def test_at_the_end_a_hub_waits_a_while_for_those_who_are_away() -> None:
     HOOKS.clear()
     threading.Timer(0.3, lambda: lives.update(c=Life(net, "c", whole))).start()
     began = time.monotonic()
-    centre.runtime.see_off()
+    centre.runtime.send_done()
     assert 0.2 < time.monotonic() - began < 15
     assert any("done; waiting up to 20 s to tell c" in text for text in centre.told)
     assert [life.end() for life in lives.values()] == [True] * 3
@@ -444,7 +444,7 @@ def test_a_quorum_that_cannot_be_reached_any_more_is_an_error() -> None:
     lives = [Life(net, name, whole) for name in NAMES]
     centre = Centre(net, whole, network=Network(quorum=1.0))
     centre.rounds(0, 1)
-    centre.lines.sessions.bar("b", "3 bad messages")
+    centre.lines.sessions.exclude("b", "3 bad messages")
     with pytest.raises(NetworkError, match="only 2 are left; excluded: b"):
         centre.rounds(1, 2)
     centre.finish()

@@ -54,7 +54,7 @@ def test_numbers_only_grow_and_frames_of_other_sessions_are_ignored() -> None:
 
 def test_an_excluded_node_is_ignored_but_its_hello_is_answered() -> None:
     made, told = sessions_of_a()
-    made.bar("a", "3 bad messages")
+    made.exclude("a", "3 bad messages")
     assert made.admit("a", header(2)) is None
     assert made.admit("a", header(1, session_id=8, kind=FrameKind.HELLO)) is not None
     made.strike("a", "again")
@@ -66,7 +66,7 @@ def test_a_message_above_the_limit_is_not_opened() -> None:
     transport, other = FakeTransport(net, "hub", ("a",)), FakeTransport(net, "a", ("hub",))
     connections = Connections(transport, Network(message_limit=1 << 16), told.append)  # type: ignore[arg-type]
     connections.arrived()
-    connections.open_session("a", other.life, 0)
+    connections.open_session("a", other.session_id, 0)
     connections.begin(Turn(0), ("a",))
     other.send(("hub",), FrameKind.MESSAGE, Turn(0), bytes(1 << 16))
     other.send(("hub",), FrameKind.MESSAGE, Turn(0), bytes((1 << 16) + 1))
@@ -79,14 +79,14 @@ def test_frames_of_an_ended_session_do_not_count() -> None:
     transport, first = FakeTransport(net, "a", ("hub",)), FakeTransport(net, "hub", ("a",))
     connections = Connections(transport, Network(), told.append)  # type: ignore[arg-type]
     connections.arrived()
-    connections.open_session("hub", first.life, 0)
+    connections.open_session("hub", first.session_id, 0)
     connections.begin(Turn(1), ("hub",))
     first.send(("a",), FrameKind.MESSAGE, Turn(2), b"early")  # of a turn that this hub will not come to
     connections.arrived()
     first.kill()
     second = FakeTransport(net, "hub", ("a",))
     connections.arrived()
-    connections.open_session("hub", second.life, 0)
+    connections.open_session("hub", second.session_id, 0)
     connections.begin(Turn(1), ("hub",))
     assert connections.arrived() == []  # it is waited for, though the earlier session was further
     connections.begin(Turn(2), ("hub",))

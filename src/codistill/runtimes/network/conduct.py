@@ -61,7 +61,7 @@ def conduct(
         )  # fmt: skip
         if saved is not None:
             hub.load(saved)
-        journal.began(charter.topology.names, start, plan.rounds, hub)
+        journal.hub_started(charter.topology.names, start, plan.rounds, hub)
         done = start
         with suppress(Stopped):
             if alone and charter.has_yardstick and start == 0 and not (folder / "alone" / METRICS).exists():
@@ -74,9 +74,9 @@ def conduct(
                 observers.append(Progress(charter.protocol.name, plan.rounds, len(charter.topology.names), start))
             done = drive(stage, hub, plan, observers, start=start, should_stop=stopping)
         if done == plan.rounds:
-            hub.see_off()
+            hub.send_done()
         else:
-            hub.dismiss("paused")
+            hub.send_stop("paused")
         return done == plan.rounds
     finally:
         for observer in observers:

@@ -17,7 +17,7 @@ from codistill.runtimes.links import Frame, Waiting
 from codistill.runtimes.network.frame_header import FrameHeader, FrameKind, Turn
 from codistill.runtimes.network.options import Network
 from codistill.runtimes.network.sessions import Sessions, Tell
-from codistill.runtimes.network.transport import EACH, ROOM, Heard, Overflow, Presence, Transport
+from codistill.runtimes.network.transport import EACH, ROOM, Overflow, Presence, ReceivedFrame, Transport
 from codistill.text import printable
 from codistill.wire.codec import Arrays, decode, encode
 
@@ -216,7 +216,7 @@ class Connections:
         match event:
             case None:
                 return False
-            case Heard():
+            case ReceivedFrame():
                 header = self.sessions.admit(event.sender, event.header)
                 if header is not None:
                     self._receive(event, header)
@@ -228,7 +228,7 @@ class Connections:
             self.drop(event.sender, "it is excluded")
         return True
 
-    def _receive(self, received: Heard, header: FrameHeader) -> None:
+    def _receive(self, received: ReceivedFrame, header: FrameHeader) -> None:
         sender = received.sender
         if len(received.payload) > self.network.message_limit:
             self.sessions.strike(sender, f"a message of {len(received.payload)} bytes, above the limit")
@@ -258,7 +258,7 @@ class Connections:
             return
         self._control.append(control)
 
-    def _read(self, received: Heard, header: FrameHeader) -> Control | None:
+    def _read(self, received: ReceivedFrame, header: FrameHeader) -> Control | None:
         try:
             arrays, values = decode(received.payload, finite=False, limit=_CONTROL_LIMIT)
             if len(values["json"]) > _TEXT_LIMIT:
@@ -274,7 +274,7 @@ class Connections:
     def _presence_changed(self, presence: Presence) -> None:
         name, before = presence.name, self.is_connected(presence.name)
         visible = self.visible.setdefault(name, set())
-        (visible.add if presence.here else visible.discard)(presence.life)
+        (visible.add if presence.here else visible.discard)(presence.session_id)
         if before and not self.is_connected(name):
             self.sessions.close(name)
             self.drop(name, "it disconnected")

@@ -14,7 +14,7 @@ _TIMEOUT = 5.0
 _ALERT = 0.3  # seconds in which a TLS alert about our certificate arrives, after our side of the handshake
 
 
-def look(address: str, expected: str, own: Credentials | None) -> str | None:
+def probe(address: str, expected: str, own: Credentials | None) -> str | None:
     """Why a node cannot be reached now; None if it can be. Raises `NetworkError` if waiting does not help."""
     host, port = split(address)
     try:

@@ -68,7 +68,7 @@ class EventLog(Observer):
             figures = ", ".join(f"{name.replace('_', ' ')} {value:.3f}" for name, value in scores.items())
             self.tell(f"round {done} is done: {figures}", round=done, scores=dict(scores))
 
-    def began(self, names: tuple[str, ...], start: int, rounds: int, hub: HubRuntime) -> None:
+    def hub_started(self, names: tuple[str, ...], start: int, rounds: int, hub: HubRuntime) -> None:
         """A hub has started: its connected agents are part of `health.json`."""
         self._hub = hub
         self.tell(f"waiting for {len(names)} agents; {start} of {rounds} rounds are done", round=start)
@@ -100,6 +100,6 @@ class EventLog(Observer):
             return
         now: dict[str, Any] = {"time": datetime.now(UTC).isoformat(timespec="seconds")}
         if self._hub is not None:
-            now["here"] = [name for name, status in list(self._hub.seats.items()) if status.ready]
+            now["here"] = [name for name, status in list(self._hub.statuses.items()) if status.ready]
         with self._write_lock, suppress(StorageError, OSError):  # a full disk is reported where checkpoints are written
             write_atomically(self._health, json.dumps(self._state | now).encode())

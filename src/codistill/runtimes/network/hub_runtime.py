@@ -57,7 +57,7 @@ class HubRuntime(Runtime):
         self._stage, self._connections, self._terms, self._run = stage, connections, terms, run
         self._host = stage.host(stage.nodes, connections)
         self.done = done  # rounds that count
-        self.seats = {name: AgentStatus() for name in stage.names}
+        self.statuses = {name: AgentStatus() for name in stage.names}
         self._stores, self._stopping = stores, stopping
         self._number = 0
         self._answers: dict[str, Control] = {}
@@ -109,7 +109,7 @@ class HubRuntime(Runtime):
         excluded = self._connections.sessions.excluded
         for name in excluded.keys() - self._notified:
             self._notified.add(name)
-            self.seats[name].ready = False
+            self.statuses[name].ready = False
             self._connections.command(
                 name, do="refused", why=f"it is excluded from the run: {excluded[name]}", number=0
             )
@@ -125,7 +125,7 @@ class HubRuntime(Runtime):
             self.tell(f"continues without '{name}': {why}")
         done = []
         for _, sender, reason in report.refused:
-            if sender in self.seats:
+            if sender in self.statuses:
                 self._connections.sessions.strike(sender, reason)
         for name, answer in self._collect(number, present).items():
             own = self._checked(name, checked_report, name, answer.content.get("report"), self._stage.names)
@@ -182,11 +182,11 @@ class HubRuntime(Runtime):
         """Restore the hub's saved state; agents restore theirs when they join."""
         load_nodes(self._stage.nodes, saved)
 
-    def dismiss(self, why: str) -> None:
+    def send_stop(self, why: str) -> None:
         """Tell all agents that the run is over, or that the hub pauses it."""
         self._connections.command(*self._stage.names, do="stop", why=why, number=0)
 
-    def see_off(self) -> None:
+    def send_done(self) -> None:
         """Tell all agents that the run is over; wait up to `linger` seconds for those that are disconnected."""
         linger = self._connections.network.linger
         end, told = time.monotonic() + linger, set(self._connections.sessions.excluded)
@@ -213,7 +213,7 @@ class HubRuntime(Runtime):
     # --- commands and answers ---------------------------------------------------------------------
 
     def _samples(self) -> int:
-        return sum(status.samples for status in self.seats.values())
+        return sum(status.samples for status in self.statuses.values())
 
     def _quorum(self, wanted: Sequence[str]) -> int:
         return max(1, math.ceil(self._connections.network.quorum * len(wanted) - 1e-9))
@@ -225,11 +225,11 @@ class HubRuntime(Runtime):
         return self._connections.is_connected(name) and not self._is_excluded(name)
 
     def _is_ready(self, name: str) -> bool:
-        return self.seats[name].ready and self._is_active(name)
+        return self.statuses[name].ready and self._is_active(name)
 
     def _is_free(self, name: str, *, keeping: bool = False) -> bool:
         """Whether an agent can take a command; `keeping`: also if all that it owes is to confirm the last round."""
-        unanswered = self.seats[name].unanswered
+        unanswered = self.statuses[name].unanswered
         idle = unanswered is None or (keeping and unanswered == self._keeping.get(name))
         return idle and self._is_ready(name)
 
@@ -264,14 +264,14 @@ class HubRuntime(Runtime):
 
     def _exclude_revoked(self) -> None:
         for name in self._connections.transport.revoked():
-            self._connections.sessions.bar(
+            self._connections.sessions.exclude(
                 name, "its certificate has been revoked; a new one is accepted after the hub is restarted"
             )
 
     def _ask(self, names: Sequence[str], **content: Any) -> int:
         self._number += 1
         for name in names:
-            self.seats[name].unanswered = self._number
+            self.statuses[name].unanswered = self._number
         self._connections.command(*names, number=self._number, **content)
         return self._number
 
@@ -280,7 +280,7 @@ class HubRuntime(Runtime):
         since, deadline = time.monotonic(), None if patient else self._connections.network.deadline
         before = len(names)
         while True:
-            pending = [name for name in names if self.seats[name].unanswered == number and self._is_active(name)]
+            pending = [name for name in names if self.statuses[name].unanswered == number and self._is_active(name)]
             late = deadline is not None and time.monotonic() - since > deadline
             if not pending or late or (patient and self._stopping()):
                 for name in pending:
@@ -295,7 +295,7 @@ class HubRuntime(Runtime):
         control = self._connections.next_control(timeout)
         if control is None:
             return False
-        name, status = control.sender, self.seats[control.sender]
+        name, status = control.sender, self.statuses[control.sender]
         match control.do:
             case "ready":
                 status.ready, status.unanswered = True, None
@@ -352,7 +352,7 @@ class HubRuntime(Runtime):
                 self.tell(f"'{name}' tries to join a second time: it must wait until its first process has ended")
             return
         connections.open_session(name, session_id, hello.header.number)
-        status = self.seats[name]
+        status = self.statuses[name]
         if status.ready and current == session_id:  # a second hello: it has lost the connection, unnoticed here
             status.ready, status.unanswered = False, None
             connections.drop(name, "its connection was interrupted")
@@ -366,7 +366,7 @@ class HubRuntime(Runtime):
             )  # fmt: skip
 
     def _presence_changed(self, name: str) -> None:
-        status = self.seats[name]
+        status = self.statuses[name]
         if status.ready and not self._connections.is_connected(name):
             status.ready, status.unanswered = False, None
             self.tell(f"'{name}' disconnected")

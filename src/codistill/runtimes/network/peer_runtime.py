@@ -65,7 +65,7 @@ class PeerRuntime(Runtime):
     def run(self, phase: int, present: tuple[str, ...]) -> Report:
         """Drive one phase with the connected neighbours; skip it if they are already further."""
         for name in self._connections.transport.revoked():
-            self._connections.sessions.bar(
+            self._connections.sessions.exclude(
                 name, "its certificate has been revoked; a new one is accepted after this peer is restarted"
             )
         began = time.monotonic()
@@ -110,7 +110,7 @@ class PeerRuntime(Runtime):
         """Restore a saved state."""
         load_nodes(self._stage.nodes, saved)
 
-    def part(self) -> None:
+    def finish(self) -> None:
         """Tell the neighbours that this peer is done, and stay connected for a while until they are done, too."""
         self._connections.command(
             *self._connections.transport.others, reached=Turn(int(self._terms["rounds"])), do="done"
@@ -203,7 +203,7 @@ class PeerRuntime(Runtime):
     def _on_hello(self, hello: Control) -> None:
         name, session_id = hello.sender, hello.header.session_id
         if hello.do == "refused" and self._started:
-            self._connections.sessions.bar(name, "it refuses to continue with this peer")
+            self._connections.sessions.exclude(name, "it refuses to continue with this peer")
             return
         if hello.do == "refused":
             raise NetworkError(

@@ -75,7 +75,7 @@ def walk(
         with suppress(Stopped):
             done = drive(stage, peer, plan, observers, start=start, should_stop=stopping)
         if done == plan.rounds:
-            peer.part()
+            peer.finish()
         return done == plan.rounds
     finally:
         for observer in observers:

@@ -64,7 +64,7 @@ class RemoteAgent:
 
     # --- joining ----------------------------------------------------------------------------------
 
-    def live(self) -> bool:
+    def run(self) -> bool:
         """Take part until the run is over (True), or until asked to stop (False)."""
         with one_thread():
             try:
@@ -80,7 +80,7 @@ class RemoteAgent:
                 raise
 
     def _on_hello(self, welcome: Control) -> None:
-        if welcome.content.get("session") != self._connections.transport.life:
+        if welcome.content.get("session") != self._connections.transport.session_id:
             return  # sent to another process of this agent
         if welcome.do == "refused":
             raise _refusal(welcome)

@@ -57,7 +57,7 @@ class Sessions:
         self._numbers[sender] = header.number
         return header
 
-    def bar(self, sender: str, reason: str) -> None:
+    def exclude(self, sender: str, reason: str) -> None:
         """Exclude a node from the rest of the run."""
         if sender not in self.excluded:
             self.excluded[sender] = reason
@@ -70,4 +70,4 @@ class Sessions:
         count = self._strikes[sender] = self._strikes.get(sender, 0) + 1
         self._tell(f"'{sender}': strike {count} of {self._most}: {printable(reason, _REASON)}")
         if count >= self._most:
-            self.bar(sender, f"{count} bad messages")
+            self.exclude(sender, f"{count} bad messages")

@@ -32,7 +32,7 @@ _OPENING = 5000  # milliseconds that a handshake may take
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class ReceivedFrame:
     """A frame as it arrived: nothing of it has been checked."""
 
     sender: str
@@ -50,7 +50,7 @@ class Presence:
     """A session of a node has appeared or disappeared."""
 
     name: str
-    life: int
+    session_id: int
     here: bool
 
 
@@ -61,7 +61,7 @@ class Overflow:
     sender: str
 
 
-Event = Heard | Presence | Overflow
+Event = ReceivedFrame | Presence | Overflow
 
 
 class Transport:
@@ -83,7 +83,7 @@ class Transport:
         self._common_names = (
             {} if credentials is None else {name: credentials.accepted_common_name(name) for name in others}
         )
-        self.life = secrets.randbits(64)
+        self.session_id = secrets.randbits(64)
         self.inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._room = ROOM * network.message_limit
         # Bytes put into the inbox and taken from it, by sender: each count has one writer, so no lock is needed.
@@ -100,16 +100,16 @@ class Transport:
             ) from None
         self._make_bytes = zenoh.ZBytes
         self._declared: list[Any] = []
-        self._senders = {name: _Sender(self._zenoh, zenoh, _key(me, name), self.life) for name in others}
+        self._senders = {name: _Sender(self._zenoh, zenoh, _key(me, name), self.session_id) for name in others}
         for name in others:
             self._subscribe(name)
         # Last, when everything else is in place: a node that sees the token may send at once.
-        self._declared.append(self._zenoh.liveliness().declare_token(f"{_presence_key(me)}/{self.life:x}"))
+        self._declared.append(self._zenoh.liveliness().declare_token(f"{_presence_key(me)}/{self.session_id:x}"))
 
     def _subscribe(self, name: str) -> None:
         def received(sample: Any) -> None:
             payload, header = sample.payload.to_bytes(), sample.attachment
-            frame = Heard(name, b"" if header is None else header.to_bytes(), payload)
+            frame = ReceivedFrame(name, b"" if header is None else header.to_bytes(), payload)
             if self._arrived[name] - self._taken[name] > self._room:
                 if name not in self._full:  # reported once, until there is room again
                     self._full.add(name)
@@ -143,7 +143,7 @@ class Transport:
             event = self.inbox.get(timeout=timeout) if timeout > 0 else self.inbox.get_nowait()
         except queue.Empty:
             return None
-        if isinstance(event, Heard):
+        if isinstance(event, ReceivedFrame):
             self._taken[event.sender] += event.size
             self._senders[event.sender].unanswered = 0
         elif isinstance(event, Overflow):

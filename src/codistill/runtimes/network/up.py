@@ -122,7 +122,7 @@ class Trial:
         stage = charter.stage(agent)
         hello = hello_of(agent, charter.public, agent.shard.x.shape[1:], len(agent.shard))
         try:
-            return RemoteAgent(lines, hello, lambda _: stage, self._home(agent.name)).live()
+            return RemoteAgent(lines, hello, lambda _: stage, self._home(agent.name)).run()
         finally:
             wire.close()
 
