@@ -296,7 +296,7 @@ def live_as_agent(description: RunDescription, certs: Path, port: int) -> None:
     own = read_credentials(certs / agent.name, "agent")
     wire = Transport(agent.name, (HUB,), Network(), own, dial=[f"127.0.0.1:{port}"])
     hello = hello_of(agent, description.public)
-    RemoteAgent(Connections(wire, Network(), quiet), hello, lambda _: description).live()
+    RemoteAgent(Connections(wire, Network(), quiet), hello, lambda _: description).run()
 
 
 def quiet(text: str) -> None:

@@ -604,8 +604,8 @@ CALLS = {
     "no workers": (lambda: federation().run(1, workers=0), RecipeError, ["runtime.workers must be at least 1"]),
     "resume from nowhere": (lambda: federation().run(1, resume=True), RecipeError, ["needs its folder"]),
     # at work
-    "everybody waits": (lambda: federation(protocol=Rude()).run(1, **QUIET), RuntimeFault,
-        ["everybody waits", "'hub' waits"]),
+    "deadlock": (lambda: federation(protocol=Rude()).run(1, **QUIET), RuntimeFault,
+        ["Deadlock: every node is waiting", "'hub' waits"]),
     "folder is a file": (lambda: federation().run(1, folder=__file__, **QUIET), StorageError,
         ["a file is in the place"]),
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Atomic writes, and folders that one process uses at a time."""
+"""Files that are written completely or not at all, and folders that one process uses at a time."""
 
 from __future__ import annotations
 
@@ -16,21 +16,26 @@ LOCK = ".lock"
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Write a file that appears under its name only once it is complete and on disk."""
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    """Write a file completely or not at all: it appears under its name only when all of it is on disk."""
     with writing(path):
-        try:
-            with part.open("wb", buffering=0) as file:
-                write_all(file, data)
-            part.replace(path)
-            _sync_folder(path.parent)
-        except BaseException:
-            part.unlink(missing_ok=True)
-            raise
+        replace_file(path, data, path.with_name(f"{path.name}.{os.getpid()}.part"))
+
+
+def replace_file(path: Path, data: bytes, part: Path, mode: int = 0o666) -> None:
+    """Write `data` to `part`, which has this mode from its first byte on, and rename it to `path`."""
+    part.unlink(missing_ok=True)  # left by a process that was killed
+    try:
+        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb", buffering=0) as file:
+            write_all(file, data)
+        part.replace(path)
+        _sync_folder(path.parent)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
 
 
 def write_all(file: FileIO, data: bytes) -> None:
-    """Write without a buffer, which would try to write the rest again when the file is closed."""
+    """Write and sync without a buffer: a buffer would try again to write what did not fit when the file is closed."""
     rest = memoryview(data)
     while rest:
         rest = rest[file.write(rest) :]
@@ -47,7 +52,7 @@ def _sync_folder(folder: Path) -> None:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Lock a folder while reading and writing there."""
+    """Lock a folder while it is read and written."""
     with writing(folder):
         handle = lock(folder)
     try:
@@ -57,8 +62,8 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Turn a failure to write into a `StorageError`: full disk, read-only folder, no permission."""
+def writing(path: Path, do: str | None = None) -> Iterator[None]:
+    """Turn a failure to write (full disk, read-only folder, no permission) into an error; `do`: the advice to give."""
     try:
         yield
     except OSError as error:
@@ -77,8 +82,8 @@ def writing(path: Path) -> Iterator[None]:
             errno.EISDIR: ("a folder is in the place of a file", "Choose another name."),
             errno.EAGAIN: ("another run is writing there", f"Wait for it to end. Or: {other}"),
         }
-        found, do = reasons.get(error.errno or 0, (str(error), other))
-        raise StorageError(f"{path} must be writable.", found, do) from None
+        found, advice = reasons.get(error.errno or 0, (str(error), other))
+        raise StorageError(f"{path} must be writable.", found, do or advice) from None
 
 
 def lock(folder: Path) -> Any:

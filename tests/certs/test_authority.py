@@ -216,7 +216,7 @@ def test_a_certificate_ends_with_its_authority(authority):
     assert late.renew("lab", days=365).not_after == NOW + 3650 * DAY
     assert certificate(authority.folder / "lab").not_valid_after_utc == NOW + 3650 * DAY
     over = Authority(authority.folder, now=NOW + 3650 * DAY)
-    with refused("until it ends", "certs init"):
+    with refused("must be valid to issue", "certs init"):
         over.renew("lab")
 
 
@@ -293,19 +293,23 @@ def test_a_handshake_refuses_what_has_expired(certs, tmp_path):
 
 def test_after_a_revocation_only_the_next_generation_speaks(authority):
     hub = read_credentials(authority.folder / "localhost", "hub")
-    assert (hub.speaker("lab"), hub.speaker("hub"), hub.speaker("nobody yet")) == ("lab~1", "hub~1", "nobody yet~1")
+    assert (
+        hub.accepted_common_name("lab"),
+        hub.accepted_common_name("hub"),
+        hub.accepted_common_name("nobody yet"),
+    ) == ("lab~1", "hub~1", "nobody yet~1")
     authority.renew("lab")
     assert read_credentials(authority.folder / "lab", "agent").common_name == "lab~1"
     revoked = authority.revoke("lab")
     assert len(revoked) == 2, "the one before the renewal, too"
     assert revoked_serials(authority.folder) == {issued.serial for issued in revoked}
-    assert hub.speaker("lab") == "lab~2", "the list was read again"
+    assert hub.accepted_common_name("lab") == "lab~2", "the list was read again"
     assert [hub.is_revoked("lab", generation) for generation in (1, 2)] == [True, False]
-    assert hub.speaker("hub") == "hub~1"
+    assert hub.accepted_common_name("hub") == "hub~1"
     assert authority.issue("agent", "lab").generation == 2
     assert read_credentials(authority.folder / "lab", "agent").common_name == "lab~2"
     authority.revoke("lab")
-    assert hub.speaker("lab") == "lab~3"
+    assert hub.accepted_common_name("lab") == "lab~3"
     assert authority.issue("agent", "lab").generation == 3
 
 
@@ -330,7 +334,7 @@ def test_all_hubs_of_a_generation_are_revoked_together(authority):
 def test_an_agent_called_like_an_identity_is_not_the_hub(authority):
     authority.issue("agent", "hub2")
     authority.revoke("hub2")
-    assert read_credentials(authority.folder / "localhost", "hub").speaker("hub") == "hub~1"
+    assert read_credentials(authority.folder / "localhost", "hub").accepted_common_name("hub") == "hub~1"
 
 
 def test_renewing_keeps_role_generation_and_addresses(authority):
@@ -347,17 +351,17 @@ def test_renewing_keeps_role_generation_and_addresses(authority):
 
 def test_a_list_that_is_damaged_later_leaves_what_was_known(authority):
     hub = read_credentials(authority.folder / "localhost", "hub")
-    empty = hub.revocations.read_bytes()
+    empty = hub.revoked.path.read_bytes()
     authority.revoke("lab")
-    assert hub.speaker("lab") == "lab~2"
+    assert hub.accepted_common_name("lab") == "lab~2"
     for content in (b"half a li", None):
-        hub.revocations.unlink()
+        hub.revoked.path.unlink()
         if content:
-            hub.revocations.write_bytes(content)
-        assert hub.speaker("lab") == "lab~2"
+            hub.revoked.path.write_bytes(content)
+        assert hub.accepted_common_name("lab") == "lab~2"
         assert "crl.pem" in hub.revoked.trouble or "PEM" in hub.revoked.trouble
-    hub.revocations.write_bytes(empty)
-    assert hub.speaker("lab") == "lab~2", "an older list takes no revocation back"
+    hub.revoked.path.write_bytes(empty)
+    assert hub.accepted_common_name("lab") == "lab~2", "an older list takes no revocation back"
     assert hub.revoked.trouble == ""
 
 
@@ -512,7 +516,7 @@ def test_an_agents_name_and_generation_fit_a_certificate(authority):
 def test_names_differ_by_more_than_case(authority, name):
     authority.issue("agent", "slab")
     authority.revoke("lab")
-    with refused("more than case"):
+    with refused("more than the case"):
         authority.issue("agent", name)
 
 
@@ -555,13 +559,13 @@ def test_an_unknown_name(authority, tmp_path):
         with refused("'lap'", "Did you mean 'lab'"):
             act("lap")
     Authority(tmp_path / "new").create()
-    with refused("None was issued yet"):
+    with refused("No certificate was issued yet"):
         Authority(tmp_path / "new").renew("lab")
 
 
 def test_a_folder_that_is_not_in_the_ledger_is_not_touched(authority):
     (authority.folder / "theirs").mkdir()
-    with refused("ledger does not know 'theirs'"):
+    with refused("'theirs' is not in the ledger"):
         authority.issue("agent", "theirs")
 
 
@@ -663,7 +667,7 @@ def test_a_nodes_folder(certs):
     found = read_credentials(certs / "lab", "agent")
     assert (found.name, found.role, found.common_name) == ("lab", "agent", "lab~1")
     assert found.expires == NOW + 365 * DAY
-    paths = [found.authority, found.certificate, found.key, found.revocations]
+    paths = [found.authority, found.certificate, found.key, found.revoked.path]
     assert [path.name for path in paths] == ["ca.crt", "cert.pem", "key.pem", "crl.pem"]
     assert all(path.parent == certs / "lab" for path in paths)
     hub = read_credentials(certs / "localhost", "hub")
@@ -703,7 +707,7 @@ def test_a_missing_or_damaged_file(certs, name):
 def test_a_key_that_others_can_read(certs):
     for mode in (0o640, 0o604, 0o620):
         (certs / "lab" / "key.pem").chmod(mode)
-        with refused("Nobody but its owner", f"mode {mode:04o}", "chmod 600"):
+        with refused("Only its owner", f"mode {mode:04o}", "chmod 600"):
             read_credentials(certs / "lab", "agent")
 
 

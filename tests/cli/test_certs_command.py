@@ -40,7 +40,7 @@ def test_from_an_authority_to_a_second_generation(here, capsys, monkeypatch):
     code, out, err = said(capsys, "init")
     assert (code, err) == (0, "")
     assert f"authority: certs, valid until {day(3650)}" in out
-    assert "Keep certs/ca.key to yourself" in out
+    assert "Keep certs/ca.key secret" in out
 
     code, out, _ = said(capsys, "hub", "localhost", "--address", "10.0.0.1", "h.example", "--address", "::1")
     assert code == 0
@@ -60,7 +60,7 @@ def test_from_an_authority_to_a_second_generation(here, capsys, monkeypatch):
     code, out, _ = said(capsys, "revoke", "Ward 3")
     assert code == 0
     assert out.count("revoked: agent 'Ward 3', generation 1") == 1, "once for both certificates"
-    assert "Copy certs/crl.pem over the crl.pem of every machine" in out
+    assert "Copy certs/crl.pem over the crl.pem on every machine" in out
     assert "codistill certs agent 'Ward 3'" in out
     assert "hubs" not in out
 
@@ -75,10 +75,10 @@ def test_hubs_are_revoked_together_and_that_is_said(here, capsys):
         assert said(capsys, *arguments)[0] == 0
     code, out, _ = said(capsys, "revoke", "localhost")
     assert code == 0
-    assert "revoked: hub 'localhost', generation 1\nrevoked: hub '10.0.0.1', generation 1\nAll hubs speak" in out
+    assert "revoked: hub 'localhost', generation 1\nrevoked: hub '10.0.0.1', generation 1\nAll hubs share" in out
     code, out, _ = said(capsys, "revoke", "10.0.0.1")
     assert code == 0
-    assert out.startswith("'10.0.0.1' was revoked before.\n")
+    assert out.startswith("'10.0.0.1' was already revoked.\n")
 
 
 def test_the_list_shows_every_state(here, capsys, monkeypatch):

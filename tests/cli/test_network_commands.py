@@ -271,7 +271,7 @@ def test_two_agents_with_their_own_data_a_hub_that_is_killed_and_a_gentle_end(
     nodes.until("hub", '"round": 3,')
     first.kill()
     first.wait()
-    nodes.until("north", "the hub is gone; waiting for it to come back")
+    nodes.until("north", "the hub disconnected; waiting for it to come back")
     second = nodes.start("again", *hub)
     nodes.until("again", '"event": "round ended"')
     second.send_signal(signal.SIGTERM)

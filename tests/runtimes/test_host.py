@@ -172,7 +172,7 @@ class Deadlock(Probe):
 
 @both_runtimes
 def test_a_deadlock_is_an_error_that_says_who_waits_for_whom(runtime: str) -> None:
-    with pytest.raises(RuntimeFault, match="everybody waits.*'a0' waits for a1"):
+    with pytest.raises(RuntimeFault, match="every node is waiting.*'a0' waits for a1"):
         _run(Deadlock(), runtime)
 
 

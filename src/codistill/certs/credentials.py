@@ -1,8 +1,8 @@
-"""What a node has of its own: its certificate and key, the authority it trusts, and the list of who is revoked.
+"""A node's credentials: its certificate and key, the authority it trusts, and the revocation list.
 
 The common name of a certificate is `NAME~G`. Generation G is 1 at first; revoking a name puts its generation on the
-revocation list, and the next certificate of that name has G + 1. So a node that trusts only the lowest generation
-that is not on the list needs no TLS library that reads lists. The list names serial numbers, and these tell:
+revocation list, and the next certificate of that name has G + 1. A node trusts only the lowest generation that is not
+on the list, so the TLS library need not read revocation lists. The list holds serial numbers, which are composed of:
 
     serial = 8 bytes of SHA-256(identity), top bit cleared | 2 bytes generation | 8 random bytes
     identity = "hub" for the hub, "agent:NAME" for an agent
@@ -37,7 +37,6 @@ except ImportError:
     ) from None
 
 HUB, AGENT = "hub", "agent"
-HUB_IDENTITY = "hub"
 AUTHORITY_CERTIFICATE, AUTHORITY_KEY = "ca.crt", "ca.key"
 CERTIFICATE, KEY, REVOCATIONS = "cert.pem", "key.pem", "crl.pem"
 _COMMON_NAME = re.compile(r"(?P<name>.+)~(?P<generation>[1-9][0-9]{0,4})")
@@ -46,50 +45,50 @@ Content = TypeVar("Content")
 
 
 def identity(name: str) -> str:
-    """Who speaks under a name: the hub, or one agent."""
-    return HUB_IDENTITY if name == HUB else f"agent:{name}"
+    """The identity of a name: the hub, or one agent."""
+    return HUB if name == HUB else f"agent:{name}"
 
 
 def serial_number(name: str, generation: int) -> int:
-    """A new serial number that tells the identity's mark and the generation."""
-    return _mark(name) << 80 | generation << 64 | secrets.randbits(64)
+    """A new serial number with the digest of the identity and the generation."""
+    return _digest(name) << 80 | generation << 64 | secrets.randbits(64)
 
 
-def marks(serial: int) -> tuple[int, int]:
-    """What a serial number tells: (mark of the identity, generation)."""
+def split_serial(serial: int) -> tuple[int, int]:
+    """Of a serial number: (digest of the identity, generation)."""
     return serial >> 80, serial >> 64 & 0xFFFF
 
 
-def _mark(name: str) -> int:
+def _digest(name: str) -> int:
     return int.from_bytes(hashlib.sha256(identity(name).encode()).digest()[:8], "big") & (1 << 63) - 1
 
 
 class Revocations:
-    """The revocation list at hand. Its file is read again when it changes; a revocation is never taken back."""
+    """The revocation list of a folder. Its file is read again when it changes; a revocation is never undone."""
 
     def __init__(self, path: Path, authority: x509.Certificate) -> None:
         self.path, self._authority = path, authority
-        self.trouble = ""  # why the newest list could not be used; what was known before goes on to count
-        self._seen: tuple[int, ...] = ()
+        self.trouble = ""  # why the newest list could not be read; what was known before still holds
+        self._stamp_read: tuple[int, ...] = ()
         self._revoked: frozenset[tuple[int, int]] = frozenset()
         self._read()
 
     def is_revoked(self, name: str, generation: int) -> bool:
         """Whether a generation of "hub" or of an agent's name is on the list."""
         self._refresh()
-        return (_mark(name), generation) in self._revoked
+        return (_digest(name), generation) in self._revoked
 
     def generation(self, name: str) -> int:
-        """The lowest generation that is not on the list."""
+        """The lowest generation of a name that is not on the list."""
         self._refresh()
-        mark, generation = _mark(name), 1
-        while (mark, generation) in self._revoked:
+        digest, generation = _digest(name), 1
+        while (digest, generation) in self._revoked:
             generation += 1
         return generation
 
     def _refresh(self) -> None:
         try:
-            if self._stamp() != self._seen:
+            if self._stamp() != self._stamp_read:
                 self._read()
             self.trouble = ""
         except NetworkError as error:
@@ -98,9 +97,9 @@ class Revocations:
             self.trouble = f"{self.path}: {error.strerror}"
 
     def _read(self) -> None:
-        stamp = self._stamp()  # before reading: a change in between is seen next time
-        found = {marks(entry.serial_number) for entry in read_list(self.path, self._authority)}
-        self._revoked, self._seen = self._revoked | found, stamp
+        stamp = self._stamp()  # before reading: a change in between is noticed next time
+        found = {split_serial(entry.serial_number) for entry in read_list(self.path, self._authority)}
+        self._revoked, self._stamp_read = self._revoked | found, stamp
 
     def _stamp(self) -> tuple[int, ...]:
         status = self.path.stat()
@@ -133,22 +132,17 @@ class Credentials:
         """The node's private key."""
         return self.folder / KEY
 
-    @property
-    def revocations(self) -> Path:
-        """The list of who is revoked."""
-        return self.folder / REVOCATIONS
-
-    def speaker(self, name: str) -> str:
-        """The only common name that may speak for a node ("hub" or an agent's name), by the list at hand."""
+    def accepted_common_name(self, name: str) -> str:
+        """The only common name that is accepted for a node ("hub" or an agent's name), by the revocation list."""
         return f"{name}~{self.revoked.generation(name)}"
 
     def is_revoked(self, name: str, generation: int) -> bool:
-        """Whether that generation of a name is revoked, by the list at hand."""
+        """Whether that generation of a name is on the revocation list."""
         return self.revoked.is_revoked(name, generation)
 
 
 def read_credentials(folder: Path, role: str, *, now: datetime | None = None) -> Credentials:
-    """Read a node's folder for a role, and check all that can be wrong with it before anybody is dialled."""
+    """Read a node's folder for a role, and check it completely before any connection is made."""
     _check_folder(folder)
     check_private(folder / KEY)
     authority = read_certificate(folder / AUTHORITY_CERTIFICATE)
@@ -158,35 +152,33 @@ def read_credentials(folder: Path, role: str, *, now: datetime | None = None) ->
         raise NetworkError(
             f"{folder / KEY} must be the key of {CERTIFICATE} beside it.",
             "it is the key of another certificate",
-            "Copy the node's whole folder again from the authority; if that is no better, 'codistill certs renew' it.",
+            "Copy the node's whole folder again from the authority; if that fails, run 'codistill certs renew'.",
         )
     check_signed(certificate, authority, folder)
     check_valid_now(certificate, folder, now or datetime.now(UTC))
     name, generation, found_role = _describe(certificate)
     if found_role != role:
         raise NetworkError(
-            f"The {role} needs certificates of its own: those of role '{role}'.",
+            f"The {role} needs a certificate with the role '{role}'.",
             f"{folder} is that of {'a hub' if found_role == HUB else f'agent {name!r}'}",
             f"Give the folder that 'codistill certs {role}' made for it.",
         )
     revoked = Revocations(folder / REVOCATIONS, authority)
     if revoked.is_revoked(name, generation):
         raise NetworkError(
-            "A certificate must not be revoked.",
+            "The certificate must not be revoked.",
             f"generation {generation} of '{name}', which is that of {folder}, is on the list {REVOCATIONS}",
-            f"Issue the next generation: codistill certs {role} {_known_as(certificate)}; copy its folder here.",
+            f"Issue the next generation: codistill certs {role} {_ledger_name(certificate)}; copy its folder here.",
         )
     return Credentials(folder, name, role, f"{name}~{generation}", certificate.not_valid_after_utc, revoked)
 
 
 def describe_peer(der: bytes) -> tuple[str, int, str]:
-    """Name, generation and role in a peer's certificate (DER). Whether it is signed is for TLS to say."""
+    """Name, generation and role in a peer's certificate (DER). TLS checks its signature."""
     try:
         certificate = x509.load_der_x509_certificate(der)
     except ValueError as error:
-        raise NetworkError(
-            "A peer's certificate must be readable.", str(error)[:200], "Check whom this address belongs to."
-        ) from None
+        raise NetworkError("A peer's certificate must be readable.", str(error)[:200], "Check the address.") from None
     return _describe(certificate)
 
 
@@ -208,7 +200,7 @@ def read_key(path: Path) -> ec.EllipticCurvePrivateKey:
 
 
 def read_list(path: Path, authority: x509.Certificate) -> x509.CertificateRevocationList:
-    """A revocation list from its file; it counts only if the authority has signed it."""
+    """A revocation list from its file; the authority must have signed it."""
     found = _read(path, "a revocation list in PEM form", x509.load_pem_x509_crl)
     key = authority.public_key()
     if not isinstance(key, ec.EllipticCurvePublicKey) or not found.is_signature_valid(key):
@@ -221,7 +213,7 @@ def read_list(path: Path, authority: x509.Certificate) -> x509.CertificateRevoca
 
 
 def check_readable(folder: Path) -> None:
-    """Whoever runs a node or an authority must be able to look into its folder, if there is one."""
+    """The folder of a node or an authority must be readable, if there is one."""
     if os.path.isdir(folder) and not os.access(folder, os.R_OK | os.X_OK):
         raise NetworkError(
             f"{folder} must be readable.", "no permission", "Run this as the folder's owner, or change the owner."
@@ -229,18 +221,18 @@ def check_readable(folder: Path) -> None:
 
 
 def check_private(path: Path) -> None:
-    """A key is its owner's alone."""
+    """Only its owner may read a key."""
     mode = path.stat().st_mode & 0o777
     if os.name == "posix" and mode & 0o077:
         raise NetworkError(
-            f"Nobody but its owner may read {path}.",
+            f"Only its owner may read {path}.",
             f"mode {mode:04o}",
             f"chmod 600 {shlex.quote(str(path))}; if others may have read it, revoke the certificate.",
         )
 
 
 def check_signed(certificate: x509.Certificate, authority: x509.Certificate, folder: Path) -> None:
-    """A certificate counts only if the authority beside it has signed it."""
+    """The authority in the same folder must have signed the certificate."""
     try:
         certificate.verify_directly_issued_by(authority)
     except (ValueError, TypeError, InvalidSignature):
@@ -252,17 +244,17 @@ def check_signed(certificate: x509.Certificate, authority: x509.Certificate, fol
 
 
 def check_valid_now(certificate: x509.Certificate, folder: Path, now: datetime) -> None:
-    """A certificate counts from one day to another."""
+    """The certificate must be valid at this time."""
     start, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     if now > end:
         raise NetworkError(
-            f"{folder / CERTIFICATE} must be valid today.",
+            f"{folder / CERTIFICATE} must be valid now.",
             f"it expired on {end:%Y-%m-%d %H:%M} UTC",
-            f"Renew it: codistill certs renew {_known_as(certificate)}; then copy its folder here again.",
+            f"Renew it: codistill certs renew {_ledger_name(certificate)}; then copy its folder here again.",
         )
     if now < start:
         raise NetworkError(
-            f"{folder / CERTIFICATE} must be valid today.",
+            f"{folder / CERTIFICATE} must be valid now.",
             f"it is valid from {start:%Y-%m-%d %H:%M} UTC on, and the clock here says {now:%Y-%m-%d %H:%M} UTC",
             "Set the clock of this machine (or of the authority's, if it was ahead).",
         )
@@ -270,7 +262,7 @@ def check_valid_now(certificate: x509.Certificate, folder: Path, now: datetime) 
 
 def _check_folder(folder: Path) -> None:
     check_readable(folder)
-    if not os.path.isdir(folder):  # unlike Path.is_dir, without an error where even looking is forbidden
+    if not os.path.isdir(folder):  # unlike Path.is_dir, without an error where the parent is not readable
         raise NetworkError(
             "A node needs its folder of certificates.",
             f"no folder {folder}",
@@ -278,18 +270,18 @@ def _check_folder(folder: Path) -> None:
         )
     if (folder / AUTHORITY_KEY).exists():
         nodes = sorted(path.parent.name for path in folder.glob(f"*/{CERTIFICATE}"))
-        there = f"Give one of these: {', '.join(str(folder / name) for name in nodes)}."
+        hint = f"Give one of these: {', '.join(str(folder / name) for name in nodes)}."
         raise NetworkError(
-            "A node's certificates are a folder of its own, without the authority's key.",
+            "A node needs its own folder of certificates, without the authority's key.",
             f"{folder} is the folder of an authority",
-            there if nodes else "Issue a certificate first: codistill certs hub HOST, codistill certs agent NAME.",
+            hint if nodes else "Issue a certificate first: codistill certs hub HOST, codistill certs agent NAME.",
         )
     missing = [n for n in (AUTHORITY_CERTIFICATE, CERTIFICATE, KEY, REVOCATIONS) if not (folder / n).is_file()]
     if missing:
         raise NetworkError(
             f"A node's folder must hold {AUTHORITY_CERTIFICATE}, {CERTIFICATE}, {KEY} and {REVOCATIONS}.",
             f"{folder} lacks {', '.join(missing)}",
-            "Copy the node's whole folder again from the authority; 'codistill certs renew' makes it anew.",
+            "Copy the node's whole folder again from the authority; 'codistill certs renew' makes a new one.",
         )
 
 
@@ -300,7 +292,7 @@ def _read(path: Path, what: str, load: Callable[[bytes], Content]) -> Content:
         raise NetworkError(f"{path} must be readable.", f"{error.strerror}", "Check its owner and its mode.") from None
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise NetworkError(
-            f"{path} must be {what}.", f"{error}"[:200] or "another content", "Copy it again from the authority."
+            f"{path} must be {what}.", f"{error}"[:200] or "other content", "Copy it again from the authority."
         ) from None
 
 
@@ -320,8 +312,8 @@ def _describe(certificate: x509.Certificate) -> tuple[str, int, str]:
     return match["name"], int(match["generation"]), role
 
 
-def _known_as(certificate: x509.Certificate) -> str:
-    """What the authority calls it, for a command line: a hub goes by the first of its addresses."""
+def _ledger_name(certificate: x509.Certificate) -> str:
+    """Its name in the ledger, quoted for a command line: for a hub, the first of its addresses."""
     try:
         name, _, role = _describe(certificate)
         if role == HUB:

@@ -16,9 +16,9 @@ SOON = timedelta(days=30)
 
 @dataclass(frozen=True)
 class Issued:
-    """One certificate, as the ledger has it."""
+    """One certificate in the ledger."""
 
-    name: str  # an agent's name; for a hub, where it is reached
+    name: str  # an agent's name; for a hub, its host name or address
     role: str
     generation: int
     serial: int
@@ -27,12 +27,12 @@ class Issued:
     revoked: datetime | None = None
 
     @property
-    def speaks_as(self) -> str:
-        """The name it has among the nodes: every hub is "hub"."""
+    def node_name(self) -> str:
+        """Its name in the federation: every hub is "hub"."""
         return HUB if self.role == HUB else self.name
 
     def days_left(self, now: datetime) -> int:
-        """Whole days until it expires; below zero when it has."""
+        """Whole days until it expires; below zero if it has expired."""
         return (self.not_after - now).days
 
     def state(self, now: datetime) -> str:
@@ -51,7 +51,7 @@ def read_ledger(path: Path) -> list[Issued]:
         raise NetworkError(
             f"{path} must be the ledger that 'codistill certs' has written.",
             f"{type(error).__name__}: {error}"[:200],
-            "Restore it from a copy: it says which certificates there are, and who is revoked.",
+            "Restore it from a copy: it says which certificates were issued and which are revoked.",
         ) from None
 
 

@@ -1,59 +1,36 @@
-"""Files that are whole or not there, readable only for whom they are meant, and changed by one command at a time."""
+"""The authority's files: readable only by those they are meant for, and changed by one command at a time."""
 
 from __future__ import annotations
 
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from codistill import files
 from codistill.errors import StorageError
+from codistill.files import LOCK
 
-LOCK = ".lock"
 PRIVATE, _PUBLIC = 0o600, 0o644
 _PATIENCE = 10.0  # seconds to wait for another command
+_DO = "Free some space or give permission, then repeat the command; or name another folder with --certs."
 
 
 def put(path: Path, data: bytes, mode: int = _PUBLIC) -> None:
-    """All of it or nothing, and from its first byte on readable only for whom it is meant."""
-    part = path.with_name(f"{path.name}.part")
+    """Write a file completely or not at all, with its mode from the first byte on."""
     with writing(path):
-        part.unlink(missing_ok=True)  # of a command that was killed
-        try:
-            with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            part.replace(path)
-        except BaseException:
-            part.unlink(missing_ok=True)
-            raise
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        files.replace_file(path, data, path.with_name(f"{path.name}.part"), mode)
 
 
-@contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Turn a failure to write into a sentence that fits `codistill certs`."""
-    try:
-        yield
-    except OSError as error:
-        try:
-            with files.writing(path):
-                raise error
-        except StorageError as said:
-            do = "Make room or give permission, then give the command again; or name another folder with --certs."
-            raise StorageError(said.must, said.found, do) from None
+def writing(path: Path) -> AbstractContextManager[None]:
+    """Turn a failure to write into an error with advice that fits `codistill certs`."""
+    return files.writing(path, _DO)
 
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """One command at a time. Others take milliseconds, so wait for them."""
+    """Let one command at a time use a folder. Others take milliseconds, so wait for them."""
     with writing(folder):
         handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, PRIVATE)
     try:
@@ -78,6 +55,6 @@ def _wait_for_lock(handle: int, folder: Path) -> None:
                 raise StorageError(
                     f"{folder} must be free: one command at a time.",
                     f"another 'codistill certs' has held it for {_PATIENCE:g} seconds",
-                    "Wait for it to end, or end it.",
+                    "Wait until it has ended, or stop it.",
                 ) from None
             time.sleep(0.02)

@@ -1,4 +1,4 @@
-"""What an authority signs: its own certificate, those of the nodes, and the list of who is revoked."""
+"""What an authority signs: its own certificate, those of the nodes, and the revocation list."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from codistill.certs.register import Issued
 from codistill.errors import NetworkError
 
 # isort: split
-# after credentials, which says how to install it
+# after credentials, whose error says how to install cryptography
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-_SLACK = timedelta(minutes=5)  # for clocks that are behind
+_CLOCK_SKEW = timedelta(minutes=5)  # allowed for clocks that are slow
 _LONGEST = 64  # bytes of a common name, by X.509
 _LABEL = r"(?!-)[A-Za-z0-9-]{1,63}(?<!-)"
-_HOST = re.compile(rf"(?=.{{1,253}}$)({_LABEL}\.)*(?!\d+$){_LABEL}")  # not a number at the end: that is no host
+_HOST = re.compile(rf"(?=.{{1,253}}$)({_LABEL}\.)*(?!\d+$){_LABEL}")  # a host name does not end with a number
 
 
 def new_key() -> ec.EllipticCurvePrivateKey:
-    """A key of the kind that authorities and nodes have."""
+    """A new private key, for an authority or a node."""
     return ec.generate_private_key(ec.SECP256R1())
 
 
 def self_signed(key: ec.EllipticCurvePrivateKey, name: str, now: datetime, end: datetime) -> x509.Certificate:
-    """The certificate of an authority, which signs nodes only."""
+    """The certificate of an authority that can sign certificates of nodes only."""
     return (
         x509.CertificateBuilder()
         .issuer_name(_subject(name))
         .subject_name(_subject(name))
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - _SLACK)
+        .not_valid_before(now - _CLOCK_SKEW)
         .not_valid_after(end)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_key_usage(key_cert_sign=True, crl_sign=True), critical=True)
@@ -55,15 +55,15 @@ def signed(
     authority_key: ec.EllipticCurvePrivateKey,
     now: datetime,
 ) -> x509.Certificate:
-    """The certificate of a node, as the ledger will have it."""
+    """The certificate of a node, as described in the ledger."""
     both = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])  # peers do both
     return (
         x509.CertificateBuilder()
         .issuer_name(authority.subject)
-        .subject_name(_subject(f"{issued.speaks_as}~{issued.generation}", issued.role))
+        .subject_name(_subject(f"{issued.node_name}~{issued.generation}", issued.role))
         .public_key(key.public_key())
         .serial_number(issued.serial)
-        .not_valid_before(max(now - _SLACK, authority.not_valid_before_utc))
+        .not_valid_before(max(now - _CLOCK_SKEW, authority.not_valid_before_utc))
         .not_valid_after(issued.not_after)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_key_usage(digital_signature=True), critical=True)
@@ -103,7 +103,7 @@ def extend_list(
     key: ec.EllipticCurvePrivateKey,
     now: datetime,
 ) -> x509.CertificateRevocationList:
-    """The next list: all that is on the old one, and what is missing there."""
+    """The next list: all entries of the old one, and those missing there."""
     number = old.extensions.get_extension_for_class(x509.CRLNumber).value.crl_number
     return sign_list(authority, key, [*old, *map(_list_entry, missing)], number + 1, now)
 
@@ -134,16 +134,16 @@ def _key_usage(
 
 
 def _alternative_names(issued: Issued) -> list[x509.GeneralName]:
-    """Addresses, and an agent's name if it can be a host's; TLS wants at least one, so else a made-up one."""
+    """Addresses, and an agent's name if it can be a host name; TLS needs at least one, so else a generated one."""
     names = [alternative_name(host) for host in issued.addresses]
     if issued.role == AGENT and re.fullmatch(_LABEL, issued.name) and not issued.name.isdecimal():
         names.append(x509.DNSName(issued.name))
-    made_up = f"{sha256(identity(issued.speaks_as).encode()).hexdigest()[:12]}.agent.codistill"
-    return list(dict.fromkeys(names)) or [x509.DNSName(made_up)]
+    generated = f"{sha256(identity(issued.node_name).encode()).hexdigest()[:12]}.agent.codistill"
+    return list(dict.fromkeys(names)) or [x509.DNSName(generated)]
 
 
 def alternative_name(host: str) -> x509.GeneralName:
-    """A host name or an IP address, as a certificate has it."""
+    """A host name or an IP address, as in a certificate."""
     with suppress(ValueError):
         if "%" not in host:
             return x509.IPAddress(ipaddress.ip_address(host))
@@ -157,7 +157,7 @@ def alternative_name(host: str) -> x509.GeneralName:
 
 
 def check_common_name(name: str) -> None:
-    """What a certificate can say of its subject."""
+    """A common name must be printable and fit into a certificate."""
     if not name.isprintable() or not 1 <= len(name.encode()) <= _LONGEST:
         raise NetworkError(
             f"The common name of a certificate (of a node: NAME~GENERATION) must be 1 to {_LONGEST} bytes in UTF-8.",
@@ -167,11 +167,11 @@ def check_common_name(name: str) -> None:
 
 
 def pem(signed: x509.Certificate | x509.CertificateRevocationList) -> bytes:
-    """What was signed, as its file has it."""
+    """A certificate or a list in PEM form."""
     return signed.public_bytes(serialization.Encoding.PEM)
 
 
 def key_bytes(key: ec.EllipticCurvePrivateKey) -> bytes:
-    """A key as its file has it; the file's mode protects it."""
+    """A key in PEM form, not encrypted: the mode of its file protects it."""
     form = serialization.PrivateFormat.PKCS8
     return key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())

@@ -1,4 +1,4 @@
-"""The command `codistill certs`: the authority of a federation between machines, and its nodes' certificates."""
+"""The command `codistill certs`: the certificate authority of a federation and its nodes' certificates."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
 
     init = _action(actions, "init", _init, "make a certificate authority")
     _days(init, 3650)
-    init.add_argument("--name", default="codistill authority", help="of the authority, in its certificate")
+    init.add_argument("--name", default="codistill authority", help="name of the authority in its certificate")
 
-    for role, who in (("hub", "the host name or address the hub is reached by"), ("agent", "the agent's name")):
+    for role, who in (("hub", "the host name or address of the hub"), ("agent", "the agent's name")):
         issue = _action(actions, role, _issue, f"issue a certificate for {'the hub' if role == 'hub' else 'an agent'}")
         issue.add_argument("name", metavar="NAME", help=who)
         issue.add_argument(
@@ -30,19 +30,19 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
             action="extend",
             default=[],
             metavar="HOST",
-            help="further host names or addresses it is reached by",
+            help="further host names or addresses of the node",
         )
         _days(issue, 365)
         issue.set_defaults(role=role)
 
-    renew = _action(actions, "renew", _renew, "a new key and certificate for a node")
+    renew = _action(actions, "renew", _renew, "make a new key and certificate for a node")
     renew.add_argument("name", metavar="NAME", help="as in 'codistill certs list'")
     _days(renew, 365)
 
-    revoke = _action(actions, "revoke", _revoke, "let a node's certificates count no more")
+    revoke = _action(actions, "revoke", _revoke, "revoke a node's certificates")
     revoke.add_argument("name", metavar="NAME", help="as in 'codistill certs list'")
 
-    _action(actions, "list", _list, "all nodes: until when their certificates are valid")
+    _action(actions, "list", _list, "show all nodes and when their certificates expire")
 
 
 def _action(actions: argparse._SubParsersAction[Any], name: str, command: Any, text: str) -> argparse.ArgumentParser:
@@ -65,7 +65,7 @@ def _authority(options: argparse.Namespace) -> Authority:
 def _init(options: argparse.Namespace) -> int:
     end = _authority(options).create(name=options.name, days=options.days)
     print(f"authority: {options.certs}, valid until {end:%Y-%m-%d}")
-    print(f"Keep {options.certs / 'ca.key'} to yourself: whoever has it can speak for every node. Keep a copy, too.")
+    print(f"Keep {options.certs / 'ca.key'} secret: whoever has it can impersonate every node. Keep a backup.")
     print("Next: codistill certs hub HOST; codistill certs agent NAME, once for each agent.")
     return 0
 
@@ -82,7 +82,7 @@ def _renew(options: argparse.Namespace) -> int:
 def _show(issued: Issued, certs: Path) -> int:
     print(f"{issued.role} '{issued.name}', generation {issued.generation}, valid until {issued.not_after:%Y-%m-%d}")
     print(f"folder: {certs / issued.name}")
-    print("Copy it to the machine of that node, by a safe way as it holds the key; name it there with --certs.")
+    print("Copy it to the machine of that node over a secure channel, as it holds the key; pass it there with --certs.")
     return 0
 
 
@@ -93,10 +93,11 @@ def _revoke(options: argparse.Namespace) -> int:
     for name, role, generation in nodes:
         print(f"revoked: {role} '{name}', generation {generation}")
     if not nodes:
-        print(f"'{options.name}' was revoked before.")
+        print(f"'{options.name}' was already revoked.")
     if any(name != options.name for name, _, _ in nodes):
-        print("All hubs speak under one name, so all of that generation are revoked together.")
-    print(f"Copy {options.certs / 'crl.pem'} over the crl.pem of every machine: until then that machine does not know.")
+        print("All hubs share one common name, so all hubs of that generation are revoked together.")
+    copied = f"Copy {options.certs / 'crl.pem'} over the crl.pem on every machine"
+    print(f"{copied}: until then that machine still accepts the certificate.")
     role = next(issued.role for issued in reversed(authority.issued()) if issued.name == options.name)
     print(f"For a new certificate: codistill certs {role} {shlex.quote(options.name)}")
     return 0
@@ -108,7 +109,9 @@ def _list(options: argparse.Namespace) -> int:
     from rich.table import Table
 
     authority = _authority(options)
-    newest = {(i.name, i.role, i.generation): i for i in authority.issued()}  # a renewed one stands for those before
+    newest = {
+        (i.name, i.role, i.generation): i for i in authority.issued()
+    }  # a renewed certificate replaces those before it
     table = Table()
     for heading in ("name", "role", "generation", "valid until", "days left", "state"):
         table.add_column(heading, overflow="fold")

@@ -48,7 +48,7 @@ from codistill.runtimes.forked import Channel, ForkedProcess, ForkedRuntime
 from codistill.runtimes.interrupt import GentleInterrupt
 from codistill.runtimes.network.addresses import split
 from codistill.runtimes.network.connections import Connections
-from codistill.runtimes.network.diagnosis import look
+from codistill.runtimes.network.diagnosis import probe
 from codistill.runtimes.network.event_log import HEALTH, EventLog
 from codistill.runtimes.network.opening import check_neighbours, open_hub, open_peer, run_name
 from codistill.runtimes.network.options import Network
@@ -296,7 +296,7 @@ class AgentNode:
         health = None if self.folder is None else self.folder / HEALTH
         log = EventLog(name, form=self.log_format, health=health, quiet=self.quiet)
         warm_up()
-        trouble = look(self.hub, HUB, self.own)
+        trouble = probe(self.hub, HUB, self.own)
         if trouble:
             log.tell(f"{trouble}; trying again until somebody does")
         transport = Transport(name, (HUB,), self.network, self.own, dial=[self.hub])
@@ -314,7 +314,7 @@ class AgentNode:
                     stack.enter_context(locked(self.folder))  # two processes would overwrite each other's states
                 hello = hello_of(self.agent, self.public)
                 remote = RemoteAgent(connections, hello, settle, self.folder, should_stop, log.progress)
-                complete = remote.live()
+                complete = remote.run()
         finally:
             log.closed()
             transport.close()
@@ -380,7 +380,7 @@ class PeerNode:
         warm_up()
         log = EventLog(name, form=self.log_format, health=self.folder / HEALTH)
         for other, address in self.dial.items():
-            trouble = look(address, other, self.own)
+            trouble = probe(address, other, self.own)
             if trouble:
                 log.tell(f"{trouble}; trying again until '{other}' does")
         with ExitStack() as stack:

@@ -1,8 +1,8 @@
-"""A host drives the coroutines of its nodes and hands messages between them.
+"""A host drives the coroutines of its nodes and passes messages between them.
 
 The simulation is one host with all nodes; in `processes` every worker has a host, joined by links. A
-node's result depends only on the messages it gets, and those are handed over per sender in the order
-sent, so it does not matter who runs where or who is faster.
+node's result depends only on the messages it gets, and those are passed on per sender in the order
+sent, so it does not matter where a node runs or which node is faster.
 """
 
 from __future__ import annotations
@@ -31,36 +31,36 @@ BEGIN = -1  # the phase before round 0
 
 
 class Parcel:
-    """The bytes of a message on their way; decoded once, however many local nodes receive it."""
+    """The bytes of a message in transit; decoded once, however many local nodes receive it."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
 
     @cached_property
     def message(self) -> Message | MessageError:
-        """The message, or why it is none."""
+        """The message, or the error if it is malformed."""
         try:
             return Message.decode(self.data)
         except MessageError as error:
             return error
 
     def open(self) -> None:
-        """Decode the message before somebody asks for it."""
+        """Decode the message before it is used."""
         _ = self.message
 
 
 @dataclass
 class Report:
-    """What happened in a round on a host: bytes, refused messages, and what the protocol had to say."""
+    """What happened in a round on a host: bytes, refused messages, and the protocol's remarks and measures."""
 
     sent: dict[str, int] = field(default_factory=dict)
     received: dict[str, int] = field(default_factory=dict)
     refused: list[tuple[str, str, str]] = field(default_factory=list)  # (receiver, sender, reason)
     remarks: list[tuple[str, str]] = field(default_factory=list)  # (node, text)
     measures: list[tuple[str, str, float]] = field(default_factory=list)  # (agent, name, value)
-    present: tuple[str, ...] | None = None  # who took part to the end; None: everyone who was to
-    events: list[str] = field(default_factory=list)  # what else happened, in plain words
-    waited: float = 0.0  # seconds until everybody was there, before any work
+    present: tuple[str, ...] | None = None  # who took part to the end; None: everyone expected
+    events: list[str] = field(default_factory=list)  # other events, as sentences
+    waited: float = 0.0  # seconds spent waiting for agents, before any work
 
     def add(self, other: Report) -> Report:
         """This and another report together."""
@@ -136,7 +136,7 @@ class Host:
             coroutine = self._coroutine(node)
             if coroutine is not None:
                 self._tasks[name] = _Task(node, coroutine)
-        # Nobody waits for those who are absent, nor for a hub that has nothing to do in this phase.
+        # Nodes do not wait for absent ones, nor for a hub that has nothing to do in this phase.
         self._ended = set() if phase != BEGIN else {HUB}
         self._ready = deque(self._tasks.values())
         frames, self._early = self._early + (self.links.arrived() if self.links else []), []
@@ -227,13 +227,13 @@ class Host:
     def _is_struck(self, sender: str, receiver: str) -> bool:
         number = self._numbers[sender, receiver] = self._numbers.get((sender, receiver), 0) + 1
         fate = self.faults.strikes(self._phase, sender, receiver, number)
-        if fate not in (None, "split"):  # of a split there is one event, when it begins
+        if fate not in (None, "split"):  # a split has one event, when it begins
             what = "was lost on the way" if fate == "drop" else "came too late"
             self._report.refused.append((receiver, sender, f"The message {what} (injected fault)."))
         return fate is not None
 
     def _deliver(self, sender: str, receivers: list[str], data: bytes | None) -> None:
-        """To local nodes at once, to others by their host's link; None stands for a message lost on the way."""
+        """To local nodes at once, to others by their host's link; None stands for a lost message."""
         here = [name for name in receivers if name in self.nodes]
         self._arrive(sender, here, None if data is None else Parcel(data))
         if self.links and len(here) < len(receivers):
@@ -250,7 +250,7 @@ class Host:
             else:
                 parcel = None if frame.lost else Parcel(frame.payload)
                 if parcel:
-                    parcel.open()  # now, while others still compute, not when all have arrived
+                    parcel.open()  # decode now, while other nodes still compute
                 self._arrive(frame.sender, frame.receivers, parcel)
 
     def _arrive(self, sender: str, receivers: Sequence[str], parcel: Parcel | None) -> None:
@@ -286,7 +286,7 @@ class Host:
             self._ready.append(task)
 
     def _open_parcels(self, task: _Task) -> dict[str, Message]:
-        """What arrived and is sound, in the order asked for; the rest is refused by name."""
+        """The valid messages, in the order of the senders asked for; the others are refused."""
         arrived: dict[str, Message] = {}
         name = task.node.name
         for sender in task.wish.senders:
@@ -304,7 +304,7 @@ class Host:
         return arrived
 
     def backlog(self, sender: str) -> int:
-        """Bytes of a sender that have arrived here and that nobody has asked for yet."""
+        """Bytes of a sender that have arrived here and have not been used yet."""
         queues = [self._queues.get((sender, name), ()) for name in self.nodes]
         return sum(len(parcel.data) for queue in queues for parcel in queue if parcel is not None)
 
@@ -314,10 +314,10 @@ class Host:
 
 
 def deadlock(waits: dict[str, list[str]]) -> RuntimeFault:
-    """The error for a round in which everybody waits."""
+    """The error for a round in which every node waits."""
     shown = "; ".join(f"'{name}' waits for {', '.join(senders)}" for name, senders in list(waits.items())[:5])
     return RuntimeFault(
-        "In a round somebody must always be able to go on.",
-        f"everybody waits: {shown}",
+        "Deadlock: every node is waiting.",
+        shown,
         "Check the protocol: each receive needs a send by the other side.",
     )

@@ -1,4 +1,4 @@
-"""Links between the hosts of one machine: frames over socket pairs, no pickle, never blocking to send."""
+"""Links between the hosts of one machine: frames over socket pairs, without pickle; sending never blocks."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from typing import Any, Protocol
 from codistill.errors import RuntimeFault
 from codistill.wire.state import pack, unpack
 
-_HEAD = struct.Struct("<BiIIQ")  # kind, phase, sender, number of receivers, length of the payload
+_HEADER = struct.Struct("<BiIIQ")  # kind, phase, sender, number of receivers, length of the payload
 _MESSAGE, _LOST, _END, _CONTROL = range(4)
-_STALL = 1.0  # seconds of silence after which a host says that it is blocked
+_STALL = 1.0  # seconds without a frame after which a host reports that it is blocked
 _READ = 1 << 16
 
 
@@ -34,7 +34,7 @@ class Frame:
 
 
 class Waiting(Protocol):
-    """Whoever waits on a link can say for whom."""
+    """A host that waits on its links can say for which nodes."""
 
     def waits(self) -> dict[str, list[str]]:
         """Who waits for whom."""
@@ -42,14 +42,14 @@ class Waiting(Protocol):
 
 
 class Carrier(Protocol):
-    """What a host needs of whatever carries frames to and from nodes elsewhere."""
+    """What a host needs to exchange frames with nodes of other hosts."""
 
     def post(self, phase: int, sender: str, receivers: Sequence[str], data: bytes | None) -> None:
-        """Send a message to nodes elsewhere; None stands for one that is lost on the way."""
+        """Send a message to nodes of other hosts; None stands for a lost message."""
         ...
 
     def post_end(self, phase: int, sender: str, listeners: Iterable[str]) -> None:
-        """Tell those who may wait for a node that it will send no more in this phase."""
+        """Tell the nodes that may wait for a node that it will send no more in this phase."""
         ...
 
     def wait(self, host: Waiting) -> list[Frame]:
@@ -62,13 +62,13 @@ class Carrier(Protocol):
 
 
 class _Peer:
-    """One end of a link: bytes still to go out, and bytes that came in but make no whole frame yet."""
+    """One end of a link: bytes still to send, and received bytes of an incomplete frame."""
 
     def __init__(self, name: int, end: socket.socket) -> None:
         self.name, self.socket = name, end
         self.outgoing: deque[memoryview] = deque()
         self.incoming = bytearray()
-        self.missing = 0  # bytes until the frame at hand is whole
+        self.missing = 0  # bytes until the current frame is complete
 
 
 class Links:
@@ -87,13 +87,13 @@ class Links:
         self._frames: list[Frame] = []
         self._control: deque[tuple[int, dict[str, Any]]] = deque()
         self._sent = self._received = 0
-        self._blocked: dict[int, dict[str, Any]] = {}  # what hosts said since the last look
-        self._last_look: dict[int, dict[str, Any]] = {}
+        self._blocked: dict[int, dict[str, Any]] = {}  # what hosts reported since the last check
+        self._last_check: dict[int, dict[str, Any]] = {}
 
     # --- frames of nodes ----------------------------------------------------------------------
 
     def post(self, phase: int, sender: str, receivers: Sequence[str], data: bytes | None) -> None:
-        """Queue a message for nodes elsewhere; once per host, however many of them live there."""
+        """Queue a message for nodes of other hosts; once per host, however many of its nodes receive it."""
         by_host: dict[int, list[int]] = {}
         for receiver in receivers:
             by_host.setdefault(self._places[receiver], []).append(self._numbers[receiver])
@@ -101,7 +101,7 @@ class Links:
             kind = _LOST if data is None else _MESSAGE
             if host in self._peers:
                 self._queue(self._peers[host], kind, phase, self._numbers[sender], numbers, data or b"")
-                if data and len(data) > _READ:  # a large one goes at once: it is read while others still compute
+                if data and len(data) > _READ:  # sent at once: it is read while others still compute
                     self._write(self._peers[host])
 
     def post_end(self, phase: int, sender: str, listeners: Iterable[str]) -> None:
@@ -116,7 +116,7 @@ class Links:
         while not self._frames:
             self._pump(_STALL)
             if not self._frames:
-                quiet = self._mind_silence(quiet, host.waits)
+                quiet = self._check_stall(quiet, host.waits)
         return self.arrived()
 
     def arrived(self) -> list[Frame]:
@@ -125,17 +125,17 @@ class Links:
         return frames
 
     def flush(self) -> None:
-        """Send as much as the other side takes now; the rest goes out while waiting."""
+        """Send as much as the other side accepts now; the rest is sent while waiting."""
         for peer in tuple(self._peers.values()):
             self._write(peer)
 
     def drain(self) -> None:
-        """Send all that is queued, reading meanwhile so that nobody waits for us to listen."""
+        """Send all that is queued, reading meanwhile so that no host blocks on sending to this one."""
         while any(peer.outgoing for peer in self._peers.values()):
             self._pump(_STALL)
 
     def flush_quietly(self) -> None:
-        """Send what can be sent to those who are still there."""
+        """Send what can be sent to hosts that still run."""
         with contextlib.suppress(RuntimeFault):
             self.flush()
 
@@ -149,41 +149,41 @@ class Links:
             self._write(self._peers[host])
 
     def next_control(self) -> tuple[int, dict[str, Any]]:
-        """The next control message and where it is from."""
+        """The next control message and the host that sent it."""
         quiet = time.monotonic()
         while not self._control:
             self._pump(_STALL)
             if not self._control:
-                quiet = self._mind_silence(quiet, dict)
+                quiet = self._check_stall(quiet, dict)
         return self._control.popleft()
 
     def close(self) -> None:
-        """Give up all links."""
+        """Close all links."""
         self._selector.close()
         for peer in self._peers.values():
             peer.socket.close()
 
-    # --- a deadlock: twice in a row every host says that it waits, and nothing is under way -----
+    # --- a deadlock: twice in a row every host reports that it waits, and no frame is in transit --
 
-    def _mind_silence(self, since: float, waits: Callable[[], dict[str, list[str]]]) -> float:
-        """After a while without a frame say that this host is blocked; others' saying so is no frame."""
+    def _check_stall(self, since: float, waits: Callable[[], dict[str, list[str]]]) -> float:
+        """After a while without a frame report that this host is blocked; such reports are not frames."""
         if time.monotonic() - since < _STALL:
             return since
-        self._say_blocked(waits())
+        self._report_blocked(waits())
         return time.monotonic()
 
-    def _say_blocked(self, waits: dict[str, list[str]]) -> None:
+    def _report_blocked(self, waits: dict[str, list[str]]) -> None:
         content = {"blocked": waits, "sent": self._sent, "received": self._received}
         if self.me != 0:
             self.command(0, **content)
             return
         self._blocked[0] = content
         if len(self._blocked) <= len(self._peers):
-            return  # somebody has not spoken since the last look, so it may be at work
-        before, self._last_look, self._blocked = self._last_look, self._blocked, {}
-        said = self._last_look.values()
+            return  # a host has not reported since the last check, so it may be computing
+        before, self._last_check, self._blocked = self._last_check, self._blocked, {}
+        said = self._last_check.values()
         idle = sum(host["sent"] for host in said) == sum(host["received"] for host in said)
-        if idle and before == self._last_look and any(host["blocked"] for host in said):
+        if idle and before == self._last_check and any(host["blocked"] for host in said):
             from codistill.runtimes.host import deadlock
 
             raise deadlock({name: list(who) for host in said for name, who in host["blocked"].items()})
@@ -193,8 +193,8 @@ class Links:
     def _queue(self, peer: _Peer, kind: int, phase: int, sender: int, receivers: list[int], data: bytes) -> None:
         if kind != _CONTROL:
             self._sent += 1
-        head = _HEAD.pack(kind, phase, sender, len(receivers), len(data))
-        peer.outgoing.append(memoryview(head + struct.pack(f"<{len(receivers)}I", *receivers)))
+        header = _HEADER.pack(kind, phase, sender, len(receivers), len(data))
+        peer.outgoing.append(memoryview(header + struct.pack(f"<{len(receivers)}I", *receivers)))
         if data:
             peer.outgoing.append(memoryview(data))
 
@@ -221,7 +221,7 @@ class Links:
             self._selector.modify(peer.socket, wanted, peer)
 
     def _pump(self, timeout: float) -> bool:
-        """Wait for bytes and move them; False if nothing came."""
+        """Wait for bytes and move them; False if there were none."""
         events = self._selector.select(timeout)
         for key, mask in events:
             if mask & selectors.EVENT_WRITE:
@@ -265,13 +265,13 @@ class Links:
 
     def _split(self, peer: _Peer) -> None:
         buffer, start = peer.incoming, 0
-        while len(buffer) - start >= _HEAD.size:
-            kind, phase, sender, count, length = _HEAD.unpack_from(buffer, start)
-            body = start + _HEAD.size + 4 * count
+        while len(buffer) - start >= _HEADER.size:
+            kind, phase, sender, count, length = _HEADER.unpack_from(buffer, start)
+            body = start + _HEADER.size + 4 * count
             if len(buffer) < body + length:
                 peer.missing = body + length - len(buffer)
                 break
-            numbers = struct.unpack_from(f"<{count}I", buffer, start + _HEAD.size)
+            numbers = struct.unpack_from(f"<{count}I", buffer, start + _HEADER.size)
             payload = bytes(memoryview(buffer)[body : body + length])
             start = body + length
             if kind == _CONTROL:
@@ -293,15 +293,15 @@ class Links:
             self._control.append((host, content))
 
     def _lose(self, peer: _Peer) -> None:
-        """A link broke. Without its owner, or for the owner, a run is over; workers leave it to the owner."""
+        """A link broke. Between the owner and a worker that ends the run; between two workers the owner notices."""
         if 0 not in (self.me, peer.name):
             self._selector.unregister(peer.socket)
             del self._peers[peer.name]
             return
         raise RuntimeFault(
             "Every worker process must stay alive until the run ends.",
-            f"worker {peer.name} ended unexpectedly" if self.me == 0 else "the owner of the run is gone",
-            "It may have run out of memory: use fewer workers. What was reached is in the last checkpoint.",
+            f"worker {peer.name} ended unexpectedly" if self.me == 0 else "the process that owns the run has ended",
+            "It may have run out of memory: use fewer workers. The results so far are in the last checkpoint.",
         )
 
 

@@ -24,7 +24,7 @@ from codistill.runtimes.network.hub_runtime import HubRuntime
 from codistill.runtimes.network.options import Network
 from codistill.runtimes.network.remote_agent import RemoteAgent
 from codistill.runtimes.network.terms import hello_of
-from codistill.runtimes.network.transport import Event, Heard, Presence
+from codistill.runtimes.network.transport import Event, Presence, ReceivedFrame
 from codistill.runtimes.plan import Plan
 from codistill.topology import HUB, Topology
 
@@ -53,7 +53,7 @@ class Net:
         for one, other in ((a, b), (b, a)):
             for wire in self.wires.get(one, ()):
                 for far in self.wires.get(other, ()):
-                    wire.inbox.put(Presence(other, far.life, here))
+                    wire.inbox.put(Presence(other, far.session_id, here))
 
 
 class FakeTransport:
@@ -61,7 +61,7 @@ class FakeTransport:
 
     def __init__(self, net: Net, me: str, others: Sequence[str]) -> None:
         self.net, self.me, self.others = net, me, tuple(others)
-        self.life = secrets.randbits(64)
+        self.session_id = secrets.randbits(64)
         self.inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self.revoked_names: list[str] = []
         self._numbers = dict.fromkeys(others, 0)
@@ -69,8 +69,8 @@ class FakeTransport:
         for name in others:
             for far in net.wires.get(name, ()):
                 if net.joined(me, name):
-                    self.inbox.put(Presence(name, far.life, True))
-                    far.inbox.put(Presence(me, self.life, True))
+                    self.inbox.put(Presence(name, far.session_id, True))
+                    far.inbox.put(Presence(me, self.session_id, True))
         net.wires.setdefault(me, []).append(self)
 
     def revoked(self) -> list[str]:
@@ -89,7 +89,7 @@ class FakeTransport:
             raise Killed
         for name in receivers:
             self._numbers[name] += 1
-            head = FrameHeader(kind, self.life, self._numbers[name], turn).encode()
+            head = FrameHeader(kind, self.session_id, self._numbers[name], turn).encode()
             self.deliver(name, head, payload)
 
     def deliver(self, name: str, head: bytes, payload: bytes) -> None:
@@ -97,7 +97,7 @@ class FakeTransport:
             head, payload = self.net.spoil(self.me, name, head, payload)
         if self.net.joined(self.me, name):
             for far in self.net.wires.get(name, ()):
-                far.inbox.put(Heard(self.me, head, payload))
+                far.inbox.put(ReceivedFrame(self.me, head, payload))
 
     def kill(self) -> None:
         """As by kill -9: nothing more is said, and the others see that it is gone."""
@@ -109,7 +109,7 @@ class FakeTransport:
             self.net.wires[self.me].remove(self)
             for name in self.others:
                 for far in self.net.wires.get(name, ()):
-                    far.inbox.put(Presence(self.me, self.life, False))
+                    far.inbox.put(Presence(self.me, self.session_id, False))
 
 
 class Killed(BaseException):
@@ -218,7 +218,7 @@ class Life(threading.Thread):
 
     def run(self) -> None:
         try:
-            self.result = self.member.live()
+            self.result = self.member.run()
         except Killed:
             self.result = "killed"
         except Exception as error:
@@ -269,5 +269,5 @@ class Centre:
         return [self.runtime.run(t, self.names) for t in range(first, last)]
 
     def finish(self) -> None:
-        self.runtime.dismiss("done")
+        self.runtime.send_stop("done")
         self.runtime.close()

@@ -1,9 +1,9 @@
-"""A rogue: Zenoh sessions that know the rules of the wire and break them. Run as a process of its own, without torch.
+"""The attacker: Zenoh sessions that know the frame format and misuse it. Run as a process of its own, without torch.
 
     python rogue.py SPEC.json
 
-The spec names a kind of rogue and what it needs. Each rogue writes what came of it as a line of JSON, and then
-stays where it is, silent but there, until its standard input ends.
+The spec names a kind of attacker and its arguments. Each attacker writes its outcome as a line of JSON, and then
+stays connected and silent until its standard input ends.
 """
 
 from __future__ import annotations
@@ -32,16 +32,15 @@ from codistill.runtimes.network.frame_header import FrameHeader, FrameKind, Turn
 from codistill.wire.codec import decode, encode
 
 SOON = 10.0  # seconds in which everything has to happen
-NOISE = 10_000  # random byte strings of each kind
 
 
 class Rogue:
-    """One session with given certificates; it says what it is told to, right or wrong."""
+    """One session with given certificates; it sends whatever it is told to, valid or not."""
 
     def __init__(
         self, certs: str, name: str, port: int, *, listen: bool = False, others: tuple[str, ...] = ("hub",)
     ) -> None:
-        self.name, self.life, self._numbers = name, secrets.randbits(64), dict.fromkeys(others, 0)
+        self.name, self.session_id, self._numbers = name, secrets.randbits(64), dict.fromkeys(others, 0)
         self.heard: queue.SimpleQueue[tuple[str, FrameHeader, bytes]] = queue.SimpleQueue()
         self.seen: set[str] = set()  # keys of all that reached this session
         self.evaluations: list[dict[str, Any]] = []  # what it answers, instead of nothing
@@ -64,7 +63,7 @@ class Rogue:
         }
         self.session = zenoh.open(zenoh.Config.from_json5(json.dumps(config)))
         self._kept = [self.session.declare_subscriber(f"codistill/say/{other}/{name}", self._hear) for other in others]
-        self._kept.append(self.session.liveliness().declare_token(f"codistill/here/{name}/{self.life:x}"))
+        self._kept.append(self.session.liveliness().declare_token(f"codistill/here/{name}/{self.session_id:x}"))
 
     def keep(self, declared: Any) -> None:
         """What is declared lasts as long as somebody holds it."""
@@ -86,16 +85,18 @@ class Rogue:
         return bool(list(self.session.info.peers_zid()))
 
     def say(self, kind: FrameKind, turn: Turn, payload: bytes, *, to: str = "hub", number: int | None = None) -> int:
-        """A frame with a sound head; returns its number."""
+        """A frame with a valid header; returns its number."""
         if number is None:
             self._numbers[to] += 1
             number = self._numbers[to]
-        self.put(f"codistill/say/{self.name}/{to}", payload, FrameHeader(kind, self.life, number, turn).encode())
+        self.put(f"codistill/say/{self.name}/{to}", payload, FrameHeader(kind, self.session_id, number, turn).encode())
         return number
 
-    def put(self, key: str, payload: bytes, head: bytes) -> None:
+    def put(self, key: str, payload: bytes, header: bytes) -> None:
         """Any bytes on any key."""
-        self.session.put(key, payload, attachment=head, congestion_control=zenoh.CongestionControl.BLOCK, express=True)
+        self.session.put(
+            key, payload, attachment=header, congestion_control=zenoh.CongestionControl.BLOCK, express=True
+        )
 
     def tell(self, to: str = "hub", kind: FrameKind = FrameKind.CONTROL, arrays: Any = None, **content: Any) -> None:
         """A command or an answer of the right form."""
@@ -106,15 +107,15 @@ class Rogue:
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
             with contextlib.suppress(queue.Empty):
-                who, head, payload = self.heard.get(timeout=left)
-                if head.kind in (FrameKind.CONTROL, FrameKind.HELLO) and sender in (None, who):
+                who, header, payload = self.heard.get(timeout=left)
+                if header.kind in (FrameKind.CONTROL, FrameKind.HELLO) and sender in (None, who):
                     content: dict[str, Any] = json.loads(decode(payload, finite=False)[1]["json"])
                     if content["do"] == do:
-                        return content | {"life": head.life}
+                        return content | {"session": header.session_id}
         raise TimeoutError(f"'{self.name}' has not heard '{do}'")
 
     def join(self, hello: dict[str, Any]) -> None:
-        """Take a place, as an honest agent does."""
+        """Join as an honest agent does."""
         self.is_linked()
         for _ in range(20):
             self.tell(kind=FrameKind.HELLO, do="hello", **hello)
@@ -122,7 +123,7 @@ class Rogue:
                 self.hear("welcome", 2.0)
                 self.tell(do="ready", at=0)
                 return
-        raise TimeoutError(f"'{self.name}' was not let in")
+        raise TimeoutError(f"'{self.name}' could not join")
 
     def rounds(self) -> Iterator[tuple[Turn, dict[str, Any]]]:
         """The rounds that the hub asks for; evaluations and the rest are answered in between."""
@@ -140,8 +141,8 @@ class Rogue:
 
     def _next(self) -> dict[str, Any]:
         while True:
-            _, head, payload = self.heard.get(timeout=6 * SOON)
-            if head.kind is FrameKind.CONTROL:
+            _, header, payload = self.heard.get(timeout=6 * SOON)
+            if header.kind is FrameKind.CONTROL:
                 content: dict[str, Any] = json.loads(decode(payload, finite=False)[1]["json"])
                 return content
 
@@ -153,12 +154,12 @@ class Rogue:
         self.tell(do="answer", number=command["number"], **given)
 
     def finish(self, turn: Turn, command: dict[str, Any]) -> None:
-        """End a round as if nothing had been."""
+        """End a round as an honest agent does."""
         self.say(FrameKind.END, turn, b"")
         self.answer(command)
 
 
-# --- agents of the federation that misbehave: each gets its rogue, which has taken its place ---------------
+# --- agents of the federation that misbehave: each has joined ----------------------------------------------
 
 
 def outputs(**changes: Any) -> bytes:
@@ -218,17 +219,17 @@ def replay(me: Rogue, spec: dict[str, Any]) -> None:
         me.finish(turn, command)
 
 
-def noisy_heads(me: Rogue, spec: dict[str, Any]) -> None:
+def noisy_headers(me: Rogue, spec: dict[str, Any]) -> None:
     source = random.Random(1)
     for _ in me.rounds():
-        for _ in range(NOISE):
+        for _ in range(spec["noise"]):
             me.put(f"codistill/say/{me.name}/hub", b"", source.randbytes(source.choice((0, 5, 23, 23, 23, 300))))
 
 
 def noisy_commands(me: Rogue, spec: dict[str, Any]) -> None:
     source = random.Random(2)
     for turn, _ in me.rounds():
-        for _ in range(NOISE):
+        for _ in range(spec["noise"]):
             me.say(source.choice((FrameKind.CONTROL, FrameKind.HELLO)), turn, source.randbytes(source.randrange(200)))
 
 
@@ -236,7 +237,7 @@ def noisy_messages(me: Rogue, spec: dict[str, Any]) -> None:
     source = random.Random(3)
     whole = outputs()
     for turn, command in me.rounds():
-        for _ in range(NOISE // 3):
+        for _ in range(spec["noise"] // 3):
             # Pure noise, and noise where a message has its header.
             cut = source.randrange(len(whole))
             data = source.choice((b"", whole[:cut], whole[:8])) + source.randbytes(source.randrange(200))
@@ -245,16 +246,16 @@ def noisy_messages(me: Rogue, spec: dict[str, Any]) -> None:
 
 
 def flood(me: Rogue, spec: dict[str, Any]) -> None:
-    """Far more than is asked for, faster than it can be looked at."""
+    """Far more messages than asked for, faster than they can be processed."""
     block = bytes(spec["limit"] - 100)
     for turn, command in me.rounds():
-        for _ in range(NOISE // 10):
+        for _ in range(min(spec["noise"], 1000)):
             me.say(FrameKind.MESSAGE, turn, block)
         me.finish(turn, command)
 
 
 def hoard(me: Rogue, spec: dict[str, Any]) -> None:
-    """Messages for rounds that are to come, one by one: whoever gets them has to keep them."""
+    """Messages for later rounds, one by one: a receiver that accepted them would have to store them."""
     block = bytes(spec["limit"] - 100)
     for turn, command in me.rounds():
         for _ in range(30):
@@ -264,7 +265,7 @@ def hoard(me: Rogue, spec: dict[str, Any]) -> None:
 
 
 def chatter(me: Rogue, spec: dict[str, Any]) -> None:
-    """Answers that nobody asked for, in words that forge a line of the log, or that no file takes."""
+    """Unexpected answers, with texts that forge a line of the log or that cannot be written to a file."""
     for turn, command in me.rounds():
         for number in range(50):
             me.tell(do="answer", number=-number, trouble="well\nround 1: 'a' is out \ud800 \x1b[2J")
@@ -286,7 +287,7 @@ def report(me: Rogue, spec: dict[str, Any]) -> None:
 
 
 def scores(me: Rogue, spec: dict[str, Any]) -> None:
-    """Figures about itself that are none."""
+    """Scores that are out of bounds or unknown."""
     tricks: list[Any] = [{"accuracy": 7.0}, {"rmse": 1e308}, {"__class__": 0.5}]
     me.evaluations = [{"scores": trick} for trick in tricks]
     for turn, command in me.rounds():
@@ -295,7 +296,7 @@ def scores(me: Rogue, spec: dict[str, Any]) -> None:
 
 
 def text(me: Rogue, spec: dict[str, Any]) -> None:
-    """Words that would forge a line of the log, or that no file takes."""
+    """Remarks that would forge a line of the log, or that cannot be written to a file."""
     whole: dict[str, Any] = {"sent": {}, "received": {}, "refused": [], "measures": []}
     for turn, command in me.rounds():
         me.say(FrameKind.MESSAGE, turn, outputs())
@@ -311,32 +312,31 @@ def unknown(me: Rogue, spec: dict[str, Any]) -> None:
 
 
 def forge(me: Rogue, spec: dict[str, Any]) -> None:
-    """Speak as another agent and as the hub, listen in on everybody; otherwise take part as others do."""
+    """Send as another agent and as the hub, subscribe to everything; otherwise take part as others do."""
     caught: set[str] = set()
-    ear = Rogue(
-        spec["certs"][me.name], me.name, spec["port"]
-    )  # another session, which does not hear what this one says
-    ear.is_linked()
+    # Another session, which does not receive what this one sends.
+    listener = Rogue(spec["certs"][me.name], me.name, spec["port"])
+    listener.is_linked()
 
     def catch(sample: Any) -> None:
         caught.add(str(sample.key_expr))
 
-    ear.keep(ear.session.declare_subscriber("codistill/**", catch))
-    ear.keep(ear.session.declare_subscriber("codistill/say/a/hub", catch))
-    ear.keep(ear.session.liveliness().declare_subscriber("codistill/here/**", catch, history=True))
-    me.keep(me.session.liveliness().declare_token(f"codistill/here/a/{me.life:x}"))
+    listener.keep(listener.session.declare_subscriber("codistill/**", catch))
+    listener.keep(listener.session.declare_subscriber("codistill/say/a/hub", catch))
+    listener.keep(listener.session.liveliness().declare_subscriber("codistill/here/**", catch, history=True))
+    me.keep(me.session.liveliness().declare_token(f"codistill/here/a/{me.session_id:x}"))
     hello = encode({}, {"json": json.dumps({"do": "hello", **spec["hello"]})})
     stop = encode({}, {"json": json.dumps({"do": "stop", "why": "done", "number": 0})})
     for turn, command in me.rounds():
         for key in ("codistill/say/a/hub", "codistill/say/*/hub", "codistill/**"):
-            me.put(key, hello, FrameHeader(FrameKind.HELLO, me.life, 1, turn).encode())
-            me.put(key, outputs(value=9.0), FrameHeader(FrameKind.MESSAGE, me.life, 2, turn).encode())
-        me.put("codistill/say/hub/a", stop, FrameHeader(FrameKind.HELLO, me.life, 1, turn).encode())
-        me.put("codistill/say/hub/b", stop, FrameHeader(FrameKind.CONTROL, me.life, 2, turn).encode())
+            me.put(key, hello, FrameHeader(FrameKind.HELLO, me.session_id, 1, turn).encode())
+            me.put(key, outputs(value=9.0), FrameHeader(FrameKind.MESSAGE, me.session_id, 2, turn).encode())
+        me.put("codistill/say/hub/a", stop, FrameHeader(FrameKind.HELLO, me.session_id, 1, turn).encode())
+        me.put("codistill/say/hub/b", stop, FrameHeader(FrameKind.CONTROL, me.session_id, 2, turn).encode())
         if turn.phase == 0:
-            caught.update(str(reply.ok.key_expr) for reply in ear.session.get("**", timeout=0.3) if reply.ok)
+            caught.update(str(reply.ok.key_expr) for reply in listener.session.get("**", timeout=0.3) if reply.ok)
             caught.update(
-                str(reply.ok.key_expr) for reply in ear.session.liveliness().get("**", timeout=0.3) if reply.ok
+                str(reply.ok.key_expr) for reply in listener.session.liveliness().get("**", timeout=0.3) if reply.ok
             )
         me.say(FrameKind.MESSAGE, turn, outputs())
         me.finish(turn, command)
@@ -345,23 +345,23 @@ def forge(me: Rogue, spec: dict[str, Any]) -> None:
 
 
 def old(me: Rogue, spec: dict[str, Any]) -> None:
-    """It has joined; now it comes again with another version of codistill."""
+    """It has joined; now it sends a hello with another version of codistill."""
     for turn, command in me.rounds():
         if turn.phase == 0:
-            ours, me.life = me.life, me.life ^ 1  # a new life
-            me.keep(me.session.liveliness().declare_token(f"codistill/here/{me.name}/{me.life:x}"))
+            ours, me.session_id = me.session_id, me.session_id ^ 1  # a new session
+            me.keep(me.session.liveliness().declare_token(f"codistill/here/{me.name}/{me.session_id:x}"))
             for _ in range(20):
                 me.tell(kind=FrameKind.HELLO, do="hello", **spec["hello"] | {"version": "0.0.1"})
                 with contextlib.suppress(TimeoutError):
                     tell(old=me.hear("refused", 0.5))
                     break
-            me.life = ours
+            me.session_id = ours
         me.say(FrameKind.MESSAGE, turn, outputs())
         me.finish(turn, command)
 
 
 def turncoat(me: Rogue, spec: dict[str, Any]) -> None:
-    """Honest, until its certificate is revoked in the middle of a round; then it goes on as if nothing had been."""
+    """Honest until its certificate is revoked in the middle of a round; then it continues unchanged."""
     for turn, command in me.rounds():
         if turn.phase == 1:
             tell(turncoat={"at": "waiting"})
@@ -372,7 +372,7 @@ def turncoat(me: Rogue, spec: dict[str, Any]) -> None:
 
 INSIDERS: dict[str, Callable[[Rogue, dict[str, Any]], None]] = {
     "nan": nan, "shape": shape, "claim": claim, "pickle": pickled, "large": large, "replay": replay,
-    "heads": noisy_heads, "commands": noisy_commands, "messages": noisy_messages, "flood": flood, "hoard": hoard,
+    "headers": noisy_headers, "commands": noisy_commands, "messages": noisy_messages, "flood": flood, "hoard": hoard,
     "chatter": chatter, "report": report, "scores": scores, "text": text, "unknown": unknown, "forge": forge,
     "old": old, "turncoat": turncoat,
 }  # fmt: skip
@@ -391,11 +391,11 @@ def insiders(spec: dict[str, Any]) -> None:
         thread.start()
 
 
-# --- outsiders: who they are says the certificate, if they have one ----------------------------------------
+# --- outsiders: with a certificate that is not valid here, or none -----------------------------------------
 
 
 def outsiders(spec: dict[str, Any]) -> None:
-    """With each certificate: shake hands, greet as agent 'a' and speak for it."""
+    """With each certificate: try a handshake, then send a hello and messages as agent 'a'."""
     for who, certs in spec["certs"].items():
         tell(**{who: {"alert": handshake(spec["port"], certs)}})
     rogues = {who: Rogue(certs, "a", spec["port"]) for who, certs in spec["certs"].items() if certs}
@@ -415,7 +415,7 @@ def outsiders(spec: dict[str, Any]) -> None:
 
 
 def handshake(port: int, certs: str | None) -> str:
-    """What the hub says to this certificate, or to none: "" if it is taken."""
+    """The hub's TLS alert for this certificate, or for none: "" if it is accepted."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     if certs:
@@ -432,15 +432,15 @@ def handshake(port: int, certs: str | None) -> str:
 
 
 def crowd(spec: dict[str, Any]) -> None:
-    """Callers without any certificate: many that only hold the line; and noise, once the agents are there."""
-    hello = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"  # the beginning of a TLS greeting of 512 bytes
+    """Connections without a certificate: many that stay idle; and random bytes, once the agents have joined."""
+    hello = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"  # the beginning of a TLS client hello of 512 bytes
     held = [socket.create_connection(("127.0.0.1", spec["port"]), timeout=SOON) for _ in range(spec["callers"])]
     for line in held[::2]:
         line.sendall(hello)
     tell(crowd={"callers": len(held)})
     wait_for(Path(spec["joined"]))
     source, sent = random.Random(4), 0
-    for _ in range(NOISE):
+    for _ in range(spec["noise"]):
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", spec["port"]), timeout=SOON) as line:
             line.sendall(source.choice((b"", hello)) + source.randbytes(source.randrange(1, 400)))
             sent += 1
@@ -451,15 +451,15 @@ def crowd(spec: dict[str, Any]) -> None:
 
 
 def false_hub(spec: dict[str, Any]) -> None:
-    """To each agent its own welcome, and then commands one after the other; what it says to them is told."""
+    """To each agent its own welcome, and then commands one after the other; the answers are the outcome."""
     me = Rogue(spec["certs"], "hub", spec["port"], listen=True, others=tuple(spec["agents"]))
     tell(hub={"listens": True})
     for name, plan in spec["agents"].items():
         outcome: dict[str, Any] = {"heard": False, "answers": []}
         with contextlib.suppress(TimeoutError):
-            life = me.hear("hello", spec.get("seconds", 3 * SOON), sender=name)["life"]
+            session_id = me.hear("hello", spec.get("seconds", 3 * SOON), sender=name)["session"]
             outcome["heard"] = True
-            me.tell(to=name, kind=FrameKind.HELLO, do="welcome", life=life, **plan["welcome"])
+            me.tell(to=name, kind=FrameKind.HELLO, do="welcome", session=session_id, **plan["welcome"])
             if not plan.get("commands"):
                 outcome["why"] = me.hear("leaving", sender=name)["why"]
             else:
@@ -483,12 +483,12 @@ KINDS = {"insiders": insiders, "outsiders": outsiders, "crowd": crowd, "false_hu
 
 
 def tell(**outcome: Any) -> None:
-    """A line for whoever started this."""
+    """A line for the process that started this one."""
     print(json.dumps(outcome), flush=True)
 
 
 def wait_for(path: Path) -> None:
-    """Until somebody has made the file."""
+    """Wait until the file exists."""
     end = time.monotonic() + 6 * SOON
     while not path.exists() and time.monotonic() < end:
         time.sleep(0.02)

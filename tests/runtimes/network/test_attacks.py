@@ -1,7 +1,8 @@
-"""Attacks on a hub, on an agent, and on what they believe of each other; over mutual TLS on this machine.
+"""Attacks on a hub and on an agent, over mutual TLS on this machine.
 
-docs/attacks.md tells the outcomes in words, and names these tests. No link is opened in this process: hub and agents
-are forked from it before there is any, and rogues are processes of their own (`rogue.py`).
+docs/attacks.md describes the outcomes and names these tests. No Zenoh session is opened in this process: hub and agents
+are forked from it before there is any, and attackers are processes of their own (`rogue.py`).
+`python -m trials.attacks` runs the same with 10,000 random inputs of each kind.
 """
 
 from __future__ import annotations
@@ -27,22 +28,30 @@ import numpy as np
 import pytest
 import tomli_w
 import torch
+from tests.runtimes.network.fakes import FakeTransport, Net, agent, describe
 from threadpoolctl import threadpool_limits
 
 from codistill.certs.authority import Authority
 from codistill.cli import main
-from codistill.errors import MessageError
+from codistill.errors import CodistillError, MessageError
 from codistill.experiments import networked
 from codistill.experiments.agent_file import read_agent_file
+from codistill.protocols import PROTOCOLS
 from codistill.runtimes.network.answers import checked_report, checked_scores, checked_view
+from codistill.runtimes.network.connections import Connections
+from codistill.runtimes.network.frame_header import FrameKind, Turn
+from codistill.runtimes.network.options import Network
+from codistill.runtimes.network.remote_agent import RemoteAgent
 from codistill.runtimes.network.sessions import Sessions
-from codistill.runtimes.network.terms import hello_of, terms_of
-from codistill.runtimes.network.transport import Heard
+from codistill.runtimes.network.terms import description_under, hello_of, terms_of
+from codistill.runtimes.network.transport import ReceivedFrame
 from codistill.runtimes.plan import Plan
 from codistill.runtimes.runtime import warm_up
+from codistill.topology import HUB
 from codistill.wire.codec import encode
 
 ROGUE = Path(__file__).parent / "rogue.py"
+NOISE = int(os.environ.get("CODISTILL_NOISE", "300"))  # random inputs of each kind
 LIMIT = 1 << 16  # network.message_limit
 ROUNDS = 6
 LONG_AGO = datetime.now(UTC) - timedelta(days=9)
@@ -50,7 +59,7 @@ PATIENCE = 90.0  # seconds, on a machine that is busy with other things
 
 
 class Scene:
-    """A folder with an authority and a recipe, and the processes that play in it."""
+    """A folder with an authority and a recipe, and the processes of a federation and its attackers."""
 
     def __init__(self, folder: Path, rogues: tuple[str, ...] = (), rounds: int = 6, **network: Any) -> None:
         self.folder, self.authority = folder, Authority(folder / "certs")
@@ -100,15 +109,15 @@ class Scene:
         self.processes[name] = process
 
     def rogue(self, kind: str, **spec: Any) -> None:
-        """Start a process of rogues; what it tells is in its log."""
+        """Start a process of attackers; its outcomes are in its log."""
         path = self.folder / f"{kind}.json"
-        path.write_text(json.dumps({"kind": kind, "port": self.port, **spec}))
+        path.write_text(json.dumps({"kind": kind, "port": self.port, "noise": NOISE, **spec}))
         with (self.folder / f"{kind}.log").open("w") as out, (self.folder / f"{kind}.trouble").open("w") as trouble:
             command = [sys.executable, str(ROGUE), str(path)]
             self.rogues.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=out, stderr=trouble))
 
     def outcome(self, kind: str) -> dict[str, Any]:
-        """All that a process of rogues has told."""
+        """All outcomes of a process of attackers so far."""
         told: dict[str, Any] = {}
         for line in (self.folder / f"{kind}.log").read_text().rpartition("\n")[0].splitlines():
             for who, what in json.loads(line).items():
@@ -116,7 +125,7 @@ class Scene:
         return told
 
     def told(self, kind: str, who: str) -> dict[str, Any]:
-        """Wait until a rogue has told how it went."""
+        """Wait for the outcome of an attacker."""
         end = time.monotonic() + PATIENCE
         while time.monotonic() < end:
             if who in (found := self.outcome(kind)):
@@ -125,7 +134,7 @@ class Scene:
         raise AssertionError((self.folder / f"{kind}.log").read_text())
 
     def log(self, name: str) -> list[str]:
-        """What a node has told its operator."""
+        """The events that a node has logged."""
         text = (self.folder / f"{name}.log").read_text()
         assert "Traceback" not in text, text
         return [json.loads(line)["event"] for line in text.rpartition("\n")[0].splitlines() if line[:1] == "{"]
@@ -145,7 +154,7 @@ class Scene:
         hub = self.processes.get("hub")
         while any(self.processes[name].is_alive() for name in names) and time.monotonic() < end:
             if hub is not None and hub.exitcode:
-                break  # nobody else will come to an end
+                break  # the others will not end either
             time.sleep(0.05)
         return {name: self.processes[name].exitcode for name in names}
 
@@ -197,25 +206,25 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[.
         scene.close()
 
 
-# --- from outside: the run is to the bit what it is without them -------------------------------------------
+# --- from outside: the results are equal to the bit ----------------------------------------------------------
 
 
 def test_outsiders_change_nothing(make: Callable[..., Scene], tmp_path: Path) -> None:
-    """No certificate, a foreign, expired, revoked or unexpected one, noise, and callers that only hold the line."""
-    scene = make(rounds=60)
+    """No certificate, a foreign, expired, revoked or unexpected one, random bytes, and idle connections."""
+    scene = make(rounds=15 if NOISE < 1000 else 60)
     kinds = {"none": None, **{kind: str(tmp_path / kind) for kind in ("foreign", "expired", "revoked", "stranger")}}
     _certificates(scene, tmp_path)
     assert main(["run", str(scene.recipe), "--quiet", "--out", str(tmp_path / "alone")]) == 0
 
     scene.start("hub")
-    scene.wait_until("hub", "agents are to come")
+    scene.wait_until("hub", "waiting for 2 agents")
     scene.rogue("outsiders", certs=kinds, hello=scene.hello(), over=str(tmp_path / "over"))
     scene.told("outsiders", "trying")
     scene.rogue("crowd", callers=300, joined=str(tmp_path / "joined"))
     assert scene.told("crowd", "crowd")["crowd"] == {"callers": 300}
     scene.start("a")
     scene.start("b")
-    scene.wait_until("hub", "'b' is here")
+    scene.wait_until("hub", "'b' joined")
     (tmp_path / "joined").touch()
     assert scene.end("hub", "a", "b") == {"hub": 0, "a": 0, "b": 0}
     (tmp_path / "over").touch()
@@ -225,10 +234,11 @@ def test_outsiders_change_nothing(make: Callable[..., Scene], tmp_path: Path) ->
     assert outcome["foreign"]["alert"] in ("TLSV1_ALERT_UNKNOWN_CA", "TLSV1_ALERT_DECRYPT_ERROR")
     assert outcome["expired"]["alert"] == "SSLV3_ALERT_CERTIFICATE_EXPIRED"
     assert not any(outcome[kind]["linked"] for kind in ("foreign", "expired"))
-    # These two are of the authority: they get a link, but nothing passes over it, in either direction.
+    # These two are signed by the authority: they get a link, but nothing passes over it in either direction.
     assert outcome["revoked"] == outcome["stranger"] == {"alert": "", "linked": True, "seen": []}
     assert not scene.said("hub", "strike")
-    assert [event for event in scene.log("hub") if "'a'" in event] == ["'a' is here"]
+    assert [event for event in scene.log("hub") if "'a'" in event] == ["'a' joined"]
+    assert scene.told("crowd", "noise")["noise"]["sent"] > 0
     for name in ("metrics.jsonl", "log.txt"):
         assert (scene.folder / "run" / name).read_bytes() == (tmp_path / "alone" / name).read_bytes()
 
@@ -250,9 +260,9 @@ def _certificates(scene: Scene, folder: Path) -> None:
     shutil.copy(scene.certs("a") / "ca.crt", folder / "foreign")
 
 
-# --- from inside: the run goes on without them --------------------------------------------------------------
+# --- from inside: the run continues without them --------------------------------------------------------------
 
-# What the hub says of each at its strikes; None: it gets none, because nothing wrong reaches the hub.
+# The reason of each strike in the hub's log; None: no strike, as nothing invalid reaches the hub.
 MORE_THAN_IT_CAN_HOLD = "it sent more than this node can hold"
 INSIDERS: dict[str, str | None] = {
     "nan": "NaN or infinity in 'f'",
@@ -261,12 +271,14 @@ INSIDERS: dict[str, str | None] = {
     "pickle": "A message must be a valid safetensors encoding",
     "large": f"a message of {LIMIT + 1} bytes, above the limit",
     "replay": "a replay",
-    "heads": "what it sent is no frame",
-    "commands": "a command that cannot be read",
+    "headers": "not a valid frame",
+    "commands": "a malformed command",
     "messages": "A message must be a valid safetensors encoding",
     "flood": MORE_THAN_IT_CAN_HOLD,
-    "report": "A report must speak of its sender. Found: ['a']",
-    "scores": "Scores must be known and in their bounds. Found: accuracy = 7.0",
+    "hoard": "a message for a turn that has not begun",
+    "chatter": "an unexpected answer",
+    "report": "A report must be about its sender. Found: ['a']",
+    "scores": "Scores must have known names and be within their bounds. Found: accuracy = 7.0",
     "unknown": "an unknown command 'shutdown'",
     "forge": None,
     "old": None,
@@ -275,7 +287,7 @@ INSIDERS: dict[str, str | None] = {
 }
 
 
-def test_agents_that_misbehave_are_out_and_the_run_goes_on(make: Callable[..., Scene]) -> None:
+def test_agents_that_misbehave_are_excluded_and_the_run_continues(make: Callable[..., Scene]) -> None:
     names = tuple(INSIDERS)
     scene = make(*names, quorum=0.1, deadline=PATIENCE / 3)
     _start_with_insiders(scene, names)
@@ -287,21 +299,25 @@ def test_agents_that_misbehave_are_out_and_the_run_goes_on(make: Callable[..., S
     log = scene.log("hub")
     for name, reason in INSIDERS.items():
         strikes = [event for event in log if event.startswith(f"'{name}': strike")]
-        barred = [event for event in log if event.startswith(f"'{name}' is out for the rest of the run")]
+        barred = [event for event in log if event.startswith(f"'{name}' is excluded from the rest of the run")]
         if reason is None:
             assert not strikes, name
             continue
         assert [event[: len(f"'{name}': strike 1")] for event in strikes] == [
             f"'{name}': strike {number}" for number in (1, 2, 3)
         ]
-        # Who sends thousands of messages may be out for that, before they are looked at.
+        # Who sends very many messages may be excluded for that, before they are decoded.
         reasons = (reason, MORE_THAN_IT_CAN_HOLD, "can hold") if name in ("messages", "flood") else (reason,)
         assert any(each in event for event in strikes for each in reasons), (name, strikes)
         assert len(barred) == 1, name
-    assert sum("'turncoat' is out for the rest of the run: its certificate has been revoked" in e for e in log) == 1
+    assert (
+        sum("'turncoat' is excluded from the rest of the run: its certificate has been revoked" in e for e in log) == 1
+    )
     assert "'old' may not join: the hub runs codistill" in "\n".join(log)
     assert scene.told("insiders", "old")["old"]["do"] == "refused"
-    assert scene.told("insiders", "forge")["forge"] == {"caught": []}, "it hears what is meant for it, and the hub"
+    assert scene.told("insiders", "forge")["forge"] == {"caught": []}, (
+        "it receives what is sent to it, and sees the hub"
+    )
     assert not any(event.startswith(("'a': strike", "'b': strike", "'a' may not", "'b' may not")) for event in log)
     assert not (scene.folder / "canary").exists(), "nothing is unpickled"
 
@@ -312,17 +328,8 @@ def test_agents_that_misbehave_are_out_and_the_run_goes_on(make: Callable[..., S
     assert not any(row["present"] for row in rows if row["round"] == ROUNDS and row["agent"] in out)
     assert all(line.startswith("round ") for line in (scene.folder / "run" / "log.txt").read_text().splitlines())
     assert "'text': well?round 1: 'a' is out ? ?[2J" in (scene.folder / "run" / "log.txt").read_text()
-
-
-def test_what_nobody_asked_for_is_not_kept(make: Callable[..., Scene]) -> None:
-    """Messages for rounds to come; and answers to no command, with words that no file takes."""
-    scene = make("chatter", "hoard", quorum=0.1, deadline=PATIENCE / 3)
-    _start_with_insiders(scene, ("chatter", "hoard"))
-    assert scene.end("hub", "a", "b") == {"hub": 0, "a": 0, "b": 0}
-    rows = [json.loads(line) for line in (scene.folder / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert not any(row["present"] for row in rows if row["agent"] == "hoard"), "it is out in its first round"
-    assert all(event.isprintable() for event in scene.log("hub"))
-    assert all(line.startswith("round ") for line in (scene.folder / "run" / "log.txt").read_text().splitlines())
+    assert all(event.isprintable() for event in log)
+    assert not any(row["present"] for row in rows if row["agent"] == "hoard"), "excluded in its first round"
 
 
 def _start_with_insiders(scene: Scene, names: tuple[str, ...]) -> None:
@@ -337,6 +344,7 @@ def _start_with_insiders(scene: Scene, names: tuple[str, ...]) -> None:
 # --- a hub that misbehaves ----------------------------------------------------------------------------------
 
 RUN = "0" * 32
+OVER_SOCKETS = ("path", "file", "classes", "share")  # the others are tried in this process
 WELCOMES: dict[str, dict[str, Any]] = {
     "path": {"run": "../../escape"},
     "rooted": {"run": "/tmp/escape"},
@@ -369,9 +377,40 @@ COMMANDS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.parametrize("name", ["valid", *WELCOMES])
+def test_an_agent_refuses_an_invalid_welcome(name: str, tmp_path: Path) -> None:
+    net = Net()
+    hub, own = FakeTransport(net, HUB, ("a",)), FakeTransport(net, "a", (HUB,))
+    terms = terms_of(describe(("a", "b"), ROUNDS, PROTOCOLS["alone"]()))
+    welcome = {"do": "welcome", "session": own.session_id, **_welcome(terms, WELCOMES.get(name, {}))}
+
+    def send(kind: FrameKind, content: dict[str, Any]) -> None:
+        hub.send(("a",), kind, Turn(0), encode({}, {"json": json.dumps(content)}))
+
+    def tell(text: str) -> None:
+        assert text.startswith("joined run")
+        send(FrameKind.CONTROL, {"do": "stop", "why": "done", "number": 0})
+
+    send(FrameKind.HELLO, welcome)
+    end = time.monotonic() + PATIENCE
+    remote = RemoteAgent(
+        Connections(own, Network(), tell), {},  # type: ignore[arg-type]
+        lambda terms: description_under(terms, agent("a"), None, None).introduce(), tmp_path / "states",
+        stopping=lambda: time.monotonic() > end,
+    )  # fmt: skip
+    if name == "valid":
+        assert remote.run() is True
+    else:
+        with pytest.raises(CodistillError) as refusal:
+            remote.run()
+        assert refusal.value.exit_code == (2 if name == "share" else 9)
+    assert not list(tmp_path.iterdir())
+    assert not Path("/tmp/escape").exists()
+
+
 def test_a_hub_cannot_make_an_agent_do_anything_else(make: Callable[..., Scene], tmp_path: Path) -> None:
-    """Welcomes and commands of the wrong form: it refuses in three sentences, or goes on; it writes nowhere else."""
-    scene = make("obedient", *WELCOMES, strikes=1000)
+    """Invalid welcomes and commands: an agent refuses with an error or continues; it writes nowhere else."""
+    scene = make("obedient", *OVER_SOCKETS, strikes=1000)
     (scene.folder / "evil.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'w')")
     description = read_agent_file(scene.recipe, "a").description
     assert description is not None
@@ -396,17 +435,16 @@ def test_a_hub_cannot_make_an_agent_do_anything_else(make: Callable[..., Scene],
     codes = scene.end(*plans)
     outcome = scene.told("false_hub", "done")
 
-    assert {name: codes[name] for name in WELCOMES} == {**dict.fromkeys(WELCOMES, 9), "share": 2}
+    assert {name: codes[name] for name in OVER_SOCKETS} == {**dict.fromkeys(OVER_SOCKETS, 9), "share": 2}
     assert all(outcome[name]["heard"] for name in plans)
     assert codes["obedient"] == 0
-    assert len([event for event in scene.log("obedient") if "that makes no sense" in event]) == len(COMMANDS)
+    assert len([event for event in scene.log("obedient") if "an invalid command" in event]) == len(COMMANDS)
     done, measured = [answer for answer in outcome["obedient"]["answers"] if answer]
     assert "must have dtype float32" in done["report"]["refused"][0][2]
     assert 0 <= measured["scores"]["accuracy"] <= 1
     own = {f"scene/states/{name}/{file}" for name in plans for file in ("health.json", ".lock")}
     assert _files(tmp_path) - before <= own | {f"scene/{name}.log" for name in plans}
     assert not (tmp_path / "executed").exists()
-    assert not Path("/tmp/escape").exists()
 
 
 def _welcome(terms: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
@@ -419,19 +457,19 @@ def _files(folder: Path) -> set[str]:
 
 
 def test_an_agent_in_the_place_of_the_hub(make: Callable[..., Scene], monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is found out by the first look; and where that comes too early, it is not heard, and hears nothing."""
+    """The probe finds it out; without the probe it is ignored, and receives nothing."""
     scene = make("evil")
     scene.rogue("false_hub", certs=str(scene.certs("evil")), agents={"b": {"welcome": {}}}, seconds=3.0)
     scene.told("false_hub", "hub")
     scene.start("a")
-    monkeypatch.setattr(networked, "look", lambda *_: None)
+    monkeypatch.setattr(networked, "probe", lambda *_: None)
     scene.start("b")
     assert scene.end("a") == {"a": 9}
     assert "found: the agent 'evil'" in (scene.folder / "a.log").read_text()
     assert scene.told("false_hub", "b")["b"] == {"heard": False, "answers": []}
     assert scene.processes["b"].is_alive()
     assert scene.log("b") == []
-    assert not _listens(scene.processes["b"].pid), "nobody can call an agent"
+    assert not _listens(scene.processes["b"].pid), "an agent does not listen"
 
 
 def _listens(pid: int | None) -> bool:
@@ -444,7 +482,7 @@ def _listens(pid: int | None) -> bool:
     return any(f"socket:[{inode}]" in held for inode in listening)
 
 
-# --- figures and words that would not fit, one by one --------------------------------------------------------
+# --- reports, scores and texts out of bounds, one by one -------------------------------------------------------
 
 WHOLE: dict[str, Any] = {"sent": {}, "received": {}, "refused": [], "remarks": [], "measures": []}
 
@@ -477,19 +515,19 @@ def test_reports_out_of_bounds(change: dict[str, Any]) -> None:
         checked_report("a", WHOLE | change, ("a", "b", "c"))
 
 
-def test_words_of_others_stay_on_their_line() -> None:
+def test_texts_of_other_nodes_stay_on_one_line() -> None:
     told = checked_report("a", WHOLE | {"remarks": [["a", "one\ntwo\x1b[2J\ud800" + "x" * 999]]}, ("a",))
     ((_, text),) = told.remarks
     assert text.startswith("one?two?[2J?xxx")
     assert len(text) == 500
     events: list[str] = []
-    gate = Sessions(2, events.append)
+    sessions = Sessions(2, events.append)
     for _ in range(3):
-        gate.strike("a", "bad\n\ud800")
+        sessions.strike("a", "bad\n\ud800")
     assert events == [
         "'a': strike 1 of 2: bad??",
         "'a': strike 2 of 2: bad??",
-        "'a' is out for the rest of the run: 2 bad messages",
+        "'a' is excluded from the rest of the run: 2 bad messages",
     ]
 
 
@@ -497,7 +535,7 @@ def test_words_of_others_stay_on_their_line() -> None:
     "scores", [{"accuracy": 1.1}, {"accuracy": "x"}, {"rmse": 1e308}, {"rmse": 10**400}, {"gain": 0.5}, [1], None]
 )
 def test_scores_out_of_bounds(scores: Any) -> None:
-    with pytest.raises(MessageError, match="Scores must be"):
+    with pytest.raises(MessageError, match="Scores must"):
         checked_scores(scores)
 
 
@@ -508,10 +546,10 @@ def test_mean_outputs_out_of_bounds(value: float) -> None:
     mean[1] = np.nan  # no test sample is of this class
     assert checked_view({"mean": mean}, labels, 3) is not None
     mean[2, 1] = value
-    with pytest.raises(MessageError, match="mean outputs"):
+    with pytest.raises(MessageError, match="Mean outputs"):
         checked_view({"mean": mean}, labels, 3)
 
 
 def test_empty_frames_fill_an_inbox_too() -> None:
-    assert Heard("a", b"", b"").size > 0
-    assert Heard("a", bytes(1000), bytes(500)).size > 1500
+    assert ReceivedFrame("a", b"", b"").size > 0
+    assert ReceivedFrame("a", bytes(1000), bytes(500)).size > 1500

@@ -58,11 +58,11 @@ def test_an_agent_that_dies_in_a_round_is_missed_in_it_and_comes_back_with_its_s
     HOOKS["b", 1] = lambda me: lives["b"].wire.kill()
     reports = centre.rounds(0, 3)
     assert [report.present for report in reports] == [NAMES, ("a", "c"), ("a", "c")]
-    assert "goes on without 'b': it is gone" in reports[1].events
+    assert "continues without 'b': it disconnected" in reports[1].events
     assert lives["b"].end() == "killed"
     HOOKS.clear()
     back = Life(net, "b", whole, tmp_path / "b")
-    _until(lambda: (centre.runtime._pump(0.01), centre.runtime.seats["b"].ready)[1])
+    _until(lambda: (centre.runtime._pump(0.01), centre.runtime.statuses["b"].ready)[1])
     assert [report.present for report in centre.rounds(3, 5)] == [NAMES, NAMES]
     centre.finish()
     back.end()
@@ -89,7 +89,7 @@ def test_below_the_quorum_a_round_is_tried_again_from_the_state_before_it() -> N
     centre.finish()
     helper.join()
     assert reports[1].present == NAMES
-    assert "tried again: it ended without c" in reports[1].events
+    assert "retried: it ended without c" in reports[1].events
     assert centre.node.state["rounds"] == [0, 1]  # round 1 of the hub was taken back, and counted once
     assert lives["a"].end() is True
     assert sums_of(lives["a"]) == [12.0, 15.0]  # and so it was at the agents
@@ -105,7 +105,7 @@ def test_who_misses_the_deadline_is_out_of_the_round_and_in_the_next_one() -> No
     HOOKS["b", 1] = lambda me: gate.wait(10)
     first = centre.rounds(0, 2)
     assert [report.present for report in first] == [NAMES, ("a", "c")]
-    assert "goes on without 'b': nothing came from it for 0.3 s" in first[1].events
+    assert "continues without 'b': nothing received from it for 0.3 s" in first[1].events
     assert not centre.runtime._is_free("b")
     gate.set()
     _until(lambda: (centre.runtime._pump(0.01), centre.runtime._is_free("b"))[1])
@@ -124,7 +124,7 @@ def test_a_hub_that_was_killed_goes_on_from_its_checkpoint_with_agents_that_are_
     saved = first.runtime.save()  # its checkpoint after round 2
     first.rounds(2, 3)
     first.wire.kill()
-    _until(lambda: all(any("gone" in text for text in life.told) for life in lives.values()))
+    _until(lambda: all(any("disconnected" in text for text in life.told) for life in lives.values()))
     second = Centre(net, whole, done=2)
     second.runtime.load(saved)
     reports = second.rounds(2, 4)
@@ -182,7 +182,7 @@ def test_a_bad_message_costs_a_strike_and_three_are_the_end(spoilt: bytes, reaso
     strikes = [text for text in centre.told if "strike" in text]
     assert [text[: len("'b': strike 1 of 3")] for text in strikes] == [f"'b': strike {n} of 3" for n in (1, 2, 3)]
     assert all(reason in text for text in strikes)
-    assert "'b' is out for the rest of the run: 3 bad messages" in centre.told
+    assert "'b' is excluded from the rest of the run: 3 bad messages" in centre.told
     assert sums_of(lives["a"]) == [8.0, 10.0, 12.0, 14.0, 16.0]  # of a and c alone, from the first round on
     lives["a"].end()
 
@@ -194,7 +194,7 @@ def test_a_replayed_message_is_seen_and_not_used() -> None:
         wire = lives["b"].wire
         wire.deliver(
             "hub",
-            FrameHeader(FrameKind.MESSAGE, wire.life, 1, centre.lines.turn).encode(),
+            FrameHeader(FrameKind.MESSAGE, wire.session_id, 1, centre.lines.turn).encode(),
             Message.of(x=np.full(3, 9.0)).encoded,
         )
 
@@ -203,7 +203,7 @@ def test_a_replayed_message_is_seen_and_not_used() -> None:
     HOOKS["b", 1] = again
     reports = centre.rounds(0, 3)
     centre.finish()
-    assert any("strike 1 of 3: frame 1 came again" in text and "replay" in text for text in centre.told)
+    assert any("strike 1 of 3: frame 1 received after frame" in text and "replay" in text for text in centre.told)
     assert [report.present for report in reports] == [NAMES] * 3
     assert sums_of(lives["a"]) == [12.0, 15.0, 18.0]
     lives["b"].end()
@@ -222,7 +222,7 @@ def test_another_version_or_other_data_are_not_let_in() -> None:
         assert isinstance(life.end(), NetworkError)
         assert words in life.result.found
         assert any(words in text and text.startswith("'a' may not join") for text in centre.told)
-    assert not centre.runtime.seats["a"].ready
+    assert not centre.runtime.statuses["a"].ready
 
 
 def test_what_an_agent_cannot_store_is_told_and_the_run_goes_on(tmp_path: Path) -> None:
@@ -235,7 +235,7 @@ def test_what_an_agent_cannot_store_is_told_and_the_run_goes_on(tmp_path: Path) 
     centre.finish()
     assert [life.end() for life in lives.values()] == [True] * 3
     assert [report.present for report in reports] == [NAMES] * 3
-    assert any("'b': it could not store round 1" in text and "goes on from memory" in text for text in centre.told)
+    assert any("'b': it could not store round 1" in text and "continues from memory" in text for text in centre.told)
     assert sums_of(lives["b"]) == [12.0, 15.0, 18.0]
     stored = unpack(_newest(tmp_path / "a" / "run1"))
     assert stored["state"]["sums"] == [12.0, 15.0, 18.0]
@@ -248,7 +248,9 @@ def test_a_certificate_that_is_revoked_during_the_run_puts_its_owner_out() -> No
     centre.rounds(0, 1)
     centre.wire.revoked_names = ["c"]
     assert [report.present for report in centre.rounds(1, 3)] == [("a", "b")] * 2
-    assert any("'c' is out for the rest of the run: its certificate has been revoked" in text for text in centre.told)
+    assert any(
+        "'c' is excluded from the rest of the run: its certificate has been revoked" in text for text in centre.told
+    )
     centre.finish()
     lives["a"].end()
 
@@ -304,7 +306,7 @@ def test_a_report_about_others_is_a_strike_and_does_not_count() -> None:
     centre.finish()
     assert report.present == ("a", "c")
     assert report.sent["a"] < 1000
-    assert any("strike 1 of 3: A report must speak of its sender" in text for text in centre.told)
+    assert any("strike 1 of 3: A report must be about its sender" in text for text in centre.told)
     lives[0].end()
 
 
@@ -315,7 +317,7 @@ def test_the_start_waits_for_everyone_unless_patience_ends() -> None:
     began = time.monotonic()
     assert centre.rounds(0, 1)[0].present == ("a", "b")
     assert time.monotonic() - began > 1.1
-    assert "waiting for c (2 of 3 are here)" in centre.told
+    assert "waiting for c (2 of 3 joined)" in centre.told
     centre.finish()
     lives[0].end()
 
@@ -338,9 +340,9 @@ def test_at_the_end_a_hub_waits_a_while_for_those_who_are_away() -> None:
     HOOKS.clear()
     threading.Timer(0.3, lambda: lives.update(c=Life(net, "c", whole))).start()
     began = time.monotonic()
-    centre.runtime.see_off()
+    centre.runtime.send_done()
     assert 0.2 < time.monotonic() - began < 15
-    assert any("done; waits 20 s to tell c" in text for text in centre.told)
+    assert any("done; waiting up to 20 s to tell c" in text for text in centre.told)
     assert [life.end() for life in lives.values()] == [True] * 3
     centre.runtime.close()
 
@@ -373,11 +375,11 @@ def test_a_hub_that_comes_back_to_an_earlier_turn_is_heard(retried: bool, tmp_pa
     saved = first.runtime.save()
     if retried:
         HOOKS["c", 1] = _once(lambda me: (net.cut("c", "hub"), net.heal("c", "hub")))
-        assert "tried again: it ended without c" in first.rounds(1, 2)[0].events
+        assert "retried: it ended without c" in first.rounds(1, 2)[0].events
     else:
         first.rounds(1, 3)
     first.wire.kill()
-    _until(lambda: all(any("hub is gone" in text for text in life.told[-1:]) for life in lives.values()))
+    _until(lambda: all(any("hub disconnected" in text for text in life.told[-1:]) for life in lives.values()))
     second = Centre(net, whole, done=1)
     second.runtime.load(saved)
     second.rounds(1, 4)
@@ -392,7 +394,7 @@ def test_a_hub_that_comes_back_before_its_first_checkpoint_finds_its_agents_at_t
     first = Centre(net, whole, checkpoints=())
     first.rounds(0, 3)
     first.wire.kill()
-    _until(lambda: all(any("hub is gone" in text for text in life.told[-1:]) for life in lives.values()))
+    _until(lambda: all(any("hub disconnected" in text for text in life.told[-1:]) for life in lives.values()))
     second = Centre(net, whole)
     second.rounds(0, 4)
     second.finish()
@@ -439,8 +441,8 @@ def test_a_quorum_that_cannot_be_reached_any_more_is_an_error() -> None:
     lives = [Life(net, name, whole) for name in NAMES]
     centre = Centre(net, whole, network=Network(quorum=1.0))
     centre.rounds(0, 1)
-    centre.lines.sessions.bar("b", "3 bad messages")
-    with pytest.raises(NetworkError, match="only 2 are left: b are out of the run"):
+    centre.lines.sessions.exclude("b", "3 bad messages")
+    with pytest.raises(NetworkError, match="only 2 are left; excluded: b"):
         centre.rounds(1, 2)
     centre.finish()
     lives[0].end()
@@ -460,7 +462,7 @@ def test_messages_that_nobody_waits_for_do_not_pile_up_and_cost_strikes() -> Non
     strikes = [text for text in centre.told if "strike" in text]
     assert [text.partition(": strike ")[0] for text in strikes] == ["'b'"] * 3 + ["'c'"]
     assert "more messages than this node can hold" in strikes[0]
-    assert "a message of a turn that has not begun" in strikes[3]
+    assert "a message for a turn that has not begun" in strikes[3]
     assert not centre.lines._early
     centre.lines.finish()
     lives["a"].wire.send(("hub",), FrameKind.MESSAGE, Turn(1), bytes(10))
@@ -477,7 +479,7 @@ def test_answers_that_nobody_asked_for_do_not_put_off_the_deadline() -> None:
 
     def chatter(me: Any) -> None:
         while not stop.wait(0.1):
-            lives["b"].member._lines.command("hub", do="answer", number=10**6)
+            lives["b"].member._connections.command("hub", do="answer", number=10**6)
 
     HOOKS["b", 1] = chatter
     began = time.monotonic()

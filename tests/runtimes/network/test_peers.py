@@ -153,7 +153,7 @@ def test_a_peer_that_is_late_is_not_waited_for_beyond_the_deadline(tmp_path: Pat
     network = Network(deadline=0.3, patience=5)
     peers = {name: Peer(net, name, 6, tmp_path, network=network) for name in NAMES}
     assert [peer.end() for peer in peers.values()] == [True] * 4
-    assert any("goes on without 'b': nothing came from it for 0.3 s" in text for text in peers["a"].told)
+    assert any("continues without 'b': nothing received from it for 0.3 s" in text for text in peers["a"].told)
     assert ["b" in item for item in peers["a"].heard][:4] == [True, True, False, False]
 
 

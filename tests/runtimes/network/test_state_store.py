@@ -1,4 +1,4 @@
-"""What an agent keeps of its own: the last states that count."""
+"""The last states of an agent, in memory and on disk."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from codistill.runtimes.network.state_store import StateStore
 
 
 def test_the_newest_two_are_on_disk_and_found_again(tmp_path: Path) -> None:
-    shelf = StateStore(tmp_path / "run")
+    store = StateStore(tmp_path / "run")
     for done in range(5):
-        shelf.put(done, f"state {done}".encode(), store=True)
+        store.put(done, f"state {done}".encode(), store=True)
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["state-000003", "state-000004"]
     again = StateStore(tmp_path / "run")
     assert again.newest(10) == (4, b"state 4")
@@ -20,35 +20,35 @@ def test_the_newest_two_are_on_disk_and_found_again(tmp_path: Path) -> None:
 
 
 def test_rounds_that_have_not_counted_are_forgotten_on_disk_too(tmp_path: Path) -> None:
-    shelf = StateStore(tmp_path)
-    shelf.put(3, b"three", store=True)
-    shelf.put(4, b"four", store=True)
-    shelf.forget_after(3)
+    store = StateStore(tmp_path)
+    store.put(3, b"three", store=True)
+    store.put(4, b"four", store=True)
+    store.forget_after(3)
     assert StateStore(tmp_path).newest(10) == (3, b"three")
 
 
 def test_a_damaged_state_is_not_used_and_named(tmp_path: Path) -> None:
-    shelf = StateStore(tmp_path)
-    shelf.put(1, b"one", store=True)
-    shelf.put(2, b"two", store=True)
+    store = StateStore(tmp_path)
+    store.put(1, b"one", store=True)
+    store.put(2, b"two", store=True)
     path = tmp_path / "state-000002"
     path.write_bytes(path.read_bytes()[:-1] + b"?")
     again = StateStore(tmp_path)
     assert again.newest(5) == (1, b"one")
-    assert again.notes == [f"{path} is damaged, and not used"]
+    assert again.notes == [f"{path} is damaged and is not used"]
 
 
 def test_without_a_checkpoint_the_beginning_stays_at_hand() -> None:
-    shelf = StateStore(None)
+    store = StateStore(None)
     for done in range(6):
-        shelf.put(done, f"state {done}".encode(), store=False)
-    assert shelf.newest(5) == (5, b"state 5")
-    assert shelf.newest(3) == (0, b"state 0")  # where a hub without a checkpoint begins again
+        store.put(done, f"state {done}".encode(), store=False)
+    assert store.newest(5) == (5, b"state 5")
+    assert store.newest(3) == (0, b"state 0")  # where a hub without a checkpoint begins again
 
 
 def test_what_was_kept_in_memory_can_be_stored_later(tmp_path: Path) -> None:
-    shelf = StateStore(tmp_path / "run")
-    shelf.put(7, b"seven", store=False)
+    store = StateStore(tmp_path / "run")
+    store.put(7, b"seven", store=False)
     assert not (tmp_path / "run").exists()
-    shelf.store_newest()
+    store.store_newest()
     assert StateStore(tmp_path / "run").newest(7) == (7, b"seven")

@@ -1,4 +1,4 @@
-"""HOST:PORT, as people write it, checked."""
+"""Addresses of the form HOST:PORT."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def split(address: str) -> tuple[str, int]:
 
 
 def endpoint(address: str, *, secure: bool) -> str:
-    """The same as Zenoh writes it."""
+    """The address in Zenoh's form."""
     host, port = split(address)
     return f"{'tls' if secure else 'tcp'}/{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def is_loopback(address: str) -> bool:
-    """Whether only this machine can reach it."""
+    """Whether only this machine can reach the address."""
     host = split(address)[0]
     try:
         return ipaddress.ip_address(host).is_loopback
@@ -34,11 +34,11 @@ def is_loopback(address: str) -> bool:
 
 
 def check_privacy(addresses: list[str], *, certs: bool, insecure: bool) -> None:
-    """Without certificates only this machine, unless somebody says aloud that it is meant."""
-    open_ones = [address for address in addresses if not is_loopback(address)]
-    if open_ones and not certs and not insecure:
+    """Without certificates allow only addresses of this machine, unless `insecure` is set."""
+    public = [address for address in addresses if not is_loopback(address)]
+    if public and not certs and not insecure:
         raise NetworkError(
             "Between machines a federation must use certificates.",
-            f"none for {open_ones[0]}",
+            f"none for {public[0]}",
             "Make them by 'codistill certs', and pass --certs DIR. If anyone may read, join and forge: --insecure.",
         )

@@ -112,7 +112,7 @@ class LocalNetwork(Runtime):
         connections = Connections(transport, self._network, self._log(name).tell)
         hello = hello_of(description.agents[0], description.public)
         try:
-            RemoteAgent(connections, hello, lambda _: description, home, should_stop).live()
+            RemoteAgent(connections, hello, lambda _: description, home, should_stop).run()
             channel.send(saved=save_nodes(description.agents))
         finally:
             transport.close()

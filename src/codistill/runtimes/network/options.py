@@ -1,4 +1,4 @@
-"""[network]: how long nodes wait for one another, and how many must be there."""
+"""[network]: how long nodes wait for one another, and how many must take part."""
 
 from __future__ import annotations
 
@@ -12,32 +12,33 @@ RETURN = 10.0  # seconds that a node which was started again waits for others th
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
-    """What a federation between machines needs to know beside its protocol."""
+    """Settings of a federation between machines, besides its protocol."""
 
     quorum: float = setting(
-        0.5, "share of a round's agents that must end it; below, it is tried again", above=0, at_most=1
+        0.5, "share of a round's agents that must complete it; below, the round is retried", above=0, at_most=1
     )
     deadline: float | None = setting(
         None,
-        "seconds without a message after which a round goes on without those it waits for; absent: only the dead",
+        "seconds without a message after which a round continues without the agents it waits for; "
+        "unset: drop only disconnected agents",
         above=0,
     )
-    patience: float | None = setting(
-        None, "seconds that the start waits for everyone; absent: for as long as it takes", above=0
-    )
+    patience: float | None = setting(None, "seconds that the start waits for all agents; unset: no limit", above=0)
     linger: float = setting(
-        30.0, "seconds that a hub stays at the end for agents that are away, to tell them that it is over", at_least=0
+        30.0,
+        "seconds that a hub waits at the end for disconnected agents, to tell them that the run is over",
+        at_least=0,
     )
     lease: float = setting(
         10.0,
-        "seconds of silence after which the other end gives up this node's link as dead",
+        "seconds of silence after which the other end closes the link to this node",
         at_least=0.5,
         at_most=600,
     )
     message_limit: int = setting(
-        1 << 30, "bytes of the largest message that is taken", at_least=1 << 16, at_most=1 << 30
+        1 << 30, "bytes of the largest message that is accepted", at_least=1 << 16, at_most=1 << 30
     )
-    strikes: int = setting(3, "bad messages after which their sender is out for the run", at_least=1)
+    strikes: int = setting(3, "bad messages after which their sender is excluded from the run", at_least=1)
 
     def __post_init__(self) -> None:
         check_settings(self, "network")

@@ -1,8 +1,8 @@
-"""A peer: an agent without a hub, that speaks to its neighbours only and counts its rounds by itself.
+"""A peer: an agent without a hub, which sends to its neighbours only and counts its rounds by itself.
 
-When a link comes up, both ends say how far they are and meet in the round after the further one; whoever is
-behind skips the rounds between, and tells its other neighbours. Nobody waits for a neighbour that is gone or
-already further. So one fault does not put the peers out of step for good.
+When two neighbours connect, both say which round they are in and meet in the round after the later one; the one that
+is behind skips the rounds between, and tells its other neighbours. No peer waits for a neighbour that is disconnected
+or already further. So after a fault all peers are in the same round again.
 """
 
 from __future__ import annotations
@@ -26,30 +26,31 @@ from codistill.runtimes.network.terms import difference, terms_of
 from codistill.runtimes.running import measure_alone
 from codistill.runtimes.runtime import Runtime, ShouldStop, Stopped, load_nodes, never, one_thread, save_nodes
 
-_LOOK = 0.2  # seconds between looks while waiting for neighbours
-_AGAIN = 1.0  # seconds between two greetings that nobody answers
-_REMIND = 30.0  # seconds between two lines that say who is waited for
-_FAREWELL = 60.0  # seconds that a peer which is done stays for neighbours that are not
+_POLL = 0.2  # seconds between checks while waiting for neighbours
+_RETRY = 1.0  # seconds between two hellos without an answer
+_REMIND = 30.0  # seconds between two reminders that say who is waited for
+_LINGER = 60.0  # seconds that a peer which is done stays connected for neighbours that are not
 
 
 class PeerRuntime(Runtime):
-    """Drives one agent through its rounds, in step with its neighbours."""
+    """Drives one agent through its rounds, in the same round as its neighbours."""
 
-    def __init__(self, description: RunDescription, lines: Connections) -> None:
+    def __init__(self, description: RunDescription, connections: Connections) -> None:
         super().__init__(description)
-        self._lines, self._terms = lines, terms_of(description)
+        self._connections, self._terms = connections, terms_of(description)
         self._stopping: ShouldStop = never
         self._agent: Agent = description.agents[0]
-        self._host = description.host([self._agent], lines)
+        self._host = description.host([self._agent], connections)
         self._at = BEGIN - 1  # the last phase that it has entered
         self._resume_at = BEGIN  # phases before this one are skipped
         self._skipped = False
         self._finished: set[str] = set()  # neighbours that are done
         self._single = ExitStack()
         self._single.enter_context(one_thread())
-        lines.on_hello, lines.on_presence, lines.backlog = self._greeted, self._noticed, self._host.backlog
-        self._met = False
-        self._greeted_at = 0.0
+        connections.on_hello, connections.on_presence = self._on_hello, self._presence_changed
+        connections.backlog = self._host.backlog
+        self._started = False  # all neighbours have joined once, or patience has ended
+        self._last_hello = 0.0
         self._samples = {self._agent.name: len(self._agent.shard)}
 
     def start(self, done: int, should_stop: ShouldStop = never) -> None:
@@ -61,10 +62,10 @@ class PeerRuntime(Runtime):
         return measure_alone(self.description, self._stopping)
 
     def run(self, phase: int, present: tuple[str, ...]) -> Report:
-        """Drive one phase with the neighbours that are there; skip it if they are already further."""
-        for name in self._lines.wire.revoked():
-            self._lines.sessions.bar(
-                name, "its certificate has been revoked; a new one is taken when this peer starts again"
+        """Drive one phase with the connected neighbours; skip it if they are already further."""
+        for name in self._connections.transport.revoked():
+            self._connections.sessions.exclude(
+                name, "its certificate has been revoked; a new one is accepted after this peer is restarted"
             )
         began = time.monotonic()
         self._wait_for_neighbours()
@@ -72,23 +73,27 @@ class PeerRuntime(Runtime):
         self._skipped = phase != BEGIN and phase < self._resume_at
         if self._skipped:
             return Report(present=(), waited=waited)
-        gone = {name for name in self._lines.wire.others if not self._is_with_us(name, phase)}
+        missing = {name for name in self._connections.transport.others if not self._is_in_round(name, phase)}
         self._at = phase
-        self._lines.begin(Turn(phase), [name for name in self._lines.wire.others if name not in gone])
-        report = self._host.run(phase, tuple(name for name in present if name not in gone))
-        for name, why in self._lines.fell.items():
-            self.tell(f"goes on without '{name}': {why}")
+        self._connections.begin(
+            Turn(phase), [name for name in self._connections.transport.others if name not in missing]
+        )
+        report = self._host.run(phase, tuple(name for name in present if name not in missing))
+        for name, why in self._connections.dropped.items():
+            self.tell(f"continues without '{name}': {why}")
         for receiver, sender, reason in report.refused:
             if receiver == self._agent.name:
-                self._lines.sessions.strike(sender, reason)
-        if gone and phase != BEGIN:
-            report.events.append(f"without {', '.join(name for name in self._lines.wire.others if name in gone)}")
-        report.events += self._lines.noted()
+                self._connections.sessions.strike(sender, reason)
+        if missing and phase != BEGIN:
+            report.events.append(
+                f"without {', '.join(name for name in self._connections.transport.others if name in missing)}"
+            )
+        report.events += self._connections.take_events()
         report.waited = waited
         return report
 
     def evaluate(self, samples: int | None, views: dict[str, View] | None = None) -> dict[str, Scores]:
-        """Measure itself."""
+        """Evaluate this agent."""
         if self._skipped:
             return {}
         return {self._agent.name: score(self.description, self._agent, samples, views)}
@@ -105,56 +110,63 @@ class PeerRuntime(Runtime):
         """Say that it is done, and stay for a while until its neighbours have heard all that it said."""
         if not complete:
             return
-        self._lines.command(*self._lines.wire.others, reached=Turn(int(self._terms["rounds"])), do="done")
-        end = time.monotonic() + _FAREWELL
+        self._connections.command(
+            *self._connections.transport.others, reached=Turn(int(self._terms["rounds"])), do="done"
+        )
+        end = time.monotonic() + _LINGER
         while time.monotonic() < end and any(
-            self._lines.is_here(name) and name not in self._finished for name in self._lines.wire.others
+            self._connections.is_connected(name) and name not in self._finished
+            for name in self._connections.transport.others
         ):
-            self._pump(_LOOK)
+            self._pump(_POLL)
 
     def close(self) -> None:
-        """Hang up."""
-        self._lines.wire.close()
+        """Close all connections."""
+        self._connections.transport.close()
         self._single.close()
 
     def tell(self, text: str) -> None:
-        """Say something to the operator, and into the log of this round."""
-        self._lines.note(text, max(0, self._at + 1))
+        """Tell the operator something and add it to the log of this round."""
+        self._connections.note(text, max(0, self._at + 1))
 
-    # --- in step ------------------------------------------------------------------------------------
+    # --- staying in the same round -------------------------------------------------------------------
 
-    def _is_with_us(self, name: str, phase: int) -> bool:
-        meets = self._lines.meet.get(name, Turn(phase)) <= Turn(phase)
-        return self._lines.is_here(name) and meets and name not in self._lines.sessions.out
+    def _is_in_round(self, name: str, phase: int) -> bool:
+        meets = self._connections.meeting_turn.get(name, Turn(phase)) <= Turn(phase)
+        return self._connections.is_connected(name) and meets and name not in self._connections.sessions.excluded
 
     def _wait_for_neighbours(self) -> None:
-        """At first for all of them, later for the quorum: with nobody there, there is nobody to learn from."""
-        began = said = time.monotonic()
-        others, patience = self._lines.wire.others, self._lines.network.patience
-        if patience is None and self._at >= 0:  # started again: some may be gone for good
+        """At first for all of them, later for the quorum: without neighbours there is nothing to learn from."""
+        began = reminded = time.monotonic()
+        others, patience = self._connections.transport.others, self._connections.network.patience
+        if patience is None and self._at >= 0:  # restarted: some may never come back
             patience = RETURN
         while True:
             self._pump(0)
-            self._greet_again()
-            possible = [name for name in others if name not in self._lines.sessions.out and name not in self._finished]
-            here = [name for name in possible if self._lines.is_here(name)]
+            self._repeat_hellos()
+            possible = [
+                name
+                for name in others
+                if name not in self._connections.sessions.excluded and name not in self._finished
+            ]
+            connected = [name for name in possible if self._connections.is_connected(name)]
             waited = time.monotonic() - began
-            everybody = not self._met and (patience is None or waited < patience)
-            share = 1.0 if everybody else self._lines.network.quorum
-            if len(here) >= math.ceil(share * len(possible) - 1e-9):
-                if not self._met:
+            everybody = not self._started and (patience is None or waited < patience)
+            share = 1.0 if everybody else self._connections.network.quorum
+            if len(connected) >= math.ceil(share * len(possible) - 1e-9):
+                if not self._started:
                     self._agent.learner.join(sum(self._samples.values()))
-                self._met = True
+                self._started = True
                 return
             if self._stopping():
                 raise Stopped
-            if waited > 1 and (said == began or time.monotonic() - said > _REMIND):
-                said = time.monotonic()
-                self._lines.tell(f"waiting for {', '.join(name for name in possible if name not in here)}")
-            self._pump(_LOOK)
+            if waited > 1 and (reminded == began or time.monotonic() - reminded > _REMIND):
+                reminded = time.monotonic()
+                self._connections.tell(f"waiting for {', '.join(name for name in possible if name not in connected)}")
+            self._pump(_POLL)
 
     def _pump(self, timeout: float) -> None:
-        control = self._lines.next_control(timeout)
+        control = self._connections.next_control(timeout)
         if control is None:
             return
         match control.do:
@@ -164,30 +176,32 @@ class PeerRuntime(Runtime):
             case "done":
                 self._finished.add(control.sender)
             case _:
-                self._lines.sessions.strike(control.sender, f"an unknown command '{control.do[:40]}'")
+                self._connections.sessions.strike(control.sender, f"an unknown command '{control.do[:40]}'")
 
-    def _noticed(self, name: str) -> None:
-        """A life of a neighbour has appeared, or is gone: greet whoever is new."""
-        new = self._lines.lives.get(name, set()) - {self._lines.sessions.life(name)}
+    def _presence_changed(self, name: str) -> None:
+        """A session of a neighbour has appeared or disappeared: send a hello to a new one."""
+        new = self._connections.visible.get(name, set()) - {self._connections.sessions.current(name)}
         if new:
-            self._greet(name)
+            self._send_hello(name)
 
-    def _greet_again(self) -> None:
-        """Whoever can be seen but has not been heard: a greeting may have come before there was an ear for it."""
-        if time.monotonic() - self._greeted_at > _AGAIN:
-            self._greeted_at = time.monotonic()
-            for name in self._lines.wire.others:
-                if self._lines.lives.get(name) and not self._lines.is_here(name):
-                    self._greet(name)
+    def _repeat_hellos(self) -> None:
+        """To neighbours that are visible and not connected: a hello may have come before the subscription existed."""
+        if time.monotonic() - self._last_hello > _RETRY:
+            self._last_hello = time.monotonic()
+            for name in self._connections.transport.others:
+                if self._connections.visible.get(name) and not self._connections.is_connected(name):
+                    self._send_hello(name)
 
-    def _greet(self, name: str) -> None:
+    def _send_hello(self, name: str) -> None:
         samples = len(self._agent.shard)
-        self._lines.command(name, kind=FrameKind.HELLO, do="hello", at=self._at, samples=samples, terms=self._terms)
+        self._connections.command(
+            name, kind=FrameKind.HELLO, do="hello", at=self._at, samples=samples, terms=self._terms
+        )
 
-    def _greeted(self, hello: Control) -> None:
-        name, life, at = hello.sender, hello.head.life, hello.content.get("at")
-        if hello.do == "refused" and self._met:
-            self._lines.sessions.bar(name, "it refuses to go on with this peer")
+    def _on_hello(self, hello: Control) -> None:
+        name, session_id = hello.sender, hello.header.session_id
+        if hello.do == "refused" and self._started:
+            self._connections.sessions.exclude(name, "it refuses to continue with this peer")
             return
         if hello.do == "refused":
             raise NetworkError(
@@ -196,30 +210,32 @@ class PeerRuntime(Runtime):
                 "Give all peers the same recipe and the same version of codistill.",
             )
         terms: Any = hello.content.get("terms")
-        why = difference(self._terms, terms) if isinstance(terms, dict) else "its greeting is not whole"
-        if why is not None or type(at) is not int:
-            self.tell(f"'{name}' is not let in: {why}")
-            self._lines.command(name, kind=FrameKind.HELLO, do="refused", why=why)
+        at: Any = hello.content.get("at")
+        is_well_formed = isinstance(terms, dict) and type(at) is int
+        why = difference(self._terms, terms) if is_well_formed else "malformed join request"
+        if why is not None:
+            self.tell(f"'{name}' may not join: {why}")
+            self._connections.command(name, kind=FrameKind.HELLO, do="refused", why=why)
             return
         samples = hello.content.get("samples")
         self._samples[name] = samples if type(samples) is int and 0 < samples < 1 << 48 else 0
-        new = self._lines.sessions.life(name) != life
-        self._lines.let_in(name, life, hello.head.number)
+        new = self._connections.sessions.current(name) != session_id
+        self._connections.open_session(name, session_id, hello.header.number)
         if not new:
             return
         self._finished.discard(name)
         meeting = min(max(self._at, at) + 1, int(self._terms["rounds"]))
-        self._lines.meet[name] = Turn(meeting)
-        self._lines.seen.pop(name, None)
-        self._greet(name)  # it may have been here before: then this tells it how far we are
-        self._lines.tell(f"'{name}' is here")
+        self._connections.meeting_turn[name] = Turn(meeting)
+        self._connections.newest_turn.pop(name, None)
+        self._send_hello(name)  # if it was connected before, this tells it which round this peer is in
+        self._connections.tell(f"'{name}' joined")
         self._jump(meeting, f"'{name}'")
 
     def _jump(self, to: int, whom: str) -> None:
-        """Skip the rounds up to one, and tell the other neighbours, who may have fallen behind as well."""
+        """Skip the rounds up to one, and tell the other neighbours, which may be behind as well."""
         if to <= max(self._at + 1, self._resume_at):
             return
         self._resume_at = to
         self.tell(f"skips rounds to meet {whom} in round {to + 1}")
-        here = [name for name in self._lines.wire.others if self._lines.is_here(name)]
-        self._lines.command(*here, reached=Turn(to), do="jump", to=to)
+        connected = [name for name in self._connections.transport.others if self._connections.is_connected(name)]
+        self._connections.command(*connected, reached=Turn(to), do="jump", to=to)

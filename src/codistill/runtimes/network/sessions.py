@@ -1,6 +1,7 @@
-"""The gate: every frame is held to its sender's life and number before anybody looks into it.
+"""Sessions of other nodes: every frame's session and number are checked before its content is read.
 
-A bad message costs its sender a strike; with the last one it is out for the run.
+A session is one process of a node, known by a random number that the process draws when it starts. A bad message
+costs its sender a strike; with the last strike the sender is excluded from the run.
 """
 
 from __future__ import annotations
@@ -10,63 +11,63 @@ from collections.abc import Callable
 from codistill.runtimes.network.frame_header import FrameHeader, FrameKind
 from codistill.text import printable
 
-_REASON = 300  # characters of why a message is bad: parts of it were written by whoever sent it
+_REASON = 300  # characters of why a message is bad: parts of it were written by the sender
 
 Tell = Callable[[str], None]  # takes a sentence for the operator
 
 
 class Sessions:
-    """Who has been let in, how far each has come in what it says, and who has struck out."""
+    """The open session of each node, the number of its newest frame, its strikes, and who is excluded."""
 
     def __init__(self, strikes: int, tell: Tell) -> None:
         self._most, self._tell = strikes, tell
-        self._lives: dict[str, int] = {}
-        self._numbers: dict[str, int] = {}  # of the newest frame of this life
+        self._open: dict[str, int] = {}
+        self._numbers: dict[str, int] = {}  # of the newest frame of the open session
         self._strikes: dict[str, int] = {}
-        self.out: dict[str, str] = {}  # who is out for the run, and why
+        self.excluded: dict[str, str] = {}  # nodes excluded from the run, and why
 
-    def open(self, name: str, life: int, number: int) -> None:
-        """Let a life of a node in: from now on, frames of any other life of it do not count."""
-        self._lives[name], self._numbers[name] = life, number
+    def open(self, name: str, session_id: int, number: int) -> None:
+        """Open a session of a node: from now on, frames of any other session of it are ignored."""
+        self._open[name], self._numbers[name] = session_id, number
 
-    def life(self, name: str) -> int | None:
-        """Which life of a node has been let in."""
-        return self._lives.get(name)
+    def current(self, name: str) -> int | None:
+        """The open session of a node; None if there is none."""
+        return self._open.get(name)
 
     def close(self, name: str) -> None:
-        """A life is over."""
-        self._lives.pop(name, None)
+        """The session of a node has ended."""
+        self._open.pop(name, None)
 
     def admit(self, sender: str, data: bytes) -> FrameHeader | None:
-        """The head of a frame that counts; None if it does not."""
+        """The header of a frame that may be read; None if the frame is to be ignored."""
         try:
-            head = FrameHeader.decode(data)
+            header = FrameHeader.decode(data)
         except ValueError as error:
-            self.strike(sender, f"what it sent is no frame: {error}")
+            self.strike(sender, f"not a valid frame: {error}")
             return None
-        if sender in self.out:
-            return head if head.kind is FrameKind.HELLO and head.life != self._lives.get(sender) else None
-        known = self._lives.get(sender) == head.life
-        if known and head.number <= self._numbers[sender]:
-            self.strike(sender, f"frame {head.number} came again, after frame {self._numbers[sender]}: a replay")
+        is_open = self._open.get(sender) == header.session_id
+        if sender in self.excluded:
+            return header if header.kind is FrameKind.HELLO and not is_open else None
+        if is_open and header.number <= self._numbers[sender]:
+            self.strike(sender, f"frame {header.number} received after frame {self._numbers[sender]}: a replay")
             return None
-        if not known:
-            # A first word opens a new life; anything else is left over from one that is over.
-            return head if head.kind is FrameKind.HELLO else None
-        self._numbers[sender] = head.number
-        return head
+        if not is_open:
+            # A hello opens a new session; any other frame is left over from a session that has ended.
+            return header if header.kind is FrameKind.HELLO else None
+        self._numbers[sender] = header.number
+        return header
 
-    def bar(self, sender: str, reason: str) -> None:
-        """Put a node out for the run."""
-        if sender not in self.out:
-            self.out[sender] = reason
-            self._tell(f"'{sender}' is out for the rest of the run: {reason}")
+    def exclude(self, sender: str, reason: str) -> None:
+        """Exclude a node from the rest of the run."""
+        if sender not in self.excluded:
+            self.excluded[sender] = reason
+            self._tell(f"'{sender}' is excluded from the rest of the run: {reason}")
 
     def strike(self, sender: str, reason: str) -> None:
-        """Count a bad message, of a node that is not out already."""
-        if sender in self.out:
+        """Count a bad message of a node that is not excluded already."""
+        if sender in self.excluded:
             return
         count = self._strikes[sender] = self._strikes.get(sender, 0) + 1
         self._tell(f"'{sender}': strike {count} of {self._most}: {printable(reason, _REASON)}")
         if count >= self._most:
-            self.bar(sender, f"{count} bad messages")
+            self.exclude(sender, f"{count} bad messages")
