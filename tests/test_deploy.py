@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from codistill.cli import _parser
+from codistill.cli.parser import make_parser
 from codistill.experiments.agent_file import read_agent_file
 from codistill.experiments.networked import describe_without_data
 from codistill.experiments.recipe import make_recipe, read_recipe
@@ -79,7 +79,7 @@ def test_the_recipe_of_peers_on_the_page_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_commands_can_be_parsed(command: str) -> None:
     words = shlex.split(command.removeprefix("codistill "))
-    options = _parser().parse_args(words)
+    options = make_parser().parse_args(words)
     assert callable(options.command)
 
 
