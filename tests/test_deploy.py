@@ -1,4 +1,4 @@
-"""What deploy/ and docs/deploy.md show works: recipe, agent files, units; and every command on the page can be parsed."""
+"""What deploy/ and docs/deploy.md show works: recipe, agent files, units; and every command can be parsed."""
 
 from __future__ import annotations
 
