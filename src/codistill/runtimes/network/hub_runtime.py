@@ -52,6 +52,7 @@ class HubRuntime(Runtime):
         self.done = 0  # rounds that count
         self.seats = {name: AgentStatus() for name in description.names}
         self._stopping: ShouldStop = never
+        self._stores = description.plan.has_checkpoint  # after which rounds agents store their states on disk
         self._number = 0
         self._answers: dict[str, Control] = {}
         self._keeping: dict[str, int] = {}  # who still has to say that it has kept the last round
@@ -93,7 +94,7 @@ class HubRuntime(Runtime):
             attempt += 1
             time.sleep(min(1.0, 0.05 * attempt))  # whatever went wrong may need time to get well
         self.done = phase + 1
-        store = self.description.plan.has_checkpoint(self.done)
+        store = self._stores(self.done)
         self._unstored = self._unstored - set(done) if store else self._unstored | set(done)
         number = self._ask(done, do="keep", round=self.done, store=store)
         self._keeping = dict.fromkeys(done, number)
