@@ -84,9 +84,7 @@ class StopAfterOne:
 
 def test_a_hub_that_blocks_calls_its_observers_here_and_agents_can_be_stopped() -> None:
     address, observer = free_address(), StopAfterOne()
-    joined = [
-        cd.join(agent(name), address, insecure=True, public=PUBLIC, log=False, background=True) for name in PARTS
-    ]
+    joined = [cd.join(agent(name), address, insecure=True, public=PUBLIC, log=False, background=True) for name in PARTS]
     result = cd.serve(
         cd.FedMD(), ["a", "b"], classes=2, rounds=500, listen=address, insecure=True, public=PUBLIC, alone=False,
         progress=False, log=False, observers=[observer],
