@@ -309,6 +309,33 @@ def test_a_sample_must_look_as_those_of_training():
     assert agent.predict_proba(X[:2].tolist()).shape == (2, 3)
 
 
+def test_predictions_are_those_of_scikit_learn():
+    """Labels from `predict`, probabilities from `predict_proba`, both those of the model itself."""
+    agent = lone(GaussianNB(), X[:40], Y[:40], seed=0).agents["a"]
+    model = GaussianNB().fit(X[:40], Y[:40])
+    assert agent.is_classifier
+    np.testing.assert_array_equal(agent.predict(X[40:60]), model.predict(X[40:60]))
+    np.testing.assert_allclose(agent.predict_proba(X[40:60]), model.predict_proba(X[40:60]), atol=1e-6)
+    np.testing.assert_array_equal(agent.decision_function(X[40:60]), agent.predict_proba(X[40:60]))
+
+
+def test_a_regressor_on_labels_has_classes_and_no_probabilities():
+    agent = lone(Ridge(), X[:40], Y[:40]).agents["a"]
+    model = Ridge().fit(X[:40], np.eye(3)[Y[:40]])
+    np.testing.assert_array_equal(agent.predict(X[40:60]), model.predict(X[40:60]).argmax(axis=1))
+    with pytest.raises(DataError, match=r"must be at least 0 and add up to 1.*decision_function"):
+        agent.predict_proba(100 * X[40:60])
+    assert agent.decision_function(X[40:60]) == pytest.approx(model.predict(X[40:60]), abs=1e-5)
+
+
+def test_real_valued_targets_have_no_probabilities():
+    agent = lone(Ridge(), X[:40], X[:40, :2]).agents["a"]
+    assert not agent.is_classifier
+    assert agent.predict(X[:3]).shape == (3, 2)
+    with pytest.raises(DataError, match=r"Probabilities are for classes.*Use predict"):
+        agent.predict_proba(X[:3])
+
+
 def test_a_topology_of_ones_own():
     names = ["a", "b", "c"]
     members = [

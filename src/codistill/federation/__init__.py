@@ -156,6 +156,21 @@ class Federation:
         return self.description.classes
 
     @property
+    def hub(self) -> Hub | None:
+        """The hub, where the topology has one."""
+        return self.description.hub
+
+    @property
+    def faults(self) -> Faults:
+        """The faults that are injected, and who takes part in a round."""
+        return self.description.faults
+
+    @property
+    def compression(self) -> Compression | None:
+        """How messages are compressed."""
+        return self.description.compression
+
+    @property
     def seed(self) -> int:
         """The seed from which all randomness derives."""
         return self.description.seed

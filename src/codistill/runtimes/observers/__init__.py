@@ -30,7 +30,7 @@ def check_observers(given: Any) -> list[Any]:
             raise RecipeError(
                 f"An observer must be an object with at least one of the methods {', '.join(METHODS)}.",
                 _shown(observer),
-                "Define for example round_ended(self, record); see docs/observers.md.",
+                "Define for example round_ended(self, record); see docs/how-to/observe.md.",
             )
     return observers
 
