@@ -48,8 +48,8 @@ def run(
     """Run the rounds that are left.
 
     With a `store` it goes on from the latest checkpoint there, and writes metrics and checkpoints. Observers are told
-    of everything, see `codistill.runtimes.observers`; the first to return True from `round_ended` stops the run after
-    that round, as `should_stop` does, and a checkpoint is written. The runtime is closed in any case.
+    of everything, see `codistill.runtimes.observers`; a true value from `round_ended` stops the run after that
+    round, as `should_stop` does, and a checkpoint is written. The runtime is closed in any case.
     """
     plan, history, began = description.plan, History(), time.monotonic()
     told = Observers([*([store] if store else []), history, *observers])
