@@ -400,3 +400,42 @@ def test_every_agent_has_a_model_of_its_own():
         members = [cd.Agent(name, model, X[:40], Y[:40]) for name, model in zip("ab", models, strict=True)]
         with pytest.raises(LearnerError, match=r"agents 'a' and 'b' share one.*deepcopy"):
             federation(members)
+
+
+def test_a_result_holds_the_events_of_its_rounds() -> None:
+    """A message that is refused is not lost in silence, whatever is shown."""
+    x = np.random.default_rng(0).normal(size=(12, 2)).astype(np.float32)
+    agents = [cd.Agent(name, torch.nn.Linear(2, 2), x, (x[:, 0] > 0).astype(int)) for name in ("a", "b")]
+    gone = [cd.Fault(kind="gone", agent="b", first=2)]
+    result = cd.Federation(agents, cd.FedAvg(), faults=gone).run(2, runtime="simulation", alone=False, progress=False)
+    assert result.events == ["round 2: absent: b"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ({"topology": "mesh"}, "topology must be a known kind"),
+        ({"round": lambda self, me, t: None}, "round must be a coroutine"),
+    ],
+)
+def test_a_protocol_of_ones_own_is_checked_before_anything_runs(changes: dict[str, Any], found: str) -> None:
+    own = type("Own", (cd.Protocol,), changes)
+    agent = cd.Agent("a", torch.nn.Linear(2, 2), [[0.0, 1.0], [1.0, 0.0]], [0, 1])
+    with pytest.raises(RecipeError, match=found):
+        cd.Federation([agent], own())
+
+
+def test_only_messages_are_sent() -> None:
+    async def send_a_table(self: cd.Protocol, me: cd.Agent, t: int) -> None:
+        await me._send({"hub": {"x": 1}})  # type: ignore[dict-item]
+
+    agent = cd.Agent("a", torch.nn.Linear(2, 2), [[0.0, 1.0], [1.0, 0.0]], [0, 1])
+    federation = cd.Federation([agent], type("Own", (cd.Protocol,), {"round": send_a_table})())
+    with pytest.raises(RuntimeFault, match="must be a Message.*send a dict to 'hub'.*Message.of"):
+        federation.run(1, runtime="simulation", alone=False, progress=False)
+
+
+def test_what_agents_do_alone_is_not_an_option_of_the_run() -> None:
+    agent = cd.Agent("a", torch.nn.Linear(2, 2), [[0.0, 1.0], [1.0, 0.0]], [0, 1])
+    with pytest.raises(RecipeError, match="alone must be true or false.*define alone"):
+        cd.Federation([agent], cd.Alone()).run(1, alone=cd.Alone())

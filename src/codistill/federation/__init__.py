@@ -198,16 +198,22 @@ class Federation:
         machine); the results are equal to the bit. `alone` also trains a copy of every agent alone, so that the gain
         is known. `observers`: objects with any of the methods `started`, `evaluated`, `round_ended`, `finished`,
         called in this process with the records of `codistill.results.records`; a true value from `round_ended` stops
-        the run after that round. For the network: `network` has its timeouts, and with `node_logs` ("text" or "json") every
-        node tells on standard error what happens.
+        the run after that round. For the network: `network` has its timeouts, and with `node_logs` ("text" or "json")
+        every node writes its events to standard error.
         """
         options = RuntimeOptions(kind=runtime, workers=workers, checkpoint_every=checkpoint_every)
         plan = Plan(
-            rounds=rounds, evaluate_every=evaluate_every, evaluate_samples=evaluate_samples, baseline=bool(alone),
+            rounds=rounds, evaluate_every=evaluate_every, evaluate_samples=evaluate_samples, baseline=alone,
             checkpoint_every=checkpoint_every,
         )  # fmt: skip
         description = replace(self.description, plan=plan)
         watching = check_observers(observers)
+        if not isinstance(alone, bool):
+            raise RecipeError(
+                "alone must be true or false.",
+                f"{alone!r}"[:80],
+                "What agents do alone is said by the protocol: define alone() in it.",
+            )
         self._check_start(options, resume=resume, has_folder=folder is not None)
         began = time.monotonic()
         with ExitStack() as stack:
@@ -240,6 +246,7 @@ class Federation:
             outcome.outputs,
             time.monotonic() - began,
             interrupted=not outcome.complete,
+            events=outcome.events,
         )
 
     def _check_start(self, options: RuntimeOptions, *, resume: bool, has_folder: bool) -> None:

@@ -35,6 +35,7 @@ class Outcome:
     outputs: Outputs | None
     baseline_rows: list[Row] | None  # where the runtime has measured the baseline
     seconds: float
+    events: tuple[str, ...] = ()  # of the rounds that were run now: refused messages, absent agents, remarks
 
 
 def run(
@@ -77,7 +78,7 @@ def run(
         runtime.finish(complete=done == plan.rounds)
         outcome = "complete" if done == plan.rounds else "stopped"
     seconds = time.monotonic() - began
-    return Outcome(done, done == plan.rounds, history.rows, history.outputs, baseline, seconds)
+    return Outcome(done, done == plan.rounds, history.rows, history.outputs, baseline, seconds, tuple(history.events))
 
 
 def measure_alone(description: RunDescription, should_stop: ShouldStop = never) -> dict[str, Scores]:
