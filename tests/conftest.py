@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+from collections.abc import Iterator
 
 # Before numpy is loaded: threads that wait for one another cost more than small matrices do.
 for _variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
@@ -35,3 +37,17 @@ def no_charts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "codistill.reports.html.chart", lambda figure, name, *args, **options: f"<figure id='{name}'></figure>"
     )
+
+
+@pytest.fixture
+def time_limit() -> Iterator[None]:
+    """A test with processes that wait for one another fails instead of waiting for ever."""
+
+    def fail(*_: object) -> None:
+        raise TimeoutError("the test has not ended within its time limit")
+
+    before = signal.signal(signal.SIGALRM, fail)
+    signal.alarm(120)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)

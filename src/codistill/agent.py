@@ -150,8 +150,14 @@ class Node:
         arrived: dict[str, Message] = await self._yield(Send(messages), Receive(senders, expect or {}))
         return arrived
 
-    def _check_links(self, receivers: Iterable[str]) -> None:
-        for receiver in receivers:
+    def _check_links(self, messages: Mapping[str, Message]) -> None:
+        for receiver, message in messages.items():
+            if not isinstance(message, Message):
+                raise RuntimeFault(
+                    "What is sent must be a Message.",
+                    f"'{self.name}' tried to send a {type(message).__name__} to '{receiver}'",
+                    "Write Message.of(name=array, ...).",
+                )
             if not self.topology.may_send(self.name, receiver):
                 raise RuntimeFault(
                     "A message may only go along a link of the topology.",

@@ -112,8 +112,12 @@ def test_up_runs_a_recipe_and_a_second_time_goes_on_with_it(recipe: str, here: P
     assert (here / "up" / "metrics.jsonl").read_bytes() == metrics
     assert main(["up", recipe, "--out", "up", "--quiet", "--set", "seed=4"]) == 6
     assert "a run of another recipe" in capsys.readouterr().err
-    assert main(["resume", "up"]) == 6
-    assert "Give the same command again" in capsys.readouterr().err
+    if recipe == "ring.toml":  # the checkpoint holds every peer, so any runtime can go on from it
+        assert main(["resume", "up", "--quiet"]) == 0
+        assert (here / "up" / "metrics.jsonl").read_bytes() == metrics
+    else:
+        assert main(["resume", "up"]) == 6
+        assert "Give the same command again" in capsys.readouterr().err
 
 
 def test_agents_takes_the_kinds_in_turn() -> None:

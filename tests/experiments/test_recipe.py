@@ -207,7 +207,10 @@ def test_any_set_is_taken_or_refused_in_words(tmp_path_factory, text):
         (changed(partition={"kind": ["iid"]}), ["[partition] must say a known kind.", "['iid']"]),
         (changed(partition={"kind": "dirichlet"}), ["[partition] must say 'alpha'.", "concentration"]),
         (changed(partition={"kind": "iid", "alpha": 1}), ["[partition] may only hold known keys.", "'alpha'"]),
-        (changed(runtime={"kind": "process"}), ["runtime.kind must be one of processes, simulation.", "'process'"]),
+        (
+            changed(runtime={"kind": "process"}),
+            ["must be one of processes, simulation, network.", "'process'"],
+        ),
         (changed(runtime={"workers": 0}), ["runtime.workers must be at least 1."]),
         (changed(runtime={"worker": 2}), ["[runtime]", "'worker'", "Did you mean 'workers'?"]),
         (changed(runtime={"participation": 0}), ["runtime.participation must be above 0 and at most 1.", "0"]),

@@ -224,3 +224,44 @@ def test_a_variant_that_is_no_table_of_changes(toy: Path, values: str) -> None:
     toy.write_text(TOY[: TOY.index("[sweep]")] + f"[sweep]\nvariants = {values}\n")
     with pytest.raises(RecipeError, match="must be a table of named changes"):
         read_sweep(toy)
+
+
+OWN = """
+from codistill.protocol import Protocol, setting
+from dataclasses import dataclass
+
+@dataclass(frozen=True, kw_only=True)
+class Mine(Protocol):
+    name = "mine"
+    topology = "silent"
+    times: int = setting(1, "how often it is fitted", at_least=1)
+
+    async def round(self, me, t):
+        for _ in range(self.times):
+            me.learner.fit(me.shard.x, me.shard.targets)
+"""
+
+
+def test_a_sweep_over_a_protocol_of_ones_own_knows_its_finished_runs(toy: Path, tmp_path: Path) -> None:
+    """The file is loaded anew whenever a recipe is read, so its class is another object each time."""
+    (tmp_path / "mine.py").write_text(OWN)
+    toy.write_text(
+        TOY[: TOY.index("[sweep]")].replace('name = "akd"\nrounds = 3', 'name = "mine.py:Mine"\nrounds = 1')
+        + '[sweep]\nseed = [0, 1]\n"protocol.times" = [1, 2]\n'
+    )
+    first = execute_sweep(read_sweep(toy), tmp_path / "out", tell=str)
+    stamps = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("metrics.jsonl")}
+    assert len(stamps) == 4
+    second = execute_sweep(read_sweep(toy), tmp_path / "out", tell=str)
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("metrics.jsonl")} == stamps
+    assert first is not None
+    assert second is not None
+    pd.testing.assert_frame_equal(first, second)
+    (tmp_path / "mine.py").write_text(OWN + "\n# changed\n")  # what it did may have changed
+    with pytest.raises(RecipeError, match="must hold runs of the same recipe"):
+        execute_sweep(read_sweep(toy), tmp_path / "out", tell=str)
+
+
+def test_runs_are_enumerated_once(toy: Path) -> None:
+    sweep = read_sweep(toy)
+    assert sweep.runs is sweep.runs

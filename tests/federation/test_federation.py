@@ -309,6 +309,33 @@ def test_a_sample_must_look_as_those_of_training():
     assert agent.predict_proba(X[:2].tolist()).shape == (2, 3)
 
 
+def test_predictions_are_those_of_scikit_learn():
+    """Labels from `predict`, probabilities from `predict_proba`, both those of the model itself."""
+    agent = lone(GaussianNB(), X[:40], Y[:40], seed=0).agents["a"]
+    model = GaussianNB().fit(X[:40], Y[:40])
+    assert agent.is_classifier
+    np.testing.assert_array_equal(agent.predict(X[40:60]), model.predict(X[40:60]))
+    np.testing.assert_allclose(agent.predict_proba(X[40:60]), model.predict_proba(X[40:60]), atol=1e-6)
+    np.testing.assert_array_equal(agent.decision_function(X[40:60]), agent.predict_proba(X[40:60]))
+
+
+def test_a_regressor_on_labels_has_classes_and_no_probabilities():
+    agent = lone(Ridge(), X[:40], Y[:40]).agents["a"]
+    model = Ridge().fit(X[:40], np.eye(3)[Y[:40]])
+    np.testing.assert_array_equal(agent.predict(X[40:60]), model.predict(X[40:60]).argmax(axis=1))
+    with pytest.raises(DataError, match=r"must be at least 0 and add up to 1.*decision_function"):
+        agent.predict_proba(100 * X[40:60])
+    assert agent.decision_function(X[40:60]) == pytest.approx(model.predict(X[40:60]), abs=1e-5)
+
+
+def test_real_valued_targets_have_no_probabilities():
+    agent = lone(Ridge(), X[:40], X[:40, :2]).agents["a"]
+    assert not agent.is_classifier
+    assert agent.predict(X[:3]).shape == (3, 2)
+    with pytest.raises(DataError, match=r"Probabilities are for classes.*Use predict"):
+        agent.predict_proba(X[:3])
+
+
 def test_a_topology_of_ones_own():
     names = ["a", "b", "c"]
     members = [
@@ -373,3 +400,42 @@ def test_every_agent_has_a_model_of_its_own():
         members = [cd.Agent(name, model, X[:40], Y[:40]) for name, model in zip("ab", models, strict=True)]
         with pytest.raises(LearnerError, match=r"agents 'a' and 'b' share one.*deepcopy"):
             federation(members)
+
+
+def test_a_result_holds_the_events_of_its_rounds() -> None:
+    """A message that is refused is not lost in silence, whatever is shown."""
+    x = np.random.default_rng(0).normal(size=(12, 2)).astype(np.float32)
+    agents = [cd.Agent(name, torch.nn.Linear(2, 2), x, (x[:, 0] > 0).astype(int)) for name in ("a", "b")]
+    gone = [cd.Fault(kind="gone", agent="b", first=2)]
+    result = cd.Federation(agents, cd.FedAvg(), faults=gone).run(2, runtime="simulation", alone=False, progress=False)
+    assert result.events == ["round 2: absent: b"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ({"topology": "mesh"}, "topology must be a known kind"),
+        ({"round": lambda self, me, t: None}, "round must be a coroutine"),
+    ],
+)
+def test_a_protocol_of_ones_own_is_checked_before_anything_runs(changes: dict[str, Any], found: str) -> None:
+    own = type("Own", (cd.Protocol,), changes)
+    agent = cd.Agent("a", torch.nn.Linear(2, 2), [[0.0, 1.0], [1.0, 0.0]], [0, 1])
+    with pytest.raises(RecipeError, match=found):
+        cd.Federation([agent], own())
+
+
+def test_only_messages_are_sent() -> None:
+    async def send_a_table(self: cd.Protocol, me: cd.Agent, t: int) -> None:
+        await me._send({"hub": {"x": 1}})  # type: ignore[dict-item]
+
+    agent = cd.Agent("a", torch.nn.Linear(2, 2), [[0.0, 1.0], [1.0, 0.0]], [0, 1])
+    federation = cd.Federation([agent], type("Own", (cd.Protocol,), {"round": send_a_table})())
+    with pytest.raises(RuntimeFault, match="must be a Message.*send a dict to 'hub'.*Message.of"):
+        federation.run(1, runtime="simulation", alone=False, progress=False)
+
+
+def test_what_agents_do_alone_is_not_an_option_of_the_run() -> None:
+    agent = cd.Agent("a", torch.nn.Linear(2, 2), [[0.0, 1.0], [1.0, 0.0]], [0, 1])
+    with pytest.raises(RecipeError, match="alone must be true or false.*define alone"):
+        cd.Federation([agent], cd.Alone()).run(1, alone=cd.Alone())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -403,7 +403,8 @@ def test_the_privacy_guard_finds_labels_weights_and_what_the_hub_keeps(what: str
     rng = np.random.default_rng(0)
     members = [cd.Agent(f"a{i}", nn.Linear(4, 5), rng.normal(size=(50, 4)), rng.integers(0, 5, 50)) for i in range(2)]
     federation = cd.Federation(members, LeakOf(what=what), classes=5)
-    federation._watchers = (PrivacyGuard(members, federation.hub, models=True),)
+    guard = PrivacyGuard(members, federation.hub, models=True)
+    federation.description = replace(federation.description, watchers=(guard,))
     if sentence:
         with pytest.raises(RuntimeFault, match=sentence):
             federation.run(1, runtime="simulation", alone=False, progress=False)

@@ -59,8 +59,8 @@ _OWN_FILES = (AUTHORITY_CERTIFICATE, AUTHORITY_KEY, REVOCATIONS, LEDGER, LOCK)
 class Authority:
     """The authority of a folder. Every call reads the folder again; changes are made under a lock."""
 
-    def __init__(self, folder: Path, *, now: datetime | None = None) -> None:
-        self.folder, self._now = folder, now
+    def __init__(self, folder: str | Path, *, now: datetime | None = None) -> None:
+        self.folder, self._now = Path(folder), now
 
     @property
     def now(self) -> datetime:

@@ -156,6 +156,21 @@ class Federation:
         return self.description.classes
 
     @property
+    def hub(self) -> Hub | None:
+        """The hub, where the topology has one."""
+        return self.description.hub
+
+    @property
+    def faults(self) -> Faults:
+        """The faults that are injected, and who takes part in a round."""
+        return self.description.faults
+
+    @property
+    def compression(self) -> Compression | None:
+        """How messages are compressed."""
+        return self.description.compression
+
+    @property
     def seed(self) -> int:
         """The seed from which all randomness derives."""
         return self.description.seed
@@ -182,17 +197,23 @@ class Federation:
         `runtime`: "processes", "simulation" or "network" (one process per node, real sockets and mutual TLS on this
         machine); the results are equal to the bit. `alone` also trains a copy of every agent alone, so that the gain
         is known. `observers`: objects with any of the methods `started`, `evaluated`, `round_ended`, `finished`,
-        called in this process with the records of `codistill.results.records`; True from `round_ended` stops the run
-        after that round. For the network: `network` has its timeouts, and with `node_logs` ("text" or "json") every
-        node tells on standard error what happens.
+        called in this process with the records of `codistill.results.records`; a true value from `round_ended` stops
+        the run after that round. For the network: `network` has its timeouts, and with `node_logs` ("text" or "json")
+        every node writes its events to standard error.
         """
         options = RuntimeOptions(kind=runtime, workers=workers, checkpoint_every=checkpoint_every)
         plan = Plan(
-            rounds=rounds, evaluate_every=evaluate_every, evaluate_samples=evaluate_samples, baseline=bool(alone),
+            rounds=rounds, evaluate_every=evaluate_every, evaluate_samples=evaluate_samples, baseline=alone,
             checkpoint_every=checkpoint_every,
         )  # fmt: skip
         description = replace(self.description, plan=plan)
         watching = check_observers(observers)
+        if not isinstance(alone, bool):
+            raise RecipeError(
+                "alone must be true or false.",
+                f"{alone!r}"[:80],
+                "What agents do alone is said by the protocol: define alone() in it.",
+            )
         self._check_start(options, resume=resume, has_folder=folder is not None)
         began = time.monotonic()
         with ExitStack() as stack:
@@ -225,6 +246,7 @@ class Federation:
             outcome.outputs,
             time.monotonic() - began,
             interrupted=not outcome.complete,
+            events=outcome.events,
         )
 
     def _check_start(self, options: RuntimeOptions, *, resume: bool, has_folder: bool) -> None:

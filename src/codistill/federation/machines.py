@@ -206,17 +206,18 @@ class HubNode:
         channel.send(
             done=outcome.done, complete=outcome.complete, rows=outcome.rows, baseline_rows=outcome.baseline_rows,
             outputs=None if outcome.outputs is None else outcome.outputs.encode(), seconds=outcome.seconds,
+            events=list(outcome.events),
         )  # fmt: skip
 
     def result_from(self, content: Mapping[str, Any]) -> Result:
         """The results that were handed over."""
         outputs = None if content["outputs"] is None else Outputs.decode(content["outputs"])
-        return self._result(Outcome(**{**content, "outputs": outputs}))
+        return self._result(Outcome(**{**content, "outputs": outputs, "events": tuple(content["events"])}))
 
     def _result(self, outcome: Outcome) -> Result:
         return Result(
             self.description.of_hub(), outcome.rows, outcome.baseline_rows, outcome.outputs, outcome.seconds,
-            interrupted=not outcome.complete,
+            interrupted=not outcome.complete, events=outcome.events,
         )  # fmt: skip
 
     def _log(self) -> EventLog:

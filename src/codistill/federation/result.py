@@ -94,10 +94,12 @@ class Result:
         seconds: float,
         *,
         interrupted: bool,
+        events: Sequence[str] = (),
     ) -> None:
         self.agents = {agent.name: TrainedAgent(agent, description) for agent in description.agents}
         self.rows = list(rows)
         self.alone_rows = None if alone_rows is None else list(alone_rows)
+        self.events = list(events)  # of the rounds that were run now: refused messages, absent agents, remarks
         self.outputs = outputs  # the agents' answers on average, after the last round
         self.seconds = seconds
         self.interrupted = interrupted  # not all rounds are done: stopped by an observer or an operator

@@ -35,6 +35,7 @@ class Outcome:
     outputs: Outputs | None
     baseline_rows: list[Row] | None  # where the runtime has measured the baseline
     seconds: float
+    events: tuple[str, ...] = ()  # of the rounds that were run now: refused messages, absent agents, remarks
 
 
 def run(
@@ -48,8 +49,8 @@ def run(
     """Run the rounds that are left.
 
     With a `store` it goes on from the latest checkpoint there, and writes metrics and checkpoints. Observers are told
-    of everything, see `codistill.runtimes.observers`; the first to return True from `round_ended` stops the run after
-    that round, as `should_stop` does, and a checkpoint is written. The runtime is closed in any case.
+    of everything, see `codistill.runtimes.observers`; a true value from `round_ended` stops the run after that
+    round, as `should_stop` does, and a checkpoint is written. The runtime is closed in any case.
     """
     plan, history, began = description.plan, History(), time.monotonic()
     told = Observers([*([store] if store else []), history, *observers])
@@ -77,7 +78,7 @@ def run(
         runtime.finish(complete=done == plan.rounds)
         outcome = "complete" if done == plan.rounds else "stopped"
     seconds = time.monotonic() - began
-    return Outcome(done, done == plan.rounds, history.rows, history.outputs, baseline, seconds)
+    return Outcome(done, done == plan.rounds, history.rows, history.outputs, baseline, seconds, tuple(history.events))
 
 
 def measure_alone(description: RunDescription, should_stop: ShouldStop = never) -> dict[str, Scores]:

@@ -4,7 +4,7 @@ An observer is any object with one or more of these methods; what it lacks is no
 
     started(record)      a `RunStarted`, before the first round
     evaluated(record)    an `Evaluated`, after every evaluation
-    round_ended(record)  a `RoundEnded`; if it returns True, the run stops gently after this round
+    round_ended(record)  a `RoundEnded`; if it returns a true value, the run stops gently after this round
     finished(record)     a `RunFinished`, whatever has ended the run
 """
 
@@ -30,7 +30,7 @@ def check_observers(given: Any) -> list[Any]:
             raise RecipeError(
                 f"An observer must be an object with at least one of the methods {', '.join(METHODS)}.",
                 _shown(observer),
-                "Define for example round_ended(self, record); see docs/observers.md.",
+                "Define for example round_ended(self, record); see docs/how-to/observe.md.",
             )
     return observers
 
@@ -56,7 +56,7 @@ class Observers:
 
     def round_ended(self, record: RoundEnded) -> bool:
         """Tell everyone that a round is over; whether somebody wants to stop."""
-        return any(answer is True for answer in self._call("round_ended", record))
+        return any(self._call("round_ended", record))  # any true value: comparisons of numpy give np.True_, not True
 
     def finished(self, record: RunFinished) -> None:
         """Tell everyone that the run is over, also when somebody fails to hear it."""

@@ -1,4 +1,4 @@
-"""Keeps every round's rows in memory."""
+"""Keeps every round's rows and events in memory."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from codistill.results.records import RoundEnded, Row, RunStarted
 
 
 class History:
-    """All rows so far: one per round and agent."""
+    """All rows so far, one per round and agent; and the events of the rounds that were run here."""
 
     def __init__(self) -> None:
         self.rows: list[Row] = []
+        self.events: list[str] = []
         self.outputs: Outputs | None = None
 
     def started(self, record: RunStarted) -> None:
@@ -20,6 +21,7 @@ class History:
     def round_ended(self, record: RoundEnded) -> None:
         """Keep the rows, and after the last round the outputs."""
         self.rows.extend(record.rows)
+        self.events.extend(record.events)
         self.outputs = record.outputs
 
     @property

@@ -1,0 +1,150 @@
+"""The guard against divergence: around `me.learner` in every round, whatever the protocol."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import LogisticRegression
+from torch import nn
+
+import codistill as cd
+from codistill.protocol import Agent, Protocol
+from codistill.runtimes.divergence import GuardedLearner
+
+X = np.random.default_rng(0).normal(size=(12, 3)).astype(np.float32)
+Y = (X[:, 0] > 0).astype(int)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Steps(Protocol):
+    """Takes the steps that a test gives it, and keeps what it saw."""
+
+    name = "steps"
+    needs = cd.Ability.LABELS
+    topology = "silent"
+
+    async def round(self, me: Agent, t: int) -> None:
+        SEEN.append(STEP(me, t))
+
+
+SEEN: list[Any] = []
+STEP: Any = None
+
+
+def run(step: Any, model: Any, folder: Path | None = None, rounds: int = 1, y: Any = Y) -> Agent:
+    """Run rounds of one agent whose round is `step`."""
+    global STEP
+    SEEN.clear()
+    STEP = step
+    agent = cd.Agent("a", model, X, y)
+    cd.Federation([agent], Steps()).run(rounds, runtime="simulation", alone=False, progress=False, folder=folder)
+    return agent
+
+
+def network(loss: str = "cross_entropy", outputs: int = 2) -> cd.TorchLearner:
+    torch.manual_seed(0)
+    return cd.TorchLearner(nn.Linear(3, outputs), optimiser="sgd", lr=0.1, loss=loss)
+
+
+def weights(agent: Agent) -> np.ndarray:
+    return agent.learner.weights()["weight"]
+
+
+def scaled(me: Agent, factor: float) -> None:
+    me.learner.module.weight.data.mul_(factor)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("factor", [float("nan"), float("inf"), 1e9])
+def test_outputs_that_diverge_send_the_model_back_to_the_start_of_the_round(factor: float, tmp_path: Path) -> None:
+    def step(me: Agent, t: int) -> Any:
+        first = me.learner(torch.from_numpy(X)).detach()
+        scaled(me, factor)
+        return first, me.learner(torch.from_numpy(X)).detach(), me.diverged
+
+    start = network().weights()["weight"]
+    agent = run(step, network(), tmp_path / "run")
+    first, then, diverged = SEEN[0]
+    assert diverged
+    torch.testing.assert_close(first, then, rtol=0, atol=0)
+    np.testing.assert_array_equal(weights(agent), start)
+    assert (tmp_path / "run" / "log.txt").read_text().count("'a': diverged: its outputs") == 1
+
+
+@pytest.mark.parametrize("loss", [float("nan"), 1e10])
+def test_a_step_down_a_loss_that_diverges_is_left_out(loss: float) -> None:
+    def step(me: Agent, t: int) -> None:
+        f = me.learner(torch.from_numpy(X))
+        me.learner.descend(f.sum() * 0 + loss)
+
+    agent = run(step, network())
+    np.testing.assert_array_equal(weights(agent), network().weights()["weight"])
+    assert agent.diverged
+
+
+def test_weights_that_are_not_finite_never_leave_the_round() -> None:
+    """A last step left them so: they are checked before they are sent, and at the end of the round."""
+
+    def step(me: Agent, t: int) -> np.ndarray:
+        me.learner(torch.from_numpy(X))
+        scaled(me, float("nan"))
+        sent = me.learner.weights()["weight"]
+        scaled(me, float("nan"))
+        return sent
+
+    agent = run(step, network())
+    start = network().weights()["weight"]
+    np.testing.assert_array_equal(SEEN[0], start)
+    np.testing.assert_array_equal(weights(agent), start)
+
+
+def test_the_next_round_starts_afresh() -> None:
+    def step(me: Agent, t: int) -> tuple[bool, bool]:
+        before = me.diverged
+        me.learner(torch.from_numpy(X))
+        if t == 0:
+            scaled(me, float("inf"))
+            me.learner(torch.from_numpy(X))
+        return before, me.diverged
+
+    run(step, network(), rounds=2)
+    assert SEEN == [(False, True), (False, False)]
+
+
+def test_real_values_of_any_scale_do_not_diverge() -> None:
+    def step(me: Agent, t: int) -> bool:
+        me.learner(torch.from_numpy(X))
+        scaled(me, 1e9)
+        me.learner(torch.from_numpy(X))
+        return me.diverged
+
+    run(step, network("squared", 1), y=X[:, :1])
+    assert SEEN == [False]
+
+
+def test_a_black_box_has_no_guard_and_a_guard_passes_everything_else_on() -> None:
+    run(lambda me, t: type(me.learner), LogisticRegression())
+    assert SEEN[0] is not GuardedLearner
+
+    def step(me: Agent, t: int) -> Any:
+        me.learner.epochs = 7  # type: ignore[attr-defined]
+        return type(me.learner), me.learner.describe(), copy.deepcopy(me.learner).describe()
+
+    agent = run(step, network())
+    assert [(GuardedLearner, "Linear", "Linear")] == SEEN
+    assert agent.learner.epochs == 7  # type: ignore[attr-defined]
+    assert isinstance(agent.learner, cd.TorchLearner)
+
+
+def test_an_averaged_model_that_diverges_does_not_ruin_the_others() -> None:
+    """FedAvg: the step size of one agent is far too large; what it sends is finite all the same."""
+    agents = [cd.Agent(f"a{n}", cd.TorchLearner(nn.Linear(3, 2), optimiser="sgd", lr=lr), X, Y)
+              for n, lr in enumerate((0.1, 1e30))]  # fmt: skip
+    result = cd.Federation(agents, cd.FedAvg(local_steps=5)).run(3, runtime="simulation", alone=False, progress=False)
+    assert all(np.isfinite(weights(agent)).all() for agent in agents)
+    assert len(result.rows) == 6
