@@ -224,3 +224,51 @@ def test_a_variant_that_is_no_table_of_changes(toy: Path, values: str) -> None:
     toy.write_text(TOY[: TOY.index("[sweep]")] + f"[sweep]\nvariants = {values}\n")
     with pytest.raises(RecipeError, match="must be a table of named changes"):
         read_sweep(toy)
+
+
+OWN = '''
+"""A protocol of one's own."""
+
+from dataclasses import dataclass
+
+from codistill.protocol import Agent, Protocol
+
+
+@dataclass(frozen=True, kw_only=True)
+class Echo(Protocol):
+    name = "echo"
+    loud: bool = False
+
+    async def round(self, me: Agent, t: int) -> None:
+        me.learner.fit(me.shard.x, me.shard.targets)
+        me.measure(me.name, volume=float(self.loud))
+'''
+
+
+def test_a_sweep_of_a_protocol_of_ones_own_recognises_its_finished_runs(tmp_path: Path) -> None:
+    """Its class is another object at each load; the file's content and the settings say whether it is the same."""
+    (tmp_path / "own.py").write_text(OWN)
+    path, out = tmp_path / "own.toml", tmp_path / "out"
+    tables = (
+        TOY[: TOY.index("[sweep]")].replace('name = "akd"', 'name = "own.py:Echo"').replace("rounds = 3", "rounds = 1")
+    )
+    path.write_text(tables + '[sweep]\n"protocol.loud" = [false, true]\n')
+    said: list[str] = []
+    first = execute_sweep(read_sweep(path), out, tell=said.append)
+    assert first is not None
+    assert first.groupby("protocol.loud")["volume"].first().tolist() == [0.0, 1.0]
+    stamps = {found: found.stat().st_mtime_ns for found in out.rglob("metrics.jsonl")}
+    assert len(stamps) == 2
+    again = execute_sweep(read_sweep(path), out, tell=said.append)
+    assert again is not None
+    assert again.equals(first)
+    assert said[2:] == said[:2]
+    assert {found: found.stat().st_mtime_ns for found in out.rglob("metrics.jsonl")} == stamps
+    # Other settings in the same folders, or other code in the same file, are another run.
+    path.write_text(tables + '[sweep."protocol.loud"]\n"False" = true\n')
+    with pytest.raises(RecipeError, match="must hold runs of the same recipe"):
+        execute_sweep(read_sweep(path), out, tell=str)
+    path.write_text(tables + '[sweep]\n"protocol.loud" = [false, true]\n')
+    (tmp_path / "own.py").write_text(OWN.replace("float(self.loud)", "2.0"))
+    with pytest.raises(RecipeError, match="must hold runs of the same recipe"):
+        execute_sweep(read_sweep(path), out, tell=str)

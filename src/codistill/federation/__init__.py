@@ -183,8 +183,8 @@ class Federation:
         machine); the results are equal to the bit. `alone` also trains a copy of every agent alone, so that the gain
         is known. `observers`: objects with any of the methods `started`, `evaluated`, `round_ended`, `finished`,
         called in this process with the records of `codistill.results.records`; a true value from `round_ended` stops
-        the run after that round. For the network: `network` has its timeouts, and with `node_logs` ("text" or "json") every
-        node tells on standard error what happens.
+        the run after that round. For the network: `network` has its timeouts, and with `node_logs` ("text" or "json")
+        every node tells on standard error what happens.
         """
         options = RuntimeOptions(kind=runtime, workers=workers, checkpoint_every=checkpoint_every)
         plan = Plan(
