@@ -271,6 +271,7 @@ def join(
         None if public is None else as_public_data(public, 0), test, protocol,
         None if accepts is None else tuple(accepts), quiet=not log,
     )  # fmt: skip
+    warm_up()  # here: several agents of one notebook then need it once
     started = BackgroundNode(ForkedProcess(agent.name, node.work), node.trained_from)
     return started if background else started.wait_for_it()
 
