@@ -1,4 +1,4 @@
-"""What deploy/ and docs/deploy.md show works: recipe, sites, units; and every command on the page can be parsed."""
+"""What deploy/ and docs/deploy.md show works: recipe, agent files, units; and every command can be parsed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from codistill.cli import _parser
+from codistill.cli.parser import make_parser
 from codistill.experiments.agent_file import read_agent_file
 from codistill.experiments.networked import describe_without_data
 from codistill.experiments.recipe import make_recipe, read_recipe
@@ -26,13 +26,13 @@ PAGE = (ROOT / "docs" / "deploy.md").read_text("utf-8")
 EXECUTED = "\n".join(path.read_text("utf-8") for path in DEPLOY.glob("*.service"))
 COMMANDS = sorted(
     set(re.findall(r"^    (codistill .+)$", PAGE, re.MULTILINE))
-    | set(re.findall(r"codistill ((?:hub|join) /site.+)$", (DEPLOY / "README.md").read_text("utf-8"), re.MULTILINE))
+    | set(re.findall(r"codistill ((?:hub|join) /config.+)$", (DEPLOY / "README.md").read_text("utf-8"), re.MULTILINE))
     | set(re.findall(r"^ExecStart=/opt/codistill/bin/(codistill .+)$", EXECUTED, re.MULTILINE))
 )
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Path:
+def agent_folder(tmp_path: Path) -> Path:
     """A folder with small tables of the form that the examples read."""
     rng = np.random.default_rng(0)
     table = pd.DataFrame(rng.normal(size=(40, 5)), columns=list("abcde"))
@@ -45,9 +45,9 @@ def site(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("file", ["my_agent.py", "my_torch_agent.py"])
-def test_an_example_of_an_agent_file_gives_an_agent_that_the_recipe_takes(file: str, site: Path) -> None:
-    recipe = read_recipe(site / "federation.toml")
-    brought = read_agent_file(site / file, "hospital-a")
+def test_an_example_of_an_agent_file_gives_an_agent_that_the_recipe_takes(file: str, agent_folder: Path) -> None:
+    recipe = read_recipe(agent_folder / "federation.toml")
+    brought = read_agent_file(agent_folder / file, "hospital-a")
     assert agent_names(recipe) == ["hospital-a", "hospital-b"]
     hello = hello_of(brought.agent, brought.public)
     assert (hello["shape"], hello["samples"]) == ([5], 32)
@@ -79,14 +79,14 @@ def test_the_recipe_of_peers_on_the_page_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_commands_can_be_parsed(command: str) -> None:
     words = shlex.split(command.removeprefix("codistill "))
-    options = _parser().parse_args(words)
+    options = make_parser().parse_args(words)
     assert callable(options.command)
 
 
 def test_enough_commands_were_found() -> None:
     found = {command.removeprefix("codistill ").split()[0] for command in COMMANDS}
     assert found >= {"certs", "hub", "join", "up"}
-    assert sum("/site/" in command for command in COMMANDS) == 2
+    assert sum("/config/" in command for command in COMMANDS) == 2
     assert sum("/var/lib/" in command for command in COMMANDS) == 2
 
 

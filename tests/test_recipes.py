@@ -28,7 +28,7 @@ def test_a_recipe_is_valid(path: Path) -> None:
 @pytest.mark.parametrize("path", SWEEPS, ids=lambda path: f"{path.parent.name}-{path.stem}")
 def test_a_sweep_is_valid_and_has_a_quick_form(path: Path, quick: bool) -> None:
     sweep = read_sweep(path, quick=quick)
-    recipes = [recipe for _, recipe in sweep.runs()]
+    recipes = [recipe for _, recipe in sweep.runs]
     assert max(recipe.rounds for recipe in recipes) >= 5
     assert all(sum(entry.count for entry in recipe.agents) >= 2 for recipe in recipes)
     for recipe in recipes:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pytest
 
-from codistill.cli import _parser
+from codistill.cli.parser import make_parser
 from codistill.experiments.recipe import make_recipe
 from codistill.experiments.sweep import read_sweep
 from codistill.learners.zoo import registry
@@ -36,8 +36,6 @@ FENCE = re.compile(
 INDENTED = re.compile(r"^ {4}(codistill [^\n]+)$", re.MULTILINE)  # commands in blocks that are indented
 INLINE = re.compile(r"`((?:codistill|make) [^`]+)`")
 MOST_NOT_RUN = 3
-# Pages that use an interface which is not there yet; when it is, these tests pass, which is then an error here.
-PENDING = {"docs/tutorial.md", "docs/how-to/observe.md", "docs/how-to/network.md"}
 # A recipe to try single tables in: a snippet may show [compression] alone.
 AROUND = {
     "data": {"name": "digits", "public": 100},
@@ -100,12 +98,7 @@ def write_titled(page: Path, folder: Path) -> None:
             (folder / block.title).write_text(block.text, "utf-8")
 
 
-def pages_to_run() -> list[object]:
-    pending = pytest.mark.xfail(strict=True, reason="uses an interface that is not there yet")
-    return [pytest.param(page, marks=pending) if named(page) in PENDING else page for page in with_blocks("python")]
-
-
-@pytest.mark.parametrize("page", pages_to_run(), ids=lambda page: named(page))
+@pytest.mark.parametrize("page", with_blocks("python"), ids=named)
 def test_python_runs(page: Path, folder: Path) -> None:
     write_titled(page, folder)
     module = types.ModuleType("snippets")
@@ -168,7 +161,7 @@ def check_command(command: str) -> None:
     if program == "make":
         assert set(arguments) <= set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
         return
-    _parser().parse_args(arguments)
+    make_parser().parse_args(arguments)
     missing = [part for part in arguments if part.startswith(("recipes/", "examples/")) and not (ROOT / part).exists()]
     assert not missing, command
 

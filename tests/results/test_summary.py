@@ -165,6 +165,15 @@ def test_only_honest_agents_are_compared_and_of_many_losses_a_few_are_named():
     assert "better than alone" not in words(summary(ROWS))
 
 
+def test_the_text_has_no_colours_in_a_notebook_either(monkeypatch):
+    """There rich would write escape codes into whatever file it is given."""
+    text = summary(ROWS, ALONE).table_text()
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert summary(ROWS, ALONE).table_text() == text
+    assert "\x1b" not in text
+
+
 def test_many_agents_are_cut():
     names = {f"agent {i}": "mlp" for i in range(40)}
     text = summary([row(1, name, 1, 1) for name in names], agents=names).table_text()

@@ -171,9 +171,11 @@ class Summary:
         return [*notes, f"time: {duration_text(self.seconds)}"]
 
     def table_text(self, width: int = 110) -> str:
-        """The table as plain text."""
+        """The table as plain text: without colours, wherever it is asked for."""
         out = StringIO()
-        Console(file=out, width=width).print(self.table())
+        # In a notebook rich takes every console for a screen with colours, and FORCE_COLOR asks for them.
+        plain = Console(file=out, width=width, force_terminal=False, force_jupyter=False, color_system=None)
+        plain.print(self.table())
         return out.getvalue()
 
     def _when(self) -> str:
