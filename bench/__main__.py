@@ -40,7 +40,7 @@ def training(protocol: cd.Protocol, transfer: int) -> list[Figure]:
 
 
 def playing() -> list[Figure]:
-    """A round of fedal, τ = 5, against two bare processes that do the same steps of clients and discriminator."""
+    """A round of fedal, τ = 5, against two bare processes that do the same steps of agents and discriminator."""
     samples = 400
     with started(lenets(cd.FedAL(), samples=10 * samples)) as (runtime, names):
         two = bare.BareProcesses(bare_fedal.jobs(5, samples))

@@ -1,4 +1,4 @@
-"""Bare PyTorch playing FedAL: the same steps of clients and discriminator, in two processes with shared memory."""
+"""Bare PyTorch playing FedAL: the same steps of agents and discriminator, in two processes with shared memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CLIENTS, CLASSES, BATCH = 10, 10, 32
 
 @dataclass(frozen=True)
 class Playing:
-    """Rounds of FedAL for one half of the clients; the first half also has the discriminator.
+    """Rounds of FedAL for one half of the agents; the first half also has the discriminator.
 
     Outputs, their mean and the gradients lie in memory that both processes see; they wait for one another twice
     in every transfer step, as any form of the algorithm must.

@@ -22,15 +22,15 @@ WEIGHT, Z_STEP = 2.0, 0.25  # lambda and gamma, as d_distillation has them unles
 
 @dataclass(frozen=True)
 class Peers:
-    """What every process knows: the devices' data, first weights and mixing weights, and memory that all see.
+    """What every process knows: the agents' data, first weights and mixing weights, and memory that all see.
 
-    What is exchanged has two places for each device, used in turn: who is an iteration ahead writes into the other,
+    What is exchanged has two places for each agent, used in turn: who is an iteration ahead writes into the other,
     so that the processes need to wait for one another only once in an iteration. The order of the samples derives
     from the seed as it does in the federation; that makes both sides compute the same, and is drawn once per round.
     """
 
     names: Sequence[str]
-    mixing: Sequence[dict[int, float]]  # by device: neighbours in the order of the roster, with their weights
+    mixing: Sequence[dict[int, float]]  # by agent: neighbours in the order of the roster, with their weights
     first: Sequence[dict[str, np.ndarray]]
     x: Sequence[np.ndarray]
     y: Sequence[np.ndarray]
@@ -49,7 +49,7 @@ class Peers:
         return channels_last(torch.from_numpy(self.x[n])), torch.eye(CLASSES)[torch.from_numpy(self.y[n])]
 
     def prepared(self, mine: range) -> tuple[dict[int, Any], dict[int, Any], dict[int, Any]]:
-        """Models, optimisers and data of some devices."""
+        """Models, optimisers and data of some agents."""
         models = {n: self.model(n) for n in mine}
         adams = {n: torch.optim.Adam(models[n].parameters(), lr=1e-3, fused=True) for n in mine}
         return models, adams, {n: self.data(n) for n in mine}
@@ -61,7 +61,7 @@ class Peers:
             yield from torch.randperm(length, generator=source).split(BATCH)
 
     def mix(self, n: int, values: np.ndarray, mixed: np.ndarray, part: np.ndarray) -> np.ndarray:
-        """By the weights of one device, into memory that is used again and again: fresh memory costs page faults."""
+        """By the weights of one agent, into memory that is used again and again: fresh memory costs page faults."""
         np.multiply(values[n], 1.0 - sum(self.mixing[n].values()), out=mixed)
         for m, weight in self.mixing[n].items():
             mixed += np.multiply(values[m], weight, out=part)
@@ -70,7 +70,7 @@ class Peers:
 
 @dataclass(frozen=True)
 class Distilling:
-    """d_distillation for some of the devices; the result is every device's z."""
+    """d_distillation for some of the agents; the result is every agent's z."""
 
     peers: Peers
     mine: range
@@ -118,7 +118,7 @@ class Distilling:
 
 @dataclass(frozen=True)
 class Mixing:
-    """d_sgd for some of the devices; the result is every device's weights, put there when told to do no round."""
+    """d_sgd for some of the agents; the result is every agent's weights, put there when told to do no round."""
 
     peers: Peers
     mine: range

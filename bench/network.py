@@ -44,7 +44,7 @@ from codistill.settings import setting
 from codistill.topology import HUB
 
 AGENTS, REPEATS = 10, 7
-CROWD, TOGETHER = (10, 20, 50, 100), 10  # light clients, and how many of them share a process
+CROWD, TOGETHER = (10, 20, 50, 100), 10  # light agents, and how many of them share a process
 PATIENCE = 120  # seconds after which a side that says nothing has failed
 
 Life = Callable[..., None]  # what a process does
@@ -134,7 +134,7 @@ def crowds() -> list[Figure]:
     for count, repeats in zip(CROWD, spent, strict=True):
         means = [1e3 * statistics.fmean(repeat) for repeat in repeats]
         each[count] = [value / count for value in means]
-        name = f"network: a round with one exchange of 4 KB, {count} light clients"
+        name = f"network: a round with one exchange of 4 KB, {count} light agents"
         figures.append(Figure(name, means, "ms", "", True))
         figures.append(Figure("  per agent", each[count], "ms", "", True))
     fewest = min(CROWD)

@@ -1,4 +1,4 @@
-"""Devices on a graph, without a server: against bare PyTorch, and in growing numbers."""
+"""Agents on a graph, without a hub: against bare PyTorch, and in growing numbers."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from codistill.topology import graphs
 from codistill.wire.state import unpack
 
 DEVICES, STEPS, REPEATS, TURNS = 16, 10, 7, 2
-SAMPLES = 10 * BATCH  # of each device
+SAMPLES = 10 * BATCH  # of each agent
 
 
 def peers() -> list[Figure]:
-    """A round of 16 LeNet-5 against bare processes; the time of one device and iteration, by their number."""
+    """A round of 16 LeNet-5 against bare processes; the time of one agent and iteration, by their number."""
     figures = against_bare(cd.DDistillation(local_steps=STEPS), Distilling)
     figures += against_bare(cd.DSGD(local_steps=STEPS), Mixing)
     # Iterations per round: so many that the fixed cost of a round, some 3 ms, is less than one percent everywhere.
@@ -38,7 +38,7 @@ def against_bare(protocol: cd.Protocol, job: Callable[[Peers, range], Any]) -> l
     federation = devices(DEVICES, protocol, graphs.Random(degree=3), samples=SAMPLES)
     with started(federation) as (runtime, names):
         common = _peers(federation, runtime)
-        # Every second device in the same process, as in the federation.
+        # Every second agent in the same process, as in the federation.
         two = BareProcesses([job(common, range(worker, DEVICES, 2)) for worker in range(2)])
         ours, bare = alternate(REPEATS, Rounds(runtime, names, 1), partial(two.run, 1), turns=TURNS)
         two.run(0)
@@ -84,7 +84,7 @@ def _weights(state: dict[str, Any]) -> dict[str, np.ndarray]:
 def scaling(
     model: str, steps: Mapping[int, int], make: Callable[[int, cd.Protocol, graphs.Graph], cd.Federation]
 ) -> list[Figure]:
-    """Time per device and iteration of d_distillation on a torus; `steps` per round by the number of devices."""
+    """Time per agent and iteration of d_distillation on a torus; `steps` per round by the number of agents."""
     with contextlib.ExitStack() as stack:
         sides = []
         for count, iterations in steps.items():
@@ -94,7 +94,7 @@ def scaling(
     each = {n: [v / (n * k) for v in values] for (n, k), values in zip(steps.items(), spent, strict=True)}
     figures, fewest = [], min(each)
     for count, values in each.items():
-        name = f"d_distillation: a device's iteration, {count} x {model}"
+        name = f"d_distillation: an agent's iteration, {count} x {model}"
         figures.append(Figure(name, [1e3 * value for value in values], "ms", "", True))
         if count != fewest:
             figures.append(ratio(f"  against {fewest} of them", values, each[fewest], 1.25))

@@ -36,7 +36,7 @@ def lenets(protocol: cd.Protocol, *, agents: int = 10, samples: int = 1200, test
 
 
 def devices(count: int, protocol: cd.Protocol, graph: Graph, *, samples: int) -> cd.Federation:
-    """Devices with LeNet-5 on a graph, so many samples each; a common reference set of 1,024 images."""
+    """Agents with LeNet-5 on a graph, each with `samples` samples; 1,024 public images."""
     x, y = images(count * samples)
     members = [
         cd.Agent(f"a{i}", cd.TorchLearner(build("lenet5", (1, 28, 28), 10)), x[i::count], y[i::count])

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from trials.__main__ import TRIALS
 
 from codistill.protocols import PROTOCOLS
 from codistill.version import __version__
@@ -65,6 +66,13 @@ def test_the_navigation_has_every_page() -> None:
     pages = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")}
     decisions = {page for page in pages if re.match(r"decisions/\d", page)}  # a hook lists these
     assert pages - decisions == listed
+
+
+def test_the_trials_take_at_most_thirty_minutes_and_their_page_says_so() -> None:
+    page = (ROOT / "trials" / "README.md").read_text("utf-8")
+    limits = {name: 60 * int(minutes) for name, minutes in re.findall(r"^\| `(\w+)`: .* (\d+) min \|$", page, re.M)}
+    assert limits == {trial.name: trial.limit for trial in TRIALS}
+    assert sum(limits.values()) <= 30 * 60
 
 
 def test_the_readme_names_the_two_commands() -> None:

@@ -1,4 +1,4 @@
-"""All trials, one after the other: what takes longer than the tests by its nature.
+"""All trials, one after the other: checks that take longer than the tests by their nature.
 
     python -m trials [NAME ...]
 
@@ -33,15 +33,16 @@ class Trial:
 
 
 TRIALS = (
-    Trial("mutations", ("tests/wire/mutations.py", "100000"), 360),
-    Trial("storm", ("-m", "trials.storm", "--seed", "0", "--agents", "10", "--rounds", "60"), 720),
-    Trial("namespaces", ("-m", "trials.namespaces"), 720),
+    Trial("attacks", ("-m", "trials.attacks"), 120),
+    Trial("mutations", ("tests/wire/mutations.py", "100000"), 240),
+    Trial("namespaces", ("-m", "trials.namespaces"), 540),
+    Trial("storm", ("-m", "trials.storm", "--seed", "0", "--agents", "10", "--rounds", "60"), 900),
 )
 
 
 def run_trial(trial: Trial) -> str:
-    """Run one trial to its end or its limit; says what came of it."""
-    # A session of its own: at the limit all of its processes are ended, not the first alone.
+    """Run one trial to its end or its limit; returns the outcome in words."""
+    # A session of its own, so that at the limit all of its processes can be ended.
     process = subprocess.Popen([sys.executable, *trial.command], cwd=ROOT, start_new_session=True)
     try:
         code = process.wait(timeout=trial.limit)
@@ -53,7 +54,7 @@ def run_trial(trial: Trial) -> str:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """First a request, so that a trial can remove what it has made; then by force."""
+    """Ask first, so that a trial can remove what it has made; then end all of its processes by force."""
     if process.poll() is None:
         process.terminate()
         try:

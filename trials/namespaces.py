@@ -331,7 +331,7 @@ class Outcome:
 
 
 class Trial:
-    """Recipes, certificates and yardsticks in a folder, and federations that are held against them."""
+    """Recipes, certificates and baselines in a folder, and federations that are compared with them."""
 
     def __init__(self, folder: Path, net: Net) -> None:
         self._folder, self._net = folder, net

@@ -65,7 +65,7 @@ class Sweep:
 
     axes: tuple[Axis, ...]
     tables: dict[str, Any]
-    folder: Path  # where the recipe lies: paths in it are relative to this
+    folder: Path  # of the recipe: paths in it are relative to this
     compare: Compare = field(default_factory=Compare)
 
     def __len__(self) -> int:

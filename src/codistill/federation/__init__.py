@@ -225,7 +225,7 @@ class Federation:
                     runtime.description, runtime, store=store, observers=shown, should_stop=lambda: interrupt.asked
                 )
 
-            # Taken first and kept to the end: nobody else may write there meanwhile.
+            # Locked first and until the end: no other process may write there meanwhile.
             store = _store(folder, stack, resume=resume)
             alone_rows = None
             baseline = description.baseline() if alone and options.kind != "network" else None
@@ -268,7 +268,7 @@ class Federation:
 
 
 class Notes:
-    """Tells on standard error what whoever resumes a run should know."""
+    """Prints notes about a resumed run on standard error."""
 
     def started(self, record: RunStarted) -> None:
         """Print the notes."""

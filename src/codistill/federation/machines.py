@@ -445,7 +445,7 @@ class BackgroundNode:
 def credentials_for(
     role: str, addresses: Sequence[str], certs: str | Path | None, *, insecure: bool
 ) -> Credentials | None:
-    """The certificate of a node in a folder; None only where somebody says that anyone may read and join."""
+    """The certificate of a node in a folder; None only with `insecure`."""
     for address in addresses:
         split(address)
     if (certs is None) != bool(insecure):

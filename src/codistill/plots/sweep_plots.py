@@ -57,7 +57,7 @@ def draw_costs(
     percent: bool,
     target: tuple[float, str] | None = None,
 ) -> Figure:
-    """Score against bytes; a line without traffic lies dashed at its last score, and so does a target, dotted."""
+    """Score against bytes; a line without traffic is drawn dashed at its last score, a target dotted."""
     sent = pd.concat([line["bytes"] for _, lines in panels for line in lines.values()] or [pd.Series(dtype=float)])
     sent = sent[sent > 0]
     decades = float(np.log10(sent.max() / sent.min())) if len(sent) else 0.0
@@ -120,7 +120,7 @@ def _draw_panels(
 
 
 def _draw_lines(axes: Axes, lines: Lines, labels: Sequence[str], x: str = "round") -> None:
-    """A line of means for each label, with the spread as a band; one with no course along `x` lies dashed."""
+    """A line of means for each label, with the spread as a band; one without values along `x` is drawn dashed."""
     colours = (BLUE, *COLOURS, INK)
     for number, label in enumerate(labels):
         if label not in lines:

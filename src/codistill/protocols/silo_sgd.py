@@ -1,4 +1,4 @@
-"""Silo-SGD: every device by itself, with the steps of the protocols that it is compared with."""
+"""Silo-SGD: every agent by itself, with the steps of the protocols that it is compared with."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class RunStarted:
     done: int = 0  # how many were done before
     rows: tuple[Row, ...] = ()  # the metrics of the rounds done before
     outputs: Outputs | None = None  # the agents' answers, where all rounds were done before
-    notes: tuple[str, ...] = ()  # what whoever resumes should know
+    notes: tuple[str, ...] = ()  # for the person who resumes, such as about a damaged checkpoint
 
 
 @dataclass(frozen=True)

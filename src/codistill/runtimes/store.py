@@ -35,7 +35,7 @@ class RunFolder:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._checkpoints = folder / "checkpoints"
-        self.notes: list[str] = []  # what whoever resumes should know
+        self.notes: list[str] = []  # about damaged checkpoints, for the person who resumes
         with writing(folder):
             self._checkpoints.mkdir(parents=True, exist_ok=True)
             self._lock = lock(folder)

@@ -104,7 +104,7 @@ def canonical(data: bytes) -> bytes:
 
 
 def _without_padding(data: bytes) -> bytes:
-    """Between the fields of a tree's nodes lies memory that nobody has written: it becomes zeros."""
+    """The padding between the fields of a tree's nodes is uninitialised memory: it is set to zero."""
     array = np.load(io.BytesIO(data), allow_pickle=False) if data.startswith(np.lib.format.MAGIC_PREFIX) else None
     if array is None or array.dtype.names is None or array.ndim != 1:
         return data

@@ -1,8 +1,8 @@
 """Outputs (or features) on a batch of public data: the hub's replies to all agents, and the part of the others.
 
 An agent sends f_n (|P|, K) as the array "f". The hub replies with the array "told", whose first row is an aggregate of
-outputs and whose second, if there is one, is a gradient; with `clients`, of how many agents the aggregate is; and with
-`own`, whether the receiver is among them (1) or not (0).
+outputs and whose second, if there is one, is a gradient; with `clients`, the number of agents in the aggregate; and
+with `own`, whether the receiver is among them (1) or not (0).
 """
 
 from __future__ import annotations

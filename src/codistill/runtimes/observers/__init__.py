@@ -47,19 +47,19 @@ class Observers:
         self._observers = observers
 
     def started(self, record: RunStarted) -> None:
-        """Tell everyone that the run begins."""
+        """Tell all observers that the run begins."""
         self._call("started", record)
 
     def evaluated(self, record: Evaluated) -> None:
-        """Tell everyone the scores."""
+        """Tell all observers the scores."""
         self._call("evaluated", record)
 
     def round_ended(self, record: RoundEnded) -> bool:
-        """Tell everyone that a round is over; whether somebody wants to stop."""
+        """Tell all observers that a round is over; returns whether one of them wants to stop."""
         return any(self._call("round_ended", record))  # any true value: comparisons of numpy give np.True_, not True
 
     def finished(self, record: RunFinished) -> None:
-        """Tell everyone that the run is over, also when somebody fails to hear it."""
+        """Tell all observers that the run is over, even if one of them raises an error."""
         with ExitStack() as stack:
             for observer in reversed(self._observers):
                 if callable(getattr(observer, "finished", None)):
