@@ -73,11 +73,8 @@ class Message(Mapping[str, Any]):
             ):
                 raise MessageError(f"'{name}' must have shape {_show(shape)}.", _show(array.shape), _SAME)
             if isinstance(like, np.ndarray) and array.dtype != like.dtype:
-                raise MessageError(
-                    f"'{name}' must have dtype {like.dtype}.",
-                    str(array.dtype),
-                    f'Send it by .astype("{like.dtype}"). {_SAME}',
-                )
+                do = f"The sender must send it as {like.dtype}, by .astype."
+                raise MessageError(f"'{name}' must have dtype {like.dtype}.", str(array.dtype), do)
 
     def _check_plain(self, name: str, kind: type[Any]) -> None:
         value = self.plain.get(name)

@@ -226,40 +226,52 @@ def test_a_variant_that_is_no_table_of_changes(toy: Path, values: str) -> None:
         read_sweep(toy)
 
 
-OWN = """
-from codistill.protocol import Protocol, setting
+OWN = '''
+"""A protocol of one's own."""
+
 from dataclasses import dataclass
 
+from codistill.protocol import Agent, Protocol
+
+
 @dataclass(frozen=True, kw_only=True)
-class Mine(Protocol):
-    name = "mine"
-    topology = "silent"
-    times: int = setting(1, "how often it is fitted", at_least=1)
+class Echo(Protocol):
+    name = "echo"
+    loud: bool = False
 
-    async def round(self, me, t):
-        for _ in range(self.times):
-            me.learner.fit(me.shard.x, me.shard.targets)
-"""
+    async def round(self, me: Agent, t: int) -> None:
+        me.learner.fit(me.shard.x, me.shard.targets)
+        me.measure(me.name, volume=float(self.loud))
+'''
 
 
-def test_a_sweep_over_a_protocol_of_ones_own_knows_its_finished_runs(toy: Path, tmp_path: Path) -> None:
-    """The file is loaded anew whenever a recipe is read, so its class is another object each time."""
-    (tmp_path / "mine.py").write_text(OWN)
-    toy.write_text(
-        TOY[: TOY.index("[sweep]")].replace('name = "akd"\nrounds = 3', 'name = "mine.py:Mine"\nrounds = 1')
-        + '[sweep]\nseed = [0, 1]\n"protocol.times" = [1, 2]\n'
+def test_a_sweep_of_a_protocol_of_ones_own_recognises_its_finished_runs(tmp_path: Path) -> None:
+    """Its class is another object at each load; the file's content and the settings say whether it is the same."""
+    (tmp_path / "own.py").write_text(OWN)
+    path, out = tmp_path / "own.toml", tmp_path / "out"
+    tables = (
+        TOY[: TOY.index("[sweep]")].replace('name = "akd"', 'name = "own.py:Echo"').replace("rounds = 3", "rounds = 1")
     )
-    first = execute_sweep(read_sweep(toy), tmp_path / "out", tell=str)
-    stamps = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("metrics.jsonl")}
-    assert len(stamps) == 4
-    second = execute_sweep(read_sweep(toy), tmp_path / "out", tell=str)
-    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("metrics.jsonl")} == stamps
+    path.write_text(tables + '[sweep]\n"protocol.loud" = [false, true]\n')
+    said: list[str] = []
+    first = execute_sweep(read_sweep(path), out, tell=said.append)
     assert first is not None
-    assert second is not None
-    pd.testing.assert_frame_equal(first, second)
-    (tmp_path / "mine.py").write_text(OWN + "\n# changed\n")  # what it did may have changed
+    assert first.groupby("protocol.loud")["volume"].first().tolist() == [0.0, 1.0]
+    stamps = {found: found.stat().st_mtime_ns for found in out.rglob("metrics.jsonl")}
+    assert len(stamps) == 2
+    again = execute_sweep(read_sweep(path), out, tell=said.append)
+    assert again is not None
+    assert again.equals(first)
+    assert said[2:] == said[:2]
+    assert {found: found.stat().st_mtime_ns for found in out.rglob("metrics.jsonl")} == stamps
+    # Other settings in the same folders, or other code in the same file, are another run.
+    path.write_text(tables + '[sweep."protocol.loud"]\n"False" = true\n')
     with pytest.raises(RecipeError, match="must hold runs of the same recipe"):
-        execute_sweep(read_sweep(toy), tmp_path / "out", tell=str)
+        execute_sweep(read_sweep(path), out, tell=str)
+    path.write_text(tables + '[sweep]\n"protocol.loud" = [false, true]\n')
+    (tmp_path / "own.py").write_text(OWN.replace("float(self.loud)", "2.0"))
+    with pytest.raises(RecipeError, match="must hold runs of the same recipe"):
+        execute_sweep(read_sweep(path), out, tell=str)
 
 
 def test_runs_are_enumerated_once(toy: Path) -> None:

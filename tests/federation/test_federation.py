@@ -1,6 +1,7 @@
 """The Python interface: a few lines from models and data to figures, each figure derived here by hand."""
 
 import copy
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -13,7 +14,7 @@ from sklearn.naive_bayes import GaussianNB
 from torch import nn
 
 import codistill as cd
-from codistill.errors import CheckpointError, DataError, LearnerError, RecipeError
+from codistill.errors import CheckpointError, DataError, LearnerError, RecipeError, RuntimeFault
 from codistill.runtimes.running import run
 from codistill.runtimes.simulation import Simulation
 

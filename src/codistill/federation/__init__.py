@@ -201,6 +201,12 @@ class Federation:
         the run after that round. For the network: `network` has its timeouts, and with `node_logs` ("text" or "json")
         every node writes its events to standard error.
         """
+        if not isinstance(alone, bool):
+            raise RecipeError(
+                "alone must be true or false.",
+                f"{alone!r}"[:80],
+                "What agents do alone is said by the protocol: define alone() in it.",
+            )
         options = RuntimeOptions(kind=runtime, workers=workers, checkpoint_every=checkpoint_every)
         plan = Plan(
             rounds=rounds, evaluate_every=evaluate_every, evaluate_samples=evaluate_samples, baseline=alone,
@@ -208,12 +214,6 @@ class Federation:
         )  # fmt: skip
         description = replace(self.description, plan=plan)
         watching = check_observers(observers)
-        if not isinstance(alone, bool):
-            raise RecipeError(
-                "alone must be true or false.",
-                f"{alone!r}"[:80],
-                "What agents do alone is said by the protocol: define alone() in it.",
-            )
         self._check_start(options, resume=resume, has_folder=folder is not None)
         began = time.monotonic()
         with ExitStack() as stack:
