@@ -231,7 +231,7 @@ def test_hostile_models_are_refused_by_name_and_the_others_go_on(tmp_path, monke
     log = (tmp_path / "run" / "log.txt").read_text().splitlines()
     for number, said in enumerate([*(HOSTILE[name].said for name in ATTACKS), "NaN or infinity in its pred"], 1):
         for receiver in targets:
-            lines = [line for line in log if f"round {number}: '{receiver}' goes on without" in line]
+            lines = [line for line in log if f"round {number}: '{receiver}' continues without" in line]
             assert len(lines) == 1, (number, receiver)
             assert re.search(rf"a message of 'mallory'.*(?:{said})", lines[0])
     alike, answered = federation([None] * len(made))

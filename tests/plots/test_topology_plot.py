@@ -131,7 +131,7 @@ def test_a_matrix_and_edges_in_a_recipe():
 def test_a_sweep_over_the_degree(tmp_path):
     path = tmp_path / "r.toml"
     path.write_text(tomli_w.dumps({**TABLES, "sweep": {"topology.degree": [2, 4]}}))
-    assert [recipe.topology.degree for _, recipe in read_sweep(path).runs()] == [2, 4]
+    assert [recipe.topology.degree for _, recipe in read_sweep(path).runs] == [2, 4]
 
 
 # --- on the command line ----------------------------------------------------------------------------

@@ -223,7 +223,7 @@ def test_bad_messages_are_refused_by_name_and_the_round_goes_on(runtime: str, tm
     assert all(agent.state["kept"] == ["a0"] for agent in members)
     log = (tmp_path / "log.txt").read_text().splitlines()
     assert len(log) == 3
-    assert "'hub' goes on without a message of 'a1'" in log[0]
+    assert "'hub' continues without a message of 'a1'" in log[0]
     assert "NaN or infinity in 'v'" in log[0]
     assert "shape (2)" in log[1]
     assert "must hold an array 'v'" in log[2]

@@ -72,7 +72,7 @@ def test_own_scores_alone_show_no_score(clock, capsys):
 
 
 def test_events_are_whole_lines_and_not_too_many(clock, capsys):
-    event = "round 1: 'hub' goes on without a message of '[a]': The message was lost on the way (injected fault)."
+    event = "round 1: 'hub' continues without a message of '[a]': The message was lost on the way (injected fault)."
     progress = begun("fedmd", 2)
     progress.round_ended(record(1, events=[event] * 5))
     lines = capsys.readouterr().err.splitlines()

@@ -70,7 +70,7 @@ def _refused(found: str) -> MessageError:
     return MessageError(
         "A received model must be of a known type, sound, and made for this task.",
         found,
-        "The round goes on without this model; its sender should use a registered architecture or a listed type.",
+        "The round continues without this model; its sender should use a registered architecture or a listed type.",
     )
 
 
