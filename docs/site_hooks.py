@@ -63,6 +63,11 @@ def on_page_markdown(text: str, page: Any, config: Any, files: Files) -> str:
     return LINK.sub(lead, text)
 
 
+def on_page_content(html: str, page: Any, config: Any, files: Files) -> str:
+    """A mean and its deviation stay on one line."""
+    return html.replace(" ± ", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}")
+
+
 def on_post_page(output: str, page: Any, config: Any) -> None:
     """The site works offline: no page loads a font, a script or a picture from another server."""
     loaded = LOADED.search(output)

@@ -17,7 +17,7 @@ from codistill.experiments.agent_file import read_agent_file
 from codistill.experiments.networked import describe_without_data
 from codistill.experiments.recipe import make_recipe, read_recipe
 from codistill.experiments.run import agent_names
-from codistill.federation.machines import with_agent
+from codistill.federation.nodes import with_agent
 from codistill.runtimes.network.terms import hello_of
 
 ROOT = Path(__file__).parents[1]

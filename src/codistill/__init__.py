@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from codistill.errors import CodistillError as CodistillError
     from codistill.faults import Fault as Fault
     from codistill.federation import Federation as Federation
-    from codistill.federation.machines import join as join
-    from codistill.federation.machines import serve as serve
+    from codistill.federation.joining import join as join
     from codistill.federation.result import Result as Result
+    from codistill.federation.serving import serve as serve
     from codistill.learners.ability import Ability as Ability
     from codistill.learners.ability import Learner as Learner
     from codistill.learners.kernel_ridge import KernelRidge as KernelRidge
@@ -80,9 +80,9 @@ _HOMES = {
     "Result": "federation.result",
     "Topology": "topology",
     "TorchLearner": "learners.torch",
-    "join": "federation.machines",
+    "join": "federation.joining",
     "register_architecture": "learners.zoo",
-    "serve": "federation.machines",
+    "serve": "federation.serving",
     "setting": "settings",
 }
 

@@ -18,7 +18,7 @@ from sklearn.naive_bayes import GaussianNB
 import codistill as cd
 from codistill.certs.authority import Authority
 from codistill.errors import CodistillError, NetworkError
-from codistill.federation.machines import BackgroundNode
+from codistill.federation.nodes import BackgroundNode
 from codistill.results.records import RoundEnded
 from codistill.runtimes.network.options import Network
 

@@ -30,16 +30,10 @@ from codistill.experiments.run import (
     topology_of,
     versions,
 )
-from codistill.federation.machines import (
-    AgentNode,
-    HubNode,
-    PeerNode,
-    check_accepted,
-    check_has_hub,
-    describe_hub,
-    with_agent,
-)
+from codistill.federation.joining import AgentNode, PeerNode
+from codistill.federation.nodes import check_accepted, check_has_hub, with_agent
 from codistill.federation.result import ELSEWHERE
+from codistill.federation.serving import HubNode, describe_hub
 from codistill.files import writing
 from codistill.results.summary import Summary
 from codistill.runtimes.description import RunDescription

@@ -17,43 +17,63 @@ Scores = dict[str, float]
 
 @dataclass(frozen=True)
 class RunStarted:
-    """A run begins, or goes on from a checkpoint."""
+    """A run begins, or continues from a checkpoint."""
 
     protocol: str
-    agents: tuple[str, ...]  # those whose rows the metrics hold
-    rounds: int  # how many there are to be
-    done: int = 0  # how many were done before
-    rows: tuple[Row, ...] = ()  # the metrics of the rounds done before
-    outputs: Outputs | None = None  # the agents' answers, where all rounds were done before
-    notes: tuple[str, ...] = ()  # for the person who resumes, such as about a damaged checkpoint
+    """The name of the protocol."""
+    agents: tuple[str, ...]
+    """Names of the agents in the metrics."""
+    rounds: int
+    """The number of rounds that are planned."""
+    done: int = 0
+    """The number of rounds that were done before, if the run is resumed."""
+    rows: tuple[Row, ...] = ()
+    """The metrics of the rounds done before."""
+    outputs: Outputs | None = None
+    """The agents' mean outputs, if all rounds were done before."""
+    notes: tuple[str, ...] = ()
+    """For the person who resumes, such as about a damaged checkpoint."""
 
 
 @dataclass(frozen=True)
 class Evaluated:
     """The agents have been evaluated at the end of a round."""
 
-    round: int  # rounds done, from 1
-    scores: dict[str, Scores]  # by agent; empty for an agent that has no model yet
+    round: int
+    """Rounds done, from 1."""
+    scores: dict[str, Scores]
+    """Scores by name of the agent; empty for an agent that has no model yet."""
     test_samples: int
-    outputs: Outputs | None = None  # the agents' answers, after the last round
+    """The number of test samples."""
+    outputs: Outputs | None = None
+    """The agents' mean outputs, after the last round."""
 
 
 @dataclass(frozen=True)
 class RoundEnded:
     """What is known at the end of a round."""
 
-    round: int  # rounds done, from 1
-    rows: list[Row]  # one per agent
-    events: list[str]  # what an operator should know, in plain words
-    seconds: float  # of the round, evaluation included, without the time that was waited for agents
-    outputs: Outputs | None = None  # the agents' answers, after the last round
+    round: int
+    """Rounds done, from 1."""
+    rows: list[Row]
+    """The metrics of this round, one row per agent."""
+    events: list[str]
+    """Rejected messages, absent agents, models that diverged, and other remarks, one sentence each."""
+    seconds: float
+    """The time of the round with its evaluation, without waiting for agents."""
+    outputs: Outputs | None = None
+    """The agents' mean outputs, after the last round."""
 
 
 @dataclass(frozen=True)
 class RunFinished:
     """A run is over, for whatever reason."""
 
-    done: int  # rounds
-    rounds: int  # how many there were to be
-    outcome: str  # "complete", "stopped" (by an observer or an operator) or "failed" (by an error)
-    seconds: float  # since it started
+    done: int
+    """The number of rounds that are done."""
+    rounds: int
+    """The number of rounds that were planned."""
+    outcome: str
+    """One of "complete", "stopped" (by an observer or an operator) and "failed" (by an error)."""
+    seconds: float
+    """The time since the run started."""

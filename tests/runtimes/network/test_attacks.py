@@ -35,7 +35,7 @@ from codistill.certs.authority import Authority
 from codistill.cli import main
 from codistill.errors import CodistillError, MessageError
 from codistill.experiments.agent_file import read_agent_file
-from codistill.federation import machines
+from codistill.federation import joining
 from codistill.protocols import PROTOCOLS
 from codistill.runtimes.network.answers import checked_report, checked_scores, checked_view
 from codistill.runtimes.network.connections import Connections
@@ -462,7 +462,7 @@ def test_an_agent_in_the_place_of_the_hub(make: Callable[..., Scene], monkeypatc
     scene.rogue("false_hub", certs=str(scene.certs("evil")), agents={"b": {"welcome": {}}}, seconds=3.0)
     scene.told("false_hub", "hub")
     scene.start("a")
-    monkeypatch.setattr(machines, "probe", lambda *_: None)
+    monkeypatch.setattr(joining, "probe", lambda *_: None)
     scene.start("b")
     assert scene.end("a") == {"a": 9}
     assert "found: the agent 'evil'" in (scene.folder / "a.log").read_text()

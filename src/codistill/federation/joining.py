@@ -1,0 +1,206 @@
+"""An agent of a federation between machines, under a hub or among peers; see `serving` for the hub."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from codistill.agent import Agent
+from codistill.certs.credentials import Credentials
+from codistill.data.shard import PublicData
+from codistill.data.validation import validate_samples
+from codistill.errors import NetworkError, RecipeError
+from codistill.federation.checks import (
+    as_public_data,
+    check_pair,
+)
+from codistill.federation.nodes import (
+    BackgroundNode,
+    check_accepted,
+    check_agent,
+    check_no_pooling,
+    credentials_for,
+    open_store,
+)
+from codistill.federation.result import TrainedAgent
+from codistill.files import locked, writing
+from codistill.protocol import Protocol
+from codistill.runtimes.description import RunDescription
+from codistill.runtimes.forked import Channel, ForkedProcess
+from codistill.runtimes.network.connections import Connections
+from codistill.runtimes.network.diagnosis import probe
+from codistill.runtimes.network.event_log import HEALTH, EventLog
+from codistill.runtimes.network.opening import check_neighbours, open_peer
+from codistill.runtimes.network.options import Network
+from codistill.runtimes.network.remote_agent import RemoteAgent
+from codistill.runtimes.network.terms import Terms, description_under, hello_of, terms_of
+from codistill.runtimes.network.transport import Transport
+from codistill.runtimes.observers.progress import Progress
+from codistill.runtimes.running import Outcome, run
+from codistill.runtimes.runtime import ShouldStop, load_nodes, never, save_nodes, warm_up
+from codistill.topology import HUB
+
+
+def join(
+    agent: Agent,
+    hub: str,
+    *,
+    certs: str | Path | None = None,
+    insecure: bool = False,
+    public: Any = None,
+    test: tuple[Any, Any] | None = None,
+    protocol: type[Protocol] | None = None,
+    accepts: Sequence[str] | None = None,
+    network: Network | None = None,
+    folder: str | Path | None = None,
+    log: bool = True,
+    background: bool = False,
+) -> TrainedAgent | BackgroundNode:
+    """Take part with an agent in the federation of a hub, until the run is over; returns the trained agent.
+
+    The hub tells the protocol, the number of classes and the rounds. `protocol`: a class of one's own, where the hub
+    runs one that is not codistill's. `accepts`: names of the protocols that this agent takes part in; None: any.
+    With a `folder` its states are kept there, and it goes on with them when it joins the same run again.
+    """
+    if not isinstance(agent, Agent):
+        raise RecipeError("Only an Agent can join.", f"{agent!r}"[:80], "Write codistill.Agent(name, model, x, y).")
+    check_pair(test, "The test set")
+    own = credentials_for("agent", [hub], certs, insecure=insecure)
+    _check_name(agent.name, own)
+    node = AgentNode(
+        agent, hub, own, network or Network(), None if folder is None else Path(folder),
+        None if public is None else as_public_data(public, 0), test, protocol,
+        None if accepts is None else tuple(accepts), quiet=not log,
+    )  # fmt: skip
+    warm_up()  # here: several agents of one notebook then need it once
+    started = BackgroundNode(ForkedProcess(agent.name, node.work), node.trained_from)
+    return started if background else started.wait_for_it()
+
+
+@dataclass(frozen=True)
+class AgentNode:
+    """An agent with all that it needs to join a hub."""
+
+    agent: Agent
+    hub: str
+    own: Credentials | None
+    network: Network
+    folder: Path | None = None
+    public: PublicData | None = None
+    test: tuple[Any, Any] | None = None  # not yet checked against the number of classes
+    protocol: type[Protocol] | None = None
+    accepts: tuple[str, ...] | None = None
+    log_format: str = "text"
+    quiet: bool = False
+
+    def run_here(self, should_stop: ShouldStop = never) -> tuple[bool, RunDescription | None]:
+        """Take part in this process, which can fork no node afterwards; True if the run is over."""
+        name, joined = self.agent.name, []
+        health = None if self.folder is None else self.folder / HEALTH
+        log = EventLog(name, form=self.log_format, health=health, quiet=self.quiet)
+        warm_up()
+        trouble = probe(self.hub, HUB, self.own)
+        if trouble:
+            log.tell(f"{trouble}; trying again until somebody does")
+        transport = Transport(name, (HUB,), self.network, self.own, dial=[self.hub])
+
+        def settle(terms: Terms) -> RunDescription:
+            joined.append(self.describe(terms))
+            return joined[0]
+
+        connections = Connections(transport, self.network, log.tell)
+        try:
+            with ExitStack() as stack:
+                if self.folder is not None:
+                    with writing(self.folder):
+                        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+                    stack.enter_context(locked(self.folder))  # two processes would overwrite each other's states
+                hello = hello_of(self.agent, self.public)
+                remote = RemoteAgent(connections, hello, settle, self.folder, should_stop, log.progress)
+                complete = remote.run()
+        finally:
+            log.closed()
+            transport.close()
+        if complete:
+            log.tell("the run is over")
+        return complete, joined[0] if joined else None
+
+    def describe(self, terms: Terms) -> RunDescription:
+        """The run under the hub's terms, with this agent checked and introduced."""
+        if self.public is not None:
+            self.public.seed = int(terms["seed"])
+        test = None if self.test is None else validate_samples(*self.test, int(terms["classes"]), "the test set")
+        description = description_under(terms, self.agent, self.public, test, self.protocol)
+        check_accepted(description.protocol, self.accepts)
+        return check_agent(description.introduce())
+
+    def work(self, channel: Channel, should_stop: ShouldStop) -> None:
+        """Take part in a process of its own, and hand over what was learnt."""
+        complete, description = self.run_here(should_stop)
+        channel.send(
+            complete=complete,
+            terms=None if description is None else terms_of(description),
+            saved=None if description is None else save_nodes([self.agent]),
+        )
+
+    def trained_from(self, content: Mapping[str, Any]) -> TrainedAgent:
+        """The agent, with what was handed over."""
+        if content["saved"] is None:
+            raise NetworkError(
+                f"Agent '{self.agent.name}' must have joined the run.", "it was stopped before", "Join again."
+            )
+        description = self.describe(content["terms"])
+        load_nodes([self.agent], content["saved"])
+        self.agent.learned = True
+        return TrainedAgent(self.agent, description)
+
+
+@dataclass(frozen=True)
+class PeerNode:
+    """An agent with all that it needs to take part among peers."""
+
+    description: RunDescription  # with this agent alone
+    listen: str
+    dial: Mapping[str, str]  # addresses of some of its neighbours, by name
+    own: Credentials | None
+    network: Network
+    folder: Path
+    progress: bool = True
+    log_format: str = "text"
+
+    def __post_init__(self) -> None:
+        name, topology = self.description.names[0], self.description.topology
+        check_no_pooling(self.description.protocol)
+        if topology.hub:
+            raise NetworkError(
+                f"{self.description.protocol.name} has a hub.", "--listen and --peer", "Join it by --hub HOST:PORT."
+            )
+        check_neighbours(topology, name, self.dial)
+
+    def run_here(self, should_stop: ShouldStop = never) -> Outcome:
+        """Take part in this process, until all rounds are done or it is asked to stop."""
+        name = self.description.names[0]
+        warm_up()
+        log = EventLog(name, form=self.log_format, health=self.folder / HEALTH)
+        for other, address in self.dial.items():
+            trouble = probe(address, other, self.own)
+            if trouble:
+                log.tell(f"{trouble}; trying again until '{other}' does")
+        with ExitStack() as stack:
+            store = open_store(self.folder, stack)
+            runtime = open_peer(self.description, self.network, self.own, self.listen, self.dial, log)
+            title = f"{name}: {self.description.protocol.name}"
+            shown = [Progress(title)] if self.progress and self.log_format == "text" else []
+            return run(self.description, runtime, store=store, observers=[log, *shown], should_stop=should_stop)
+
+
+def _check_name(name: str, own: Credentials | None) -> None:
+    if own is not None and own.name != name:
+        raise NetworkError(
+            "An agent's name is its certificate's name.",
+            f"'{name}', certificate of '{own.name}'",
+            "Name the agent as its certificate, or pass its own folder as certs=...",
+        )
