@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
 import socket
-import subprocess
-import sys
 import time
+import warnings
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,7 @@ def free_port() -> int:
         return int(one.getsockname()[1])
 
 
+@pytest.mark.usefixtures("no_charts")
 @pytest.mark.parametrize("recipe", ["recipe.toml", "ring.toml"])
 def test_up_runs_a_recipe_and_a_second_time_goes_on_with_it(recipe: str, here: Path, capsys: Any) -> None:
     assert main(["run", recipe, "--out", "alone", "--set", "runtime.kind=simulation", "--quiet"]) == 0
@@ -223,21 +225,44 @@ def test_recipes_without_data_that_contradict_themselves(data: str, words: str, 
     assert words in capsys.readouterr().err
 
 
+class Node:
+    """A command in a process of its own. It is forked, which spares it the imports."""
+
+    def __init__(self, folder: Path, log: Path, command: tuple[str, ...]) -> None:
+        self._process = multiprocessing.get_context("fork").Process(target=self._work, args=(folder, log, command))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of forks that copy only one thread
+            self._process.start()
+
+    @staticmethod
+    def _work(folder: Path, log: Path, command: tuple[str, ...]) -> None:
+        os.chdir(folder)
+        with log.open("a", buffering=1) as told, redirect_stdout(told), redirect_stderr(told):
+            code = main(list(command))
+        os._exit(code)
+
+    def send(self, number: signal.Signals) -> None:
+        assert self._process.pid is not None
+        os.kill(self._process.pid, number)
+
+    def wait(self, timeout: float = 120) -> int | None:
+        """The exit code; None if it is still running then."""
+        self._process.join(timeout)
+        return self._process.exitcode
+
+
 class Nodes:
-    """Real commands in processes of their own."""
+    """Commands in processes of their own, with a log each."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.running = folder, []
+        self.folder = folder
+        self.running: list[Node] = []
 
-    def start(self, name: str, *command: str) -> subprocess.Popen[bytes]:
-        log = (self.folder / f"{name}.log").open("ab")
-        process = subprocess.Popen(
-            [sys.executable, "-m", "codistill.cli", *command], cwd=self.folder, stdout=log, stderr=log,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-        )  # fmt: skip
-        log.close()
-        self.running.append(process)
-        return process
+    def start(self, name: str, *command: str) -> Node:
+        log = self.folder / f"{name}.log"
+        log.touch()
+        self.running.append(Node(self.folder, log, command))
+        return self.running[-1]
 
     def told(self, name: str) -> str:
         return (self.folder / f"{name}.log").read_text()
@@ -249,10 +274,10 @@ class Nodes:
             time.sleep(0.05)
 
     def end(self) -> None:
-        for process in self.running:
-            if process.poll() is None:
-                process.kill()
-            process.wait()
+        for node in self.running:
+            if node.wait(0) is None:
+                node.send(signal.SIGKILL)
+            node.wait()
 
 
 @pytest.fixture
@@ -273,12 +298,12 @@ def test_two_agents_with_their_own_data_a_hub_that_is_killed_and_a_gentle_end(
     for name in ("north", "south"):
         nodes.start(name, "join", "my_agent.py", "--hub", f"127.0.0.1:{port}", "--certs", str(certs / name))
     nodes.until("hub", '"round": 3,')
-    first.kill()
+    first.send(signal.SIGKILL)
     first.wait()
     nodes.until("north", "the hub disconnected; waiting for it to come back")
     second = nodes.start("again", *hub)
     nodes.until("again", '"event": "round ended"')
-    second.send_signal(signal.SIGTERM)
+    second.send(signal.SIGTERM)
     assert second.wait(timeout=60) == 130
     rows = [json.loads(line) for line in (here / "run" / "metrics.jsonl").read_text().splitlines()]
     counted = [(row["round"], row["agent"]) for row in rows]
@@ -291,7 +316,7 @@ def test_two_agents_with_their_own_data_a_hub_that_is_killed_and_a_gentle_end(
     assert {"time", "level", "node", "event"} <= events[0].keys()
     nodes.until("south", "waiting for it to come back")
     agent = nodes.running[1]
-    agent.send_signal(signal.SIGTERM)
+    agent.send(signal.SIGTERM)
     assert agent.wait(timeout=60) == 130
     assert list((here / "agents" / "north").glob("*/state-*"))
 

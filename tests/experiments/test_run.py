@@ -399,6 +399,7 @@ def test_killed_from_outside_again_and_again(whole, tmp_path, no_report):
     assert figures(tmp_path / "run") == figures(whole)
 
 
+@pytest.mark.usefixtures("no_charts")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("moment", "rounds"), [(4, 0), (14, 0), (17, 1), (21, 2)], ids=["alone", "end of alone", "round 1", "round 2"]

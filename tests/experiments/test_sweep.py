@@ -106,6 +106,7 @@ def test_run_sends_a_sweep_to_its_own_command(toy: Path, capsys: pytest.CaptureF
     assert "codistill sweep" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("no_report")
 def test_runs_are_made_once_and_shown(toy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
     assert main(["sweep", str(toy), "--quick", "--out", str(out)]) == 0
@@ -152,6 +153,7 @@ def test_means_are_over_agents_and_seeds_and_the_spread_over_seeds(toy: Path) ->
     assert table[["mean", "spread", "seeds"]].to_numpy().tolist() == [[4.0, 2.0, 2]]
 
 
+@pytest.mark.usefixtures("no_report")
 def test_an_impossible_combination_is_reported_and_skipped(tmp_path: Path) -> None:
     path = tmp_path / "two.toml"
     path.write_text(
@@ -245,6 +247,7 @@ class Echo(Protocol):
 '''
 
 
+@pytest.mark.usefixtures("no_report")
 def test_a_sweep_of_a_protocol_of_ones_own_recognises_its_finished_runs(tmp_path: Path) -> None:
     """Its class is another object at each load; the file's content and the settings say whether it is the same."""
     (tmp_path / "own.py").write_text(OWN)

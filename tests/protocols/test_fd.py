@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.helpers import softmax
 from torch import nn
 
 import codistill as cd
@@ -22,11 +23,6 @@ WEIGHTS = [
 # Class 0 is met by all, class 1 by c0 and c2, class 2 by c1 alone.
 LABELS = [[0, 1, 1], [0, 2, 0], [1, 0, 0]]
 SAMPLES = [np.array([[1.0, 2.0], [-1.0, 0.5], [0.3 * n, -1.0]]) for n in range(3)]
-
-
-def _softmax(logits: np.ndarray) -> np.ndarray:
-    powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
-    return powers / powers.sum(axis=-1, keepdims=True)
 
 
 def _linear(weight: np.ndarray) -> cd.TorchLearner:
@@ -52,7 +48,7 @@ def _weight(agent: cd.Agent) -> np.ndarray:
 
 def _slope(f: np.ndarray, y: np.ndarray) -> np.ndarray:
     """Of the mean cross-entropy, with respect to f."""
-    return (_softmax(f) - y) / len(f)
+    return (softmax(f) - y) / len(f)
 
 
 def _one_hot(labels: list[int]) -> np.ndarray:
@@ -107,7 +103,7 @@ def test_from_the_second_round_on_outputs_are_pulled_to_the_target_of_their_clas
             if distance == "squared":
                 pull = 2 * (f[i] - target) / CLASSES
             else:
-                pull = (_softmax(f[i] / temperature) - _softmax(target / temperature)) / temperature
+                pull = (softmax(f[i] / temperature) - softmax(target / temperature)) / temperature
             slope[i] += 0.7 * pull / len(known)
         np.testing.assert_allclose(_weight(agent), w - LR * slope.T @ x, atol=1e-6)
 

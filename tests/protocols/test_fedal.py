@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.helpers import softmax
 from torch import nn
 
 import codistill as cd
@@ -20,11 +21,6 @@ from codistill.randomness import seed_libraries
 from codistill.topology import HUB
 
 Federate = Callable[..., cd.Federation]
-
-
-def _softmax(f: np.ndarray) -> np.ndarray:
-    powers = np.exp(f - f.max())
-    return powers / powers.sum()
 
 
 def _linear(weight: np.ndarray, lr: float = 0.5) -> cd.TorchLearner:
@@ -87,23 +83,23 @@ def test_two_rounds_of_two_clients_with_three_parameters_are_as_derived_by_hand(
         for n in range(2):
             held = theta[n].copy()
             for _ in range(2):
-                p = _softmax(theta[n] * samples[n])
-                slope = p - eye[labels[n]] + (hold * (p - _softmax(held * samples[n])) if t else 0)
+                p = softmax(theta[n] * samples[n])
+                slope = p - eye[labels[n]] + (hold * (p - softmax(held * samples[n])) if t else 0)
                 theta[n] = theta[n] - rate * slope * samples[n]
         held_all = [each.copy() for each in theta]
         for _ in range(2):
             f = [each * u for each in theta]
-            seen = [np.append(_softmax(each / 2), 1.0) for each in f]  # 1: the bias
-            slope_w = np.mean([np.outer(_softmax(w @ s) - np.eye(2)[n], s) for n, s in enumerate(seen)], axis=0)
+            seen = [np.append(softmax(each / 2), 1.0) for each in f]  # 1: the bias
+            slope_w = np.mean([np.outer(softmax(w @ s) - np.eye(2)[n], s) for n, s in enumerate(seen)], axis=0)
             moves += 1
             m, v = 0.9 * m + 0.1 * slope_w, 0.999 * v + 0.001 * slope_w**2
             w = w - step * (m / (1 - 0.9**moves)) / (np.sqrt(v / (1 - 0.999**moves)) + 1e-8)
             for n in range(2):
                 s = seen[n][:3]
-                slope_s = w[:, :3].T @ (np.eye(2)[n] - _softmax(w @ seen[n]))
+                slope_s = w[:, :3].T @ (np.eye(2)[n] - softmax(w @ seen[n]))
                 slope_f = (np.diag(s) - np.outer(s, s)) @ slope_s / 2
-                p = _softmax(f[n])
-                pull = p - _softmax(f[1 - n]) + weight * slope_f + hold * (p - _softmax(held_all[n] * u))
+                p = softmax(f[n])
+                pull = p - softmax(f[1 - n]) + weight * slope_f + hold * (p - softmax(held_all[n] * u))
                 theta[n] = theta[n] - rate * pull * u
     for n, agent in enumerate(result.agents.values()):
         np.testing.assert_allclose(agent.learner.module.weight.detach().numpy()[:, 0], theta[n], atol=2e-6)
@@ -289,7 +285,7 @@ def test_a_transfer_step_is_a_mean_over_the_public_batch() -> None:
     u = u[next(federation.public.batches(0, protocol.batch_size, 1)).ids]  # in the order of the batch
     told = {receiver: message["told"][1] for sender, receiver, message in sent if sender == HUB}
     for n, agent in enumerate(result.agents.values()):
-        own, other = (np.stack([_softmax(w @ row) for row in u]) for w in (start[n], start[1 - n]))
+        own, other = (np.stack([softmax(w @ row) for row in u]) for w in (start[n], start[1 - n]))
         expected = start[n] - 0.5 * (own - other + 3.0 * told[agent.name]).T @ u / len(u)
         np.testing.assert_allclose(agent.learner.weights()["weight"], expected, atol=1e-6)
 
@@ -321,7 +317,7 @@ def test_coverage_says_whose_opinion_of_a_class_counts() -> None:
     protocol = cd.FedMD(local_epochs=0, transfer_steps=1, aggregate="coverage")
     result = _run(cd.Federation(agents, protocol, public=[[1.0]], classes=3), 1)
     weights = np.array([[1.0, 1e-3, 1e-3], [1e-3, 1.0, 1e-3]])
-    target = _softmax(np.average(np.log(answers[:2]), axis=0, weights=weights))
+    target = softmax(np.average(np.log(answers[:2]), axis=0, weights=weights))
     expected = np.log(answers[2]) - 0.5 * (answers[2] - target)
     np.testing.assert_allclose(result.agents["c2"].learner.weights()["weight"][:, 0], expected, atol=1e-6)
 
@@ -359,6 +355,6 @@ def test_who_has_lost_a_loss_goes_on_without_u_n() -> None:
     protocol = cd.FedAL(local_steps=0, transfer_steps=2, adversarial=1e30, less_forgetting=0)
     result = _run(cd.Federation(agents, protocol, public=u[None], classes=3), 1)
     for n, agent in enumerate(result.agents.values()):
-        slope = _softmax(start[n] @ u) - _softmax(start[1 - n] @ u)
+        slope = softmax(start[n] @ u) - softmax(start[1 - n] @ u)
         expected = start[n] - 0.5 * np.outer(slope, u)
         np.testing.assert_allclose(agent.learner.weights()["weight"], expected, atol=1e-6)

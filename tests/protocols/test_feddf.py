@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.helpers import softmax
 from torch import nn
 
 import codistill as cd
@@ -17,11 +18,6 @@ U = np.array([1.0, -2.0])
 WEIGHTS = [np.array([[1.0, 0.0], [0.0, 1.0]]), np.array([[0.5, 0.5], [-1.0, 0.0]]), np.array([[0.0, 2.0], [1.0, 1.0]])]
 SAMPLES = [1, 3, 2]
 MEAN = 0.25 * WEIGHTS[0] + 0.75 * WEIGHTS[1]
-
-
-def _softmax(f: np.ndarray) -> np.ndarray:
-    powers = np.exp(f - f.max())
-    return powers / powers.sum()
 
 
 def _federation(protocol: cd.Protocol, **options: Any) -> cd.Federation:
@@ -54,7 +50,7 @@ def test_transfer_starts_from_the_averaged_weights_and_crosses_groups() -> None:
     f = [w @ U for w in start]
     for n, mine in enumerate(found):
         others = np.mean([each for m, each in enumerate(f) if m != n], axis=0)
-        expected = start[n] - LR * np.outer(_softmax(f[n]) - _softmax(others), U)
+        expected = start[n] - LR * np.outer(softmax(f[n]) - softmax(others), U)
         np.testing.assert_allclose(mine, expected, atol=1e-6)
 
 
@@ -70,7 +66,7 @@ def test_whose_weights_were_lost_keeps_its_own_and_goes_on(lost: str) -> None:
     f = [w @ U for w in start]
     for n, mine in enumerate(_weights(federation)):
         others = np.mean([each for m, each in enumerate(f) if m != n], axis=0)
-        np.testing.assert_allclose(mine, start[n] - LR * np.outer(_softmax(f[n]) - _softmax(others), U), atol=1e-6)
+        np.testing.assert_allclose(mine, start[n] - LR * np.outer(softmax(f[n]) - softmax(others), U), atol=1e-6)
 
 
 def test_equal_architectures_start_from_equal_weights() -> None:

@@ -7,14 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.helpers import softmax
 from torch import nn
 
 import codistill as cd
-
-
-def _softmax(logits: np.ndarray) -> np.ndarray:
-    powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
-    return powers / powers.sum(axis=-1, keepdims=True)
 
 
 def _linear(weight: np.ndarray) -> cd.TorchLearner:
@@ -57,7 +53,7 @@ def test_one_transfer_step_follows_the_mean_of_the_others(temperature: float) ->
     outputs = [w @ u for w in weights]
     for n, agent in enumerate(result.agents.values()):
         others = np.mean([f for m, f in enumerate(outputs) if m != n], axis=0)
-        slope = (_softmax(outputs[n] / temperature) - _softmax(others / temperature)) / temperature
+        slope = (softmax(outputs[n] / temperature) - softmax(others / temperature)) / temperature
         expected = weights[n] - 0.5 * np.outer(slope, u)
         np.testing.assert_allclose(agent.learner.module.weight.detach().numpy(), expected, atol=1e-6)
 
@@ -103,7 +99,7 @@ def test_bytes_up_and_down_are_outputs_and_a_small_frame() -> None:
 
 def _target(kind: str, f: np.ndarray, shares: np.ndarray) -> np.ndarray:
     """What a client should learn from the outputs f (others, K) of those who hold the shares of classes."""
-    log_p = np.log([_softmax(each) for each in f])
+    log_p = np.log([softmax(each) for each in f])
     match kind:
         case "trimmed":
             return np.asarray(np.sort(log_p, axis=0)[1:-1].mean(axis=0))
@@ -139,7 +135,7 @@ def test_each_client_learns_from_the_aggregate_of_the_others(kind: str, lost: in
     shares = np.array([np.bincount(y, minlength=3) / 6 for y in labels])
     for n, agent in enumerate(result.agents.values()):
         rest = [m for m in range(5) if m not in (n, lost)]
-        slope = _softmax(f[n]) - _softmax(_target(kind, f[rest], shares[rest]))
+        slope = softmax(f[n]) - softmax(_target(kind, f[rest], shares[rest]))
         found = agent.learner.module.weight.detach().numpy()
         np.testing.assert_allclose(found, weights[n] - 0.5 * np.outer(slope, u), atol=1e-6)
 
@@ -153,7 +149,7 @@ def test_the_number_of_local_steps_is_kept() -> None:
     )
     result = federation.run(1, runtime="simulation", alone=False, progress=False)
     for _ in range(2):
-        w = w - 0.5 * (_softmax(w[:, 0]) - np.array([1.0, 0.0]))[:, None]
+        w = w - 0.5 * (softmax(w[:, 0]) - np.array([1.0, 0.0]))[:, None]
     np.testing.assert_allclose(result.agents["c0"].learner.module.weight.detach().numpy(), w, atol=1e-6)
 
 
@@ -178,10 +174,10 @@ def test_other_aggregates_are_of_the_others_too(kind: str) -> None:
     for n, agent in enumerate(result.agents.values()):
         others = np.delete(outputs, n, axis=0)
         if kind == "probabilities":
-            target = _softmax(others / 2).mean(axis=0)
+            target = softmax(others / 2).mean(axis=0)
         else:
-            target = _softmax(np.median(np.log(_softmax(others)), axis=0) / 2)
-        expected = weights[n] - 0.5 * np.outer((_softmax(outputs[n] / 2) - target) / 2, u)
+            target = softmax(np.median(np.log(softmax(others)), axis=0) / 2)
+        expected = weights[n] - 0.5 * np.outer((softmax(outputs[n] / 2) - target) / 2, u)
         np.testing.assert_allclose(agent.learner.module.weight.detach().numpy(), expected, atol=1e-6)
 
 

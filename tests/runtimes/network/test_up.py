@@ -61,6 +61,7 @@ def wait_for(path: Path, rounds: int) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.usefixtures("no_report")
 @pytest.mark.parametrize("protocol", ["fedmd", "d_distillation"])
 def test_killed_with_all_its_processes_it_goes_on_to_the_same_figures(protocol: str, tmp_path: Path) -> None:
     (tmp_path / "recipe.toml").write_text(RECIPE.format(protocol=protocol))
@@ -79,6 +80,7 @@ def test_killed_with_all_its_processes_it_goes_on_to_the_same_figures(protocol: 
     assert path.read_bytes() == whole
 
 
+@pytest.mark.usefixtures("no_charts")
 def test_asked_to_stop_it_ends_its_round_and_leaves_no_process_behind(tmp_path: Path) -> None:
     (tmp_path / "recipe.toml").write_text(RECIPE.format(protocol="fedmd").replace("rounds = 14", "rounds = 5000"))
     process = start(tmp_path, "up", "recipe.toml", "--out", "up")
