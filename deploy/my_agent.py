@@ -1,4 +1,4 @@
-"""A hospital with a table of patients and a random forest; what is here stays here."""
+"""A hospital with a table of patients and a random forest. The table is not sent anywhere."""
 
 from pathlib import Path
 

@@ -53,7 +53,7 @@ def test_equal_values_are_ranked_once() -> None:
 
 @pytest.mark.parametrize("kind", ["trimmed", "median"])
 @pytest.mark.parametrize("lie", [-1.0, 1e20, -1e20])
-def test_three_of_ten_liars_do_not_move_a_robust_aggregate_out_of_the_honest_range(kind: str, lie: float) -> None:
+def test_three_of_ten_byzantine_agents_keep_a_robust_aggregate_in_the_honest_range(kind: str, lie: float) -> None:
     honest = np.random.default_rng(0).normal(size=(7, 5, 3)) + np.array([4.0, 0.0, 0.0])
     lies = lie * honest[:3]
     found = Aggregation(kind=kind, trim=0.34).of_others(np.concatenate([honest, lies]))[:7]
