@@ -136,7 +136,9 @@ def test_who_loses_all_messages_stops_nobody(runtime, tmp_path):
         assert row["sent"] > 0
         assert (row["received"] > 0) == (row["agent"] != "b")
     log = (tmp_path / "run" / "log.txt").read_text()
-    assert "round 1: 'hub' continues without 2 messages of 'b': The message was lost on the way (injected fault)." in log
+    assert (
+        "round 1: 'hub' continues without 2 messages of 'b': The message was lost on the way (injected fault)." in log
+    )
     assert "without a message of 'a'" not in log
     assert [row["sent"] for row in result.rows] == [row["sent"] for row in clean.rows]
 
