@@ -15,6 +15,7 @@ import os
 import re
 import secrets
 import shlex
+import ssl
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -131,6 +132,30 @@ class Credentials:
     def key(self) -> Path:
         """The node's private key."""
         return self.folder / KEY
+
+    def tls_context(self, *, server: bool) -> ssl.SSLContext:
+        """A TLS context of the files as they are now: mutual, TLS 1.3, and any host name (see `admitted_name`)."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname, context.verify_mode = False, ssl.CERT_REQUIRED
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.load_verify_locations(self.authority)
+        context.load_cert_chain(self.certificate, self.key)
+        return context
+
+    def admitted_name(self, der: bytes) -> str:
+        """The node ("hub" or an agent's name) of a certificate that TLS has verified; an error if it is revoked."""
+        name, generation, role = describe_peer(der)
+        if self.accepted_common_name(name) != f"{name}~{generation}":
+            raise NetworkError(
+                f"The certificate of {role} '{name}' must be valid.",
+                f"generation {generation} is revoked, or was never issued",
+                "Ask the operator of the certificate authority for a new one.",
+            )
+        return name
+
+    def trouble(self) -> str | None:
+        """What the operator must be told about these files now, such as that the revocation list is damaged."""
+        return self.revoked.trouble or None
 
     def accepted_common_name(self, name: str) -> str:
         """The only common name that is accepted for a node ("hub" or an agent's name), by the revocation list."""
