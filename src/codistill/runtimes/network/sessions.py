@@ -19,8 +19,9 @@ Tell = Callable[[str], None]  # takes a sentence for the operator
 class Sessions:
     """The open session of each node, the number of its newest frame, its strikes, and who is excluded."""
 
-    def __init__(self, strikes: int, tell: Tell) -> None:
-        self._most, self._tell = strikes, tell
+    def __init__(self, strikes: int, tell: Tell, bar: Callable[[str, str], None]) -> None:
+        """`bar`: closes the links of a node that is excluded, and tells it why."""
+        self._most, self._tell, self._bar = strikes, tell, bar
         self._open: dict[str, int] = {}
         self._numbers: dict[str, int] = {}  # of the newest frame of the open session
         self._strikes: dict[str, int] = {}
@@ -45,9 +46,9 @@ class Sessions:
         except ValueError as error:
             self.strike(sender, f"not a valid frame: {error}")
             return None
-        is_open = self._open.get(sender) == header.session_id
         if sender in self.excluded:
-            return header if header.kind is FrameKind.HELLO and not is_open else None
+            return None  # sent before its links were closed
+        is_open = self._open.get(sender) == header.session_id
         if is_open and header.number <= self._numbers[sender]:
             self.strike(sender, f"frame {header.number} received after frame {self._numbers[sender]}: a replay")
             return None
@@ -62,6 +63,7 @@ class Sessions:
         if sender not in self.excluded:
             self.excluded[sender] = reason
             self._tell(f"'{sender}' is excluded from the rest of the run: {reason}")
+            self._bar(sender, f"it is excluded from the run: {reason}")
 
     def strike(self, sender: str, reason: str) -> None:
         """Count a bad message of a node that is not excluded already."""
