@@ -71,10 +71,7 @@ class Transport:
         self._barred: dict[str, str] = {}  # nodes that are not admitted any more, and why
         self._revoked: set[str] = set()  # nodes whose link was closed because of their certificate
         self._troubles: dict[str, float] = {}  # what the operator was told, and when
-        self._listener: Listener | None = None
-        pending = reserve_descriptors(len(self.others)) if listen else 0
-        if listen:
-            self._listener = Listener(listen, pending, self._shake_hands, self.loop)
+        self._listener = self._listen(listen) if listen else None
         self._tick = min(0.25, network.lease / 8)
         self._dialling = [self.loop.create_task(self._dial(*place)) for place in (dial or {}).items()]
         self._looking = self.loop.create_task(self._look_after_links())
@@ -168,6 +165,13 @@ class Transport:
         while any(self._links.values()) and self.loop.time() < end:
             await asyncio.sleep(0.005)
         self.loop.stop()
+
+    def _listen(self, address: str) -> Listener:
+        try:
+            return Listener(address, reserve_descriptors(len(self.others)), self._shake_hands, self.loop)
+        except BaseException:
+            self.loop.close()
+            raise
 
     # --- connecting ---------------------------------------------------------------------------------
 
