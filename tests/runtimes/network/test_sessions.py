@@ -55,6 +55,13 @@ def test_numbers_only_grow_and_frames_of_other_sessions_are_ignored() -> None:
     assert len(told) == 1
 
 
+def test_frames_of_a_session_that_is_not_open_are_not_free() -> None:
+    made, told = sessions_of_a()
+    for number in range(1001):
+        assert made.admit("a", header(number, session_id=8)) is None
+    assert told == ["'a': strike 1 of 3: more than 1000 frames of a session that is not open"]
+
+
 def test_an_excluded_node_is_ignored_and_its_links_are_closed() -> None:
     made, told = sessions_of_a()
     made.exclude("a", "3 bad messages")

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from codistill.runtimes.network.frame_header import FrameHeader, FrameKind
 from codistill.text import printable
 
+_IGNORED = 1000  # frames that may be left over from sessions that have ended
 _REASON = 300  # characters of why a message is bad: parts of it were written by the sender
 
 Tell = Callable[[str], None]  # takes a sentence for the operator
@@ -25,6 +26,7 @@ class Sessions:
         self._open: dict[str, int] = {}
         self._numbers: dict[str, int] = {}  # of the newest frame of the open session
         self._strikes: dict[str, int] = {}
+        self._ignored: dict[str, int] = {}  # frames of sessions that are not open
         self.excluded: dict[str, str] = {}  # nodes excluded from the run, and why
 
     def open(self, name: str, session_id: int, number: int) -> None:
@@ -54,7 +56,13 @@ class Sessions:
             return None
         if not is_open:
             # A hello opens a new session; any other frame is left over from a session that has ended.
-            return header if header.kind is FrameKind.HELLO else None
+            if header.kind is FrameKind.HELLO:
+                return header
+            self._ignored[sender] = self._ignored.get(sender, 0) + 1
+            if self._ignored[sender] > _IGNORED:
+                self._ignored[sender] = 0
+                self.strike(sender, f"more than {_IGNORED} frames of a session that is not open")
+            return None
         self._numbers[sender] = header.number
         return header
 
