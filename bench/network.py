@@ -277,7 +277,7 @@ def live_as_hub(description: RunDescription, certs: Path, port: int, by_exchange
     runtime = HubRuntime(description, Connections(wire, Network(), quiet, leads=True), run=secrets.token_hex(8))
     pipe.send(bare_network.resident())
     runtime.run(BEGIN, names)
-    runtime._muster(names)
+    runtime._wait_for_agents(names)
     pipe.send(bare_network.resident())
     t = 0
     while True:
@@ -294,7 +294,7 @@ def live_as_hub(description: RunDescription, certs: Path, port: int, by_exchange
 def live_as_agent(description: RunDescription, certs: Path, port: int) -> None:
     agent = description.agents[0]
     own = read_credentials(certs / agent.name, "agent")
-    wire = Transport(agent.name, (HUB,), Network(), own, dial=[f"127.0.0.1:{port}"])
+    wire = Transport(agent.name, (HUB,), Network(), own, dial={HUB: f"127.0.0.1:{port}"})
     hello = hello_of(agent, description.public)
     RemoteAgent(Connections(wire, Network(), quiet), hello, lambda _: description).run()
 

@@ -105,7 +105,7 @@ class AgentNode:
         trouble = probe(self.hub, HUB, self.own)
         if trouble:
             log.tell(f"{trouble}; trying again until somebody does")
-        transport = Transport(name, (HUB,), self.network, self.own, dial=[self.hub])
+        transport = Transport(name, (HUB,), self.network, self.own, dial={HUB: self.hub}, tell=log.tell)
 
         def settle(terms: Terms) -> RunDescription:
             joined.append(self.describe(terms))

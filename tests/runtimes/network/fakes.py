@@ -21,10 +21,10 @@ from codistill.runtimes.description import RunDescription
 from codistill.runtimes.network.connections import Connections
 from codistill.runtimes.network.frame_header import FrameHeader, FrameKind, Turn
 from codistill.runtimes.network.hub_runtime import HubRuntime
+from codistill.runtimes.network.inbox import Event, Oversized, Presence, ReceivedFrame, Refusal
 from codistill.runtimes.network.options import Network
 from codistill.runtimes.network.remote_agent import RemoteAgent
 from codistill.runtimes.network.terms import hello_of
-from codistill.runtimes.network.transport import Event, Presence, ReceivedFrame
 from codistill.runtimes.plan import Plan
 from codistill.topology import HUB, Topology
 
@@ -57,15 +57,17 @@ class Net:
 
 
 class FakeTransport:
-    """A wire without Zenoh: what is sent is in the other's inbox at once."""
+    """A wire in memory: what is sent is in the other's inbox at once."""
 
-    def __init__(self, net: Net, me: str, others: Sequence[str]) -> None:
+    def __init__(self, net: Net, me: str, others: Sequence[str], limit: int = 1 << 26) -> None:
         self.net, self.me, self.others = net, me, tuple(others)
         self.session_id = secrets.randbits(64)
         self.inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self.revoked_names: list[str] = []
         self._numbers = dict.fromkeys(others, 0)
         self.dead = False
+        self.limit = limit
+        self.barred: dict[str, str] = {}
         for name in others:
             for far in net.wires.get(name, ()):
                 if net.joined(me, name):
@@ -75,6 +77,16 @@ class FakeTransport:
 
     def revoked(self) -> list[str]:
         return self.revoked_names
+
+    def limit_of(self, name: str) -> int:
+        return min((far.limit for far in self.net.wires.get(name, ())), default=self.limit)
+
+    def bar(self, name: str, why: str) -> None:
+        """Its links are closed, and it is told why."""
+        self.barred[name] = why
+        self.net.cut(self.me, name)
+        for far in self.net.wires.get(name, ()):
+            far.inbox.put(Refusal(self.me, why, final=True))
 
     def take(self, timeout: float) -> Event | None:
         if self.dead:
@@ -97,7 +109,10 @@ class FakeTransport:
             head, payload = self.net.spoil(self.me, name, head, payload)
         if self.net.joined(self.me, name):
             for far in self.net.wires.get(name, ()):
-                far.inbox.put(ReceivedFrame(self.me, head, payload))
+                limit = far.limit
+                small = len(payload) <= limit or head[0] != FrameKind.MESSAGE
+                frame = ReceivedFrame(self.me, head, payload)
+                far.inbox.put(frame if small else Oversized(self.me, FrameHeader.decode(head), len(payload), limit))
 
     def kill(self) -> None:
         """As by kill -9: nothing more is said, and the others see that it is gone."""
@@ -258,8 +273,8 @@ class Centre:
             whole = replace(whole, plan=CheckpointsAfter(rounds=whole.plan.rounds, some=checkpoints))
         self.told: list[str] = []
         self.node = Hub()
-        self.wire = FakeTransport(net, HUB, whole.topology.names)
         network = network or Network()
+        self.wire = FakeTransport(net, HUB, whole.topology.names, network.message_limit or 1 << 26)
         self.lines = Connections(self.wire, network, self.told.append, deadline=network.deadline, leads=True)  # type: ignore[arg-type]
         self.names = whole.topology.names
         self.runtime = HubRuntime(with_node(whole, self.node), self.lines, run="run1")

@@ -1,4 +1,4 @@
-"""The attacker: Zenoh sessions that know the frame format and misuse it. Run as a process of its own, without torch.
+"""The attacker: links that know the frame format and misuse it. Run as a process of its own, without torch.
 
     python rogue.py SPEC.json
 
@@ -14,7 +14,6 @@ import os
 import pickle
 import queue
 import random
-import secrets
 import socket
 import ssl
 import struct
@@ -26,77 +25,90 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import zenoh
+from cryptography import x509
 
+from codistill.runtimes.network import stream, transport
 from codistill.runtimes.network.frame_header import FrameHeader, FrameKind, Turn
+from codistill.runtimes.network.inbox import Event, ReceivedFrame, Refusal
+from codistill.runtimes.network.options import Network
 from codistill.wire.codec import decode, encode
+
+stream._BACKLOG = 1 << 40  # an attacker waits for nothing
 
 SOON = 10.0  # seconds in which everything has to happen
 
 
-class Rogue:
-    """One session with given certificates; it sends whatever it is told to, valid or not."""
+class Certificates:
+    """The files of a folder, used without any check."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = Path(folder)
+
+    def tls_context(self, *, server: bool) -> ssl.SSLContext:
+        """Mutual TLS, with whatever certificate there is."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname, context.verify_mode = False, ssl.CERT_REQUIRED
+        context.load_verify_locations(self._folder / "ca.crt")
+        context.load_cert_chain(self._folder / "cert.pem", self._folder / "key.pem")
+        return context
+
+    def admitted_name(self, der: bytes) -> str:
+        """Whoever it is."""
+        (found,) = x509.load_der_x509_certificate(der).subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)
+        return str(found.value).partition("~")[0]
+
+    def trouble(self) -> None:
+        """Never."""
+
+
+class Rogue(transport.Transport):
+    """A node with given certificates; it sends whatever it is told to, valid or not."""
 
     def __init__(
         self, certs: str, name: str, port: int, *, listen: bool = False, others: tuple[str, ...] = ("hub",)
     ) -> None:
-        self.name, self.session_id, self._numbers = name, secrets.randbits(64), dict.fromkeys(others, 0)
+        self.name = name
         self.heard: queue.SimpleQueue[tuple[str, FrameHeader, bytes]] = queue.SimpleQueue()
-        self.seen: set[str] = set()  # keys of all that reached this session
+        self.refusals: list[str] = []
+        self.was_linked = False
         self.evaluations: list[dict[str, Any]] = []  # what it answers, instead of nothing
-        folder = Path(certs)
-        own = {"certificate": str(folder / "cert.pem"), "private_key": str(folder / "key.pem")}
-        tls = {f"{side}_{part}": path for side in ("listen", "connect") for part, path in own.items()}
-        tls |= {
-            "root_ca_certificate": str(folder / "ca.crt"),
-            "enable_mtls": True,
-            "verify_name_on_connect": False,
-            "close_link_on_expiration": False,
-        }
-        end = {"endpoints": [f"tls/127.0.0.1:{port}"], "timeout_ms": -1, "exit_on_failure": False}
-        config = {
-            "mode": "peer",
-            "listen": {"endpoints": end["endpoints"] if listen else []},
-            "connect": {"endpoints": []} if listen else end,
-            "scouting": {"multicast": {"enabled": False}, "gossip": {"enabled": False}},
-            "transport": {"link": {"protocols": ["tls"], "tls": tls}, "shared_memory": {"enabled": False}},
-        }
-        self.session = zenoh.open(zenoh.Config.from_json5(json.dumps(config)))
-        self._kept = [self.session.declare_subscriber(f"codistill/say/{other}/{name}", self._hear) for other in others]
-        self._kept.append(self.session.liveliness().declare_token(f"codistill/here/{name}/{self.session_id:x}"))
+        place = f"127.0.0.1:{port}"
+        super().__init__(
+            name, others, Network(message_limit=1 << 30), Certificates(certs),  # type: ignore[arg-type]
+            listen=place if listen else None, dial={} if listen else dict.fromkeys(others, place),
+        )  # fmt: skip
 
-    def keep(self, declared: Any) -> None:
-        """What is declared lasts as long as somebody holds it."""
-        self._kept.append(declared)
+    def arrived(self, link: stream.Stream, event: Event) -> bool:
+        """Everything is kept."""
+        if isinstance(event, ReceivedFrame):
+            self.heard.put((event.sender, FrameHeader.decode(event.header), event.payload))
+        elif isinstance(event, Refusal):
+            self.refusals.append(event.why)
+        return True
 
-    def _hear(self, sample: Any) -> None:
-        key = str(sample.key_expr)
-        self.seen.add(key)
-        if "*" not in key:  # its own, on many keys at once
-            self.heard.put(
-                (key.split("/")[2], FrameHeader.decode(sample.attachment.to_bytes()), sample.payload.to_bytes())
-            )
+    def opened(self, link: stream.Stream) -> None:
+        """The other end has said its preface, which it does before it refuses."""
+        super().opened(link)
+        self.was_linked = True
 
     def is_linked(self, seconds: float = SOON) -> bool:
         """Whether somebody at the other end takes the link."""
         end = time.monotonic() + seconds
-        while not list(self.session.info.peers_zid()) and time.monotonic() < end:
-            time.sleep(0.05)
-        return bool(list(self.session.info.peers_zid()))
+        while not any(self._links.values()) and time.monotonic() < end:
+            time.sleep(0.02)
+        return any(self._links.values())
 
     def say(self, kind: FrameKind, turn: Turn, payload: bytes, *, to: str = "hub", number: int | None = None) -> int:
         """A frame with a valid header; returns its number."""
         if number is None:
             self._numbers[to] += 1
             number = self._numbers[to]
-        self.put(f"codistill/say/{self.name}/{to}", payload, FrameHeader(kind, self.session_id, number, turn).encode())
+        self.put(payload, FrameHeader(kind, self.session_id, number, turn).encode(), to=to)
         return number
 
-    def put(self, key: str, payload: bytes, header: bytes) -> None:
-        """Any bytes on any key."""
-        self.session.put(
-            key, payload, attachment=header, congestion_control=zenoh.CongestionControl.BLOCK, express=True
-        )
+    def put(self, payload: bytes, header: bytes, *, to: str = "hub") -> None:
+        """Any bytes with any header (of the right length: a stream has no other)."""
+        self.loop.call_soon_threadsafe(self._send, [(to, header)], payload)
 
     def tell(self, to: str = "hub", kind: FrameKind = FrameKind.CONTROL, arrays: Any = None, **content: Any) -> None:
         """A command or an answer of the right form."""
@@ -206,9 +218,9 @@ def pickled(me: Rogue, spec: dict[str, Any]) -> None:
 
 
 def large(me: Rogue, spec: dict[str, Any]) -> None:
-    """Real messages above the limit: little enough for the link to carry, and far more than it carries."""
+    """Real messages above the limit, and far above it."""
     for turn, _ in me.rounds():
-        for size in (50 * spec["limit"], spec["limit"] + 1, spec["limit"] + 1000, spec["limit"] + 2000):
+        for size in (spec["limit"] + 1, 50 * spec["limit"], spec["limit"] + 1000, spec["limit"] + 2000):
             me.say(FrameKind.MESSAGE, turn, bytes(size))
 
 
@@ -223,7 +235,7 @@ def noisy_headers(me: Rogue, spec: dict[str, Any]) -> None:
     source = random.Random(1)
     for _ in me.rounds():
         for _ in range(spec["noise"]):
-            me.put(f"codistill/say/{me.name}/hub", b"", source.randbytes(source.choice((0, 5, 23, 23, 23, 300))))
+            me.put(b"", bytes([source.choice((7, 99, 255))]) + source.randbytes(22))
 
 
 def noisy_commands(me: Rogue, spec: dict[str, Any]) -> None:
@@ -312,50 +324,25 @@ def unknown(me: Rogue, spec: dict[str, Any]) -> None:
 
 
 def forge(me: Rogue, spec: dict[str, Any]) -> None:
-    """Send as another agent and as the hub, subscribe to everything; otherwise take part as others do."""
-    caught: set[str] = set()
-    # Another session, which does not receive what this one sends.
-    listener = Rogue(spec["certs"][me.name], me.name, spec["port"])
-    listener.is_linked()
-
-    def catch(sample: Any) -> None:
-        caught.add(str(sample.key_expr))
-
-    listener.keep(listener.session.declare_subscriber("codistill/**", catch))
-    listener.keep(listener.session.declare_subscriber("codistill/say/a/hub", catch))
-    listener.keep(listener.session.liveliness().declare_subscriber("codistill/here/**", catch, history=True))
-    me.keep(me.session.liveliness().declare_token(f"codistill/here/a/{me.session_id:x}"))
-    hello = encode({}, {"json": json.dumps({"do": "hello", **spec["hello"]})})
-    stop = encode({}, {"json": json.dumps({"do": "stop", "why": "done", "number": 0})})
+    """Connect as another agent and as the hub; otherwise take part as others do."""
+    false = {name: Rogue(spec["certs"][me.name], name, spec["port"]) for name in ("a", "hub")}
     for turn, command in me.rounds():
-        for key in ("codistill/say/a/hub", "codistill/say/*/hub", "codistill/**"):
-            me.put(key, hello, FrameHeader(FrameKind.HELLO, me.session_id, 1, turn).encode())
-            me.put(key, outputs(value=9.0), FrameHeader(FrameKind.MESSAGE, me.session_id, 2, turn).encode())
-        me.put("codistill/say/hub/a", stop, FrameHeader(FrameKind.HELLO, me.session_id, 1, turn).encode())
-        me.put("codistill/say/hub/b", stop, FrameHeader(FrameKind.CONTROL, me.session_id, 2, turn).encode())
-        if turn.phase == 0:
-            caught.update(str(reply.ok.key_expr) for reply in listener.session.get("**", timeout=0.3) if reply.ok)
-            caught.update(
-                str(reply.ok.key_expr) for reply in listener.session.liveliness().get("**", timeout=0.3) if reply.ok
-            )
         me.say(FrameKind.MESSAGE, turn, outputs())
         me.finish(turn, command)
-    own = (f"codistill/say/hub/{me.name}", f"codistill/here/{me.name}/", "codistill/here/hub/")
-    tell(forge={"caught": sorted(key for key in caught if not key.startswith(own))})
+    tell(forge={name: [rogue.refusals[0], rogue.heard.empty()] for name, rogue in false.items()})
 
 
 def old(me: Rogue, spec: dict[str, Any]) -> None:
     """It has joined; now it sends a hello with another version of codistill."""
     for turn, command in me.rounds():
         if turn.phase == 0:
-            ours, me.session_id = me.session_id, me.session_id ^ 1  # a new session
-            me.keep(me.session.liveliness().declare_token(f"codistill/here/{me.name}/{me.session_id:x}"))
+            second = Rogue(spec["certs"][me.name], me.name, spec["port"])  # a session of its own
+            second.is_linked()
             for _ in range(20):
-                me.tell(kind=FrameKind.HELLO, do="hello", **spec["hello"] | {"version": "0.0.1"})
+                second.tell(kind=FrameKind.HELLO, do="hello", **spec["hello"] | {"version": "0.0.1"})
                 with contextlib.suppress(TimeoutError):
-                    tell(old=me.hear("refused", 0.5))
+                    tell(old=second.hear("refused", 0.5))
                     break
-            me.session_id = ours
         me.say(FrameKind.MESSAGE, turn, outputs())
         me.finish(turn, command)
 
@@ -399,19 +386,17 @@ def outsiders(spec: dict[str, Any]) -> None:
     for who, certs in spec["certs"].items():
         tell(**{who: {"alert": handshake(spec["port"], certs)}})
     rogues = {who: Rogue(certs, "a", spec["port"]) for who, certs in spec["certs"].items() if certs}
-    linked = dict.fromkeys(rogues, False)
     stop = encode({}, {"json": json.dumps({"do": "leaving", "why": "forged"})})
     tell(trying=True)
     began = time.monotonic()
     while not Path(spec["over"]).exists() and time.monotonic() - began < 9 * SOON:
-        for who, rogue in rogues.items():
-            linked[who] |= rogue.is_linked(0)
+        for rogue in rogues.values():
             rogue.tell(kind=FrameKind.HELLO, do="hello", **spec["hello"])
             rogue.say(FrameKind.MESSAGE, Turn(0), outputs(value=9.0))
             rogue.say(FrameKind.CONTROL, Turn(0), stop)
         time.sleep(0.05)
     for who, rogue in rogues.items():
-        tell(**{who: {"linked": linked[who], "seen": sorted(rogue.seen)}})
+        tell(**{who: {"heard": not rogue.heard.empty(), "refusals": sorted(set(rogue.refusals))}})
 
 
 def handshake(port: int, certs: str | None) -> str:
@@ -499,4 +484,4 @@ if __name__ == "__main__":
     KINDS[told["kind"]](told)
     tell(done=True)
     sys.stdin.read()
-    os._exit(0)  # Zenoh's threads need not be waited for
+    os._exit(0)

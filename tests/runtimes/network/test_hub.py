@@ -241,20 +241,6 @@ def test_what_an_agent_cannot_store_is_told_and_the_run_goes_on(tmp_path: Path) 
     assert stored["state"]["sums"] == [12.0, 15.0, 18.0]
 
 
-def test_a_certificate_that_is_revoked_during_the_run_puts_its_owner_out() -> None:
-    net, whole = Net(), describe(NAMES, 3)
-    lives = {name: Life(net, name, whole) for name in NAMES}
-    centre = Centre(net, whole)
-    centre.rounds(0, 1)
-    centre.wire.revoked_names = ["c"]
-    assert [report.present for report in centre.rounds(1, 3)] == [("a", "b")] * 2
-    assert any(
-        "'c' is excluded from the rest of the run: its certificate has been revoked" in text for text in centre.told
-    )
-    centre.finish()
-    lives["a"].end()
-
-
 def test_an_agent_that_is_asked_to_stop_finishes_its_round_first(tmp_path: Path) -> None:
     net, whole = Net(), describe(NAMES, 3)
     lives = {name: Life(net, name, whole, tmp_path / name) for name in NAMES}

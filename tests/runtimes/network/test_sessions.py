@@ -5,10 +5,13 @@ from __future__ import annotations
 import pytest
 from tests.runtimes.network.fakes import FakeTransport, Net
 
+from codistill.runtimes.network.allowance import LineLimit
 from codistill.runtimes.network.connections import Connections
 from codistill.runtimes.network.frame_header import FrameHeader, FrameKind, Turn
+from codistill.runtimes.network.inbox import ReceivedFrame
 from codistill.runtimes.network.options import Network
 from codistill.runtimes.network.sessions import Sessions
+from codistill.wire.codec import encode
 
 
 def header(number: int, session_id: int = 7, kind: FrameKind = FrameKind.MESSAGE) -> bytes:
@@ -17,7 +20,7 @@ def header(number: int, session_id: int = 7, kind: FrameKind = FrameKind.MESSAGE
 
 def sessions_of_a() -> tuple[Sessions, list[str]]:
     told: list[str] = []
-    made = Sessions(3, told.append)
+    made = Sessions(3, told.append, lambda name, why: told.append(f"barred {name}: {why}"))
     made.open("a", 7, 1)
     return made, told
 
@@ -29,7 +32,7 @@ def test_a_header_survives_encoding_and_decoding() -> None:
     assert Turn(2, 9) < Turn(3, 0) < Turn(3, 1)
 
 
-@pytest.mark.parametrize("data", [b"", bytes(22), bytes(24), b"\x05" + bytes(22), b"\xff" * 23])
+@pytest.mark.parametrize("data", [b"", bytes(22), bytes(24), b"\x07" + bytes(22), b"\xff" * 23])
 def test_a_malformed_header_costs_a_strike(data: bytes) -> None:
     made, told = sessions_of_a()
     assert made.admit("a", data) is None
@@ -52,26 +55,107 @@ def test_numbers_only_grow_and_frames_of_other_sessions_are_ignored() -> None:
     assert len(told) == 1
 
 
-def test_an_excluded_node_is_ignored_but_its_hello_is_answered() -> None:
+def test_frames_of_a_session_that_is_not_open_are_not_free() -> None:
+    made, told = sessions_of_a()
+    for number in range(1001):
+        assert made.admit("a", header(number, session_id=8)) is None
+    assert told == ["'a': strike 1 of 3: more than 1000 frames of a session that is not open"]
+
+
+def test_an_excluded_node_is_ignored_and_its_links_are_closed() -> None:
     made, told = sessions_of_a()
     made.exclude("a", "3 bad messages")
     assert made.admit("a", header(2)) is None
-    assert made.admit("a", header(1, session_id=8, kind=FrameKind.HELLO)) is not None
+    assert made.admit("a", header(1, session_id=8, kind=FrameKind.HELLO)) is None, "sent before its links were closed"
     made.strike("a", "again")
-    assert told == ["'a' is excluded from the rest of the run: 3 bad messages"]
+    assert told == [
+        "'a' is excluded from the rest of the run: 3 bad messages",
+        "barred a: it is excluded from the run: 3 bad messages",
+    ]
 
 
-def test_a_message_above_the_limit_is_not_opened() -> None:
+def connected(limit: int = 1 << 16) -> tuple[Connections, FakeTransport, list[str]]:
+    """A hub in turn 0 that waits for agent 'a', whose wire is given too."""
     net, told = Net(), list[str]()
-    transport, other = FakeTransport(net, "hub", ("a",)), FakeTransport(net, "a", ("hub",))
-    connections = Connections(transport, Network(message_limit=1 << 16), told.append)  # type: ignore[arg-type]
+    transport, other = FakeTransport(net, "hub", ("a",), limit), FakeTransport(net, "a", ("hub",))
+    connections = Connections(transport, Network(), told.append, leads=True)  # type: ignore[arg-type]
     connections.arrived()
     connections.open_session("a", other.session_id, 0)
     connections.begin(Turn(0), ("a",))
+    return connections, other, told
+
+
+def test_a_message_above_the_limit_is_lost_for_whoever_waits_for_it() -> None:
+    connections, other, told = connected()
     other.send(("hub",), FrameKind.MESSAGE, Turn(0), bytes(1 << 16))
     other.send(("hub",), FrameKind.MESSAGE, Turn(0), bytes((1 << 16) + 1))
-    assert [len(frame.payload) for frame in connections.arrived()] == [1 << 16]
-    assert told == ["'a': strike 1 of 3: a message of 65537 bytes, above the limit"]
+    assert [(len(frame.payload), frame.lost) for frame in connections.arrived()] == [(1 << 16, False), (0, True)]
+    assert told == ["'a': strike 1 of 3: a message of 65,537 bytes, above the limit of 65,536"]
+
+
+def test_a_message_above_the_receivers_limit_is_not_sent() -> None:
+    """An honest sender tells its operator; the receiver hears at once that the message is lost."""
+    connections, other, told = connected(limit=1 << 20)
+    other.limit = 1 << 16
+    connections.post(0, "hub", ["a"], bytes((1 << 16) + 1))
+    connections.post(0, "hub", ["a"], bytes(1 << 16))
+    frames = [event for event in iter(lambda: other.take(0), None) if isinstance(event, ReceivedFrame)]
+    kinds = [(FrameHeader.decode(frame.header).kind, len(frame.payload)) for frame in frames]
+    assert kinds == [(FrameKind.LOST, 0), (FrameKind.MESSAGE, 1 << 16)]
+    assert told == [
+        "round 1: a message of 65,537 bytes was not sent to 'a', which accepts at most 65,536: "
+        "raise network.message_limit there"
+    ]
+
+
+def test_join_requests_and_commands_are_not_free() -> None:
+    """A few more than were asked for are let pass; then each one is a strike, and the third ends it."""
+    connections, other, told = connected()
+    hellos = []
+    connections.on_hello = hellos.append
+    for _ in range(1000):
+        other.send(("hub",), FrameKind.HELLO, Turn(0), encode({}, {"json": '{"do": "hello"}'}))
+    connections.arrived()
+    assert len(hellos) == 60
+    assert told[:3] == [
+        f"'a': strike {number} of 3: more commands or join requests than were asked for" for number in (1, 2, 3)
+    ]
+    assert told[3] == "'a' is excluded from the rest of the run: 3 bad messages"
+    assert len(told) == 4
+    assert connections.transport.barred == {"a": "it is excluded from the run: 3 bad messages"}  # type: ignore[attr-defined]
+
+
+def test_each_command_entitles_to_answers() -> None:
+    connections, other, told = connected()
+    for number in range(300):
+        connections.command("a", do="evaluate", number=number)
+        other.send(("hub",), FrameKind.CONTROL, Turn(0), encode({}, {"json": '{"do": "answer"}'}))
+        assert connections.next_control(1.0) is not None
+    assert not told
+
+
+def test_messages_that_nobody_wants_are_not_free() -> None:
+    connections, other, told = connected()
+    connections.begin(Turn(1), ("a",))
+    for _ in range(1001):
+        other.send(("hub",), FrameKind.MESSAGE, Turn(0), b"x")
+    assert connections.arrived() == []
+    assert told == ["'a': strike 1 of 3: more than 1000 messages that are not wanted any more"]
+
+
+def test_lines_of_one_cause_are_counted() -> None:
+    now, told = [0.0], list[str]()
+    limit = LineLimit(told.append, lambda: now[0])
+    for number in range(500):
+        limit(f"'a' tried {number} times")
+    limit("something else")
+    assert told == [f"'a' tried {number} times" for number in range(10)] + ["something else"]
+    now[0] = 60.0
+    limit("'a' tried 501 times")
+    assert told[-1] == "'a' tried 501 times (and 490 more of this kind before)"
+    for number in range(2000):  # many causes: all of them together are bounded, too
+        limit("x" * (number % 100) + "y" * (number // 100))
+    assert len(told) < 400
 
 
 def test_frames_of_an_ended_session_do_not_count() -> None:

@@ -1,1 +1,1 @@
-"""The same protocols between machines: certificates, links over Zenoh, hub, agents and peers."""
+"""The same protocols between machines: certificates, links with mutual TLS, hub, agents and peers."""

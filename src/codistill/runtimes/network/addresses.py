@@ -18,12 +18,6 @@ def split(address: str) -> tuple[str, int]:
     return found[1] or found[2], int(found[3])
 
 
-def endpoint(address: str, *, secure: bool) -> str:
-    """The address in Zenoh's form."""
-    host, port = split(address)
-    return f"{'tls' if secure else 'tcp'}/{f'[{host}]' if ':' in host else host}:{port}"
-
-
 def is_loopback(address: str) -> bool:
     """Whether only this machine can reach the address."""
     host = split(address)[0]

@@ -8,23 +8,28 @@ from __future__ import annotations
 
 import json
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from codistill.errors import MessageError
 from codistill.runtimes.links import Frame, Waiting
+from codistill.runtimes.network.allowance import CommandAllowance, LineLimit
 from codistill.runtimes.network.frame_header import FrameHeader, FrameKind, Turn
+from codistill.runtimes.network.inbox import EACH, Oversized, Presence, ReceivedFrame, Refusal
 from codistill.runtimes.network.options import Network
 from codistill.runtimes.network.sessions import Sessions, Tell
-from codistill.runtimes.network.transport import EACH, ROOM, Overflow, Presence, ReceivedFrame, Transport
+from codistill.runtimes.network.stream import CONTROL_LIMIT
+from codistill.runtimes.network.transport import Transport
 from codistill.text import printable
 from codistill.wire.codec import Arrays, decode, encode
 
 _POLL = 0.5  # seconds between checks of the clock while waiting
-_CONTROL_LIMIT = 1 << 26  # bytes of a command or an answer
-_TEXT_LIMIT = 1 << 23  # characters of its text
+ROOM = 4  # messages of the largest size that one sender may have here
+_LATE = 1000  # messages of one sender in a turn that are not wanted any more
+_TEXT_LIMIT = 1 << 22  # characters of its text
 _COMMANDS = 100  # of one sender that may be queued
+_COMMANDING = frozenset({FrameKind.HELLO, FrameKind.CONTROL})
 _WORDS, _EVENTS = 600, 1000  # characters of an event, and events of a round: parts are written by other nodes
 
 
@@ -47,8 +52,8 @@ class Connections:
         self, transport: Transport, network: Network, tell: Tell, *, deadline: float | None = None, leads: bool = False
     ) -> None:
         """`leads`: no other node can enter a turn before this node."""
-        self.transport, self.network, self.tell = transport, network, tell
-        self.sessions = Sessions(network.strikes, tell)
+        self.transport, self.network, self.tell = transport, network, LineLimit(tell)
+        self.sessions = Sessions(network.strikes, self.tell, transport.bar)
         self._events: list[str] = []  # of this round, for its log
         self.visible: dict[str, set[int]] = {}  # sessions that are on the network now, by node
         self.dropped: dict[str, str] = {}  # who was dropped from this turn, and why
@@ -56,12 +61,15 @@ class Connections:
         self.meeting_turn: dict[str, Turn] = {}  # the first turn in which a node that came back is waited for
         self.on_hello: Callable[[Control], None] = _ignore
         self.on_presence: Callable[[str], None] = _ignore
+        self.on_refusal: Callable[[Refusal], None] = _ignore
         self._deadline = deadline
         self.turn = Turn(-2)
         self._leads = leads
         self.backlog: Callable[[str], int] = _nothing  # bytes of a sender that the host holds and has not used
         self._over = True  # this node waits for nothing more of this turn
         self._held: dict[str, int] = {}  # bytes of early frames and of this turn's, by sender
+        self._late: Counter[str] = Counter()  # frames of this turn that came too late, by sender
+        self._allowance = CommandAllowance()
         self._since, self._waits = 0.0, {}  # type: float, dict[str, list[str]]
         self._frames: list[Frame] = []
         self._early: list[tuple[Turn, Frame]] = []
@@ -75,7 +83,7 @@ class Connections:
         """Enter a turn in which these other nodes are waited for."""
         self.turn, self._expected = turn, tuple(expected)
         self._ended, self.dropped, self._frames, self._held = set(), {}, [], {}
-        self._over = False
+        self._over, self._late = False, Counter()
         early, self._early = self._early, []
         for at, frame in early:
             self._sort(at, frame)
@@ -88,8 +96,23 @@ class Connections:
 
     def post(self, phase: int, sender: str, receivers: Sequence[str], data: bytes | None) -> None:
         """Send a message; None stands for one that an injected fault has dropped."""
-        kind = FrameKind.LOST if data is None else FrameKind.MESSAGE
-        self.transport.send(receivers, kind, self.turn, data or b"")
+        small = receivers
+        if data is not None:
+            small = [name for name in receivers if len(data) <= self.transport.limit_of(name)]
+            for name in receivers:
+                if name not in small:
+                    self._refuse_to_send(name, len(data))
+            self.transport.send(small, FrameKind.MESSAGE, self.turn, data)
+        lost = receivers if data is None else [name for name in receivers if name not in small]
+        self.transport.send(lost, FrameKind.LOST, self.turn)
+
+    def _refuse_to_send(self, receiver: str, length: int) -> None:
+        """What the receiver would discard is not sent: it hears at once that the message is lost."""
+        self.note(
+            f"a message of {length:,} bytes was not sent to '{receiver}', which accepts at most "
+            f"{self.transport.limit_of(receiver):,}: raise network.message_limit there",
+            self.turn.phase + 1,
+        )
 
     def post_end(self, phase: int, sender: str, listeners: Iterable[str]) -> None:
         """Tell the listeners that this node's turn is over."""
@@ -122,7 +145,11 @@ class Connections:
 
     def _sort(self, at: Turn, frame: Frame) -> None:
         if at < self.turn or (at == self.turn and (self._over or frame.sender in self._ended)):
-            return  # too late
+            self._late[frame.sender] += 1  # of a node that was dropped, or of an earlier attempt
+            if self._late[frame.sender] > _LATE:
+                self._late[frame.sender] = 0
+                self.sessions.strike(frame.sender, f"more than {_LATE} messages that are not wanted any more")
+            return
         if at > self.turn and self._leads:
             self.sessions.strike(frame.sender, "a message for a turn that has not begun")
         elif not self._has_room(frame):
@@ -138,7 +165,7 @@ class Connections:
     def _has_room(self, frame: Frame) -> bool:
         """Whether the bytes of a sender, held here and by the host, stay within bounds."""
         held = self._held.get(frame.sender, 0) + _size(frame)
-        if held + self.backlog(frame.sender) > ROOM * self.network.message_limit:
+        if held + self.backlog(frame.sender) > ROOM * self.transport.limit:
             return False
         self._held[frame.sender] = held
         return True
@@ -193,6 +220,8 @@ class Connections:
     ) -> None:
         """Send a command or an answer; `reached`: the turn that this node goes to, if it is not in it yet."""
         text = json.dumps(content, separators=(",", ":"))
+        for name in receivers:
+            self._allowance.grant(name)
         self.transport.send(receivers, kind, reached or self.turn, encode(arrays or {}, {"json": text}))
 
     def next_control(self, timeout: float) -> Control | None:
@@ -222,16 +251,18 @@ class Connections:
                     self._receive(event, header)
             case Presence():
                 self._presence_changed(event)
-            case Overflow():
-                self.sessions.strike(event.sender, "it sent more than this node can hold")
+            case Refusal():
+                self.on_refusal(event)
+            case Oversized():
+                self._receive_oversized(event)
         if not isinstance(event, Presence) and event.sender in self.sessions.excluded:
             self.drop(event.sender, "it is excluded")
         return True
 
     def _receive(self, received: ReceivedFrame, header: FrameHeader) -> None:
         sender = received.sender
-        if len(received.payload) > self.network.message_limit:
-            self.sessions.strike(sender, f"a message of {len(received.payload)} bytes, above the limit")
+        if header.kind in _COMMANDING and not self._allowance.take(sender):
+            self.sessions.strike(sender, "more commands or join requests than were asked for")
             return
         if header.kind is FrameKind.HELLO:
             hello = self._read(received, header)
@@ -252,6 +283,15 @@ class Connections:
         )  # fmt: skip
         self._sort(header.turn, frame)
 
+    def _receive_oversized(self, event: Oversized) -> None:
+        """The content of a frame above the limit was discarded: for whoever waits for it, it is lost."""
+        header, sender = event.header, event.sender
+        if self.sessions.admit(sender, header.encode()) is None:
+            return
+        self.sessions.strike(sender, f"a message of {event.length:,} bytes, above the limit of {event.limit:,}")
+        if header.kind is FrameKind.MESSAGE:
+            self._sort(header.turn, Frame(header.turn.phase, sender, [self.transport.me], b"", lost=True))
+
     def _queue(self, control: Control) -> None:
         if sum(waiting.sender == control.sender for waiting in self._control) >= _COMMANDS:
             self.sessions.strike(control.sender, f"more than {_COMMANDS} unread commands")
@@ -260,7 +300,7 @@ class Connections:
 
     def _read(self, received: ReceivedFrame, header: FrameHeader) -> Control | None:
         try:
-            arrays, values = decode(received.payload, finite=False, limit=_CONTROL_LIMIT)
+            arrays, values = decode(received.payload, finite=False, limit=CONTROL_LIMIT)
             if len(values["json"]) > _TEXT_LIMIT:
                 raise ValueError(f"a text of {len(values['json'])} characters")
             content = json.loads(values["json"])
@@ -272,7 +312,7 @@ class Connections:
         return Control(received.sender, content, arrays, header)
 
     def _presence_changed(self, presence: Presence) -> None:
-        name, before = presence.name, self.is_connected(presence.name)
+        name, before = presence.sender, self.is_connected(presence.sender)
         visible = self.visible.setdefault(name, set())
         (visible.add if presence.here else visible.discard)(presence.session_id)
         if before and not self.is_connected(name):

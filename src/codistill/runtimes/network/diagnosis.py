@@ -1,17 +1,16 @@
-"""A test connection before the first message: Zenoh itself only retries, and does not say what is wrong."""
+"""A test connection before the first message: a link only tries again, this one says what is wrong."""
 
 from __future__ import annotations
 
 import socket
 import ssl
 
-from codistill.certs.credentials import Credentials, describe_peer
+from codistill.certs.credentials import Credentials
 from codistill.errors import NetworkError
 from codistill.runtimes.network.addresses import split
-from codistill.topology import HUB
 
 _TIMEOUT = 5.0
-_ALERT = 0.3  # seconds in which a TLS alert about our certificate arrives, after our side of the handshake
+_ANSWER = 2.0  # seconds in which its preface arrives, after our side of the handshake
 
 
 def probe(address: str, expected: str, own: Credentials | None) -> str | None:
@@ -19,8 +18,11 @@ def probe(address: str, expected: str, own: Credentials | None) -> str | None:
     host, port = split(address)
     try:
         with socket.create_connection((host, port), timeout=_TIMEOUT) as plain:
-            if own is not None:
-                _handshake(plain, address, expected, own)
+            if own is not None and not _handshake(plain, address, expected, own):
+                return (
+                    f"{address} closed the connection: it may be too busy, or does not accept this certificate (one "
+                    "that has expired there, or of another authority)"
+                )
     except socket.gaierror as error:
         return f"the name '{host}' cannot be resolved ({error.strerror})"
     except ConnectionRefusedError:
@@ -32,18 +34,16 @@ def probe(address: str, expected: str, own: Credentials | None) -> str | None:
     return None
 
 
-def _handshake(plain: socket.socket, address: str, expected: str, own: Credentials) -> None:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False  # the common name, below, says who it is
-    context.load_verify_locations(own.authority)
-    context.load_cert_chain(own.certificate, own.key)
+def _handshake(plain: socket.socket, address: str, expected: str, own: Credentials) -> bool:
+    """Whether the other end takes the connection; an error if it is the wrong one."""
+    context = own.tls_context(server=False)
     try:
-        with context.wrap_socket(plain, server_hostname=None) as secure:
+        with context.wrap_socket(plain) as secure:
             _check_name(secure.getpeercert(binary_form=True) or b"", address, expected, own)
-            secure.settimeout(_ALERT)
-            secure.recv(1)
-    except TimeoutError:
-        return  # no alert: our certificate was accepted
+            secure.settimeout(_ANSWER)
+            return bool(secure.recv(1))  # the first byte of its preface
+    except (TimeoutError, ConnectionError):
+        return False
     except ssl.SSLCertVerificationError as error:
         raise NetworkError(
             f"{address} must have a certificate of this federation's authority.",
@@ -59,10 +59,16 @@ def _handshake(plain: socket.socket, address: str, expected: str, own: Credentia
 
 
 def _check_name(der: bytes, address: str, expected: str, own: Credentials) -> None:
-    name, generation, role = describe_peer(der)
-    node = HUB if role == HUB else name
-    if node != expected or own.is_revoked(node, generation):
-        found = "its certificate is revoked" if node == expected else f"the {role} '{name}'"
+    """The certificate is of the expected node and admitted; a list that is out of date may be renewed later."""
+    try:
+        found = own.admitted_name(der)
+    except NetworkError as error:
+        if own.trouble() is not None:
+            return
+        found, why = "", error.found
+    if found != expected:
         raise NetworkError(
-            f"The node at {address} must be '{expected}'.", found, "Check the address and the certificates."
+            f"The node at {address} must be '{expected}'.",
+            f"'{found}'" if found else why,
+            "Check the address and the certificates.",
         )

@@ -10,6 +10,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 _LAYOUT = struct.Struct("<BQQiH")  # kind, session, number, phase, attempt
+HEADER_SIZE = _LAYOUT.size
 
 
 class FrameKind(IntEnum):
@@ -20,8 +21,11 @@ class FrameKind(IntEnum):
     END = 2  # the sender's part of a turn is over
     CONTROL = 3  # of the runtime itself: commands and answers
     HELLO = 4  # the first frame of a session, sent again after a reconnection
+    PING = 5  # nothing: this end of the link is alive
+    REFUSED = 6  # this node does not accept the other one, and closes the link
 
 
+EMPTY = frozenset({FrameKind.LOST, FrameKind.END, FrameKind.PING})  # kinds without content
 _KINDS = tuple(FrameKind)  # faster to index than FrameKind(number), which is done for every frame
 
 

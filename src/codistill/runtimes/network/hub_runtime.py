@@ -22,6 +22,7 @@ from codistill.runtimes.host import BEGIN, Report
 from codistill.runtimes.network.answers import checked_report, checked_scores, checked_view
 from codistill.runtimes.network.connections import Connections, Control
 from codistill.runtimes.network.frame_header import FrameKind, Turn
+from codistill.runtimes.network.inbox import Refusal
 from codistill.runtimes.network.options import RETURN, WIRE_VERSION
 from codistill.runtimes.network.terms import objection, terms_of
 from codistill.runtimes.runtime import Runtime, ShouldStop, Stopped, load_nodes, never, one_thread, save_nodes
@@ -57,11 +58,11 @@ class HubRuntime(Runtime):
         self._keeping: dict[str, int] = {}  # who has not confirmed yet that it has kept the last round
         self._unstored: set[str] = set()  # who has kept its last round in memory only
         self._started = False  # everybody has joined once, or patience has ended
-        self._notified: set[str] = set()  # excluded agents that have been told so
         self._duplicates: set[int] = set()  # sessions of agents that are already connected by another one
         self._single = ExitStack()
         self._single.enter_context(one_thread())
         connections.on_hello, connections.on_presence = self._answer_hello, self._presence_changed
+        connections.on_refusal = self._refused_by
         connections.backlog = self._host.backlog
 
     # --- the runtime ------------------------------------------------------------------------------
@@ -98,20 +99,9 @@ class HubRuntime(Runtime):
         self._unstored = self._unstored - set(done) if store else self._unstored | set(done)
         number = self._ask(done, do="keep", round=self.done, store=store)
         self._keeping = dict.fromkeys(done, number)
-        self._notify_excluded()
         report.events = self._connections.take_events()
         report.waited = waited
         return report
-
-    def _notify_excluded(self) -> None:
-        """Tell each excluded agent once that it is excluded: its messages are ignored from now on."""
-        excluded = self._connections.sessions.excluded
-        for name in excluded.keys() - self._notified:
-            self._notified.add(name)
-            self.statuses[name].ready = False
-            self._connections.command(
-                name, do="refused", why=f"it is excluded from the run: {excluded[name]}", number=0
-            )
 
     def _attempt(self, turn: Turn, present: tuple[str, ...]) -> Report:
         number = self._ask(
@@ -247,7 +237,6 @@ class HubRuntime(Runtime):
         if patience is None and self.done:
             patience = RETURN
         while True:
-            self._exclude_revoked()
             free = tuple(name for name in wanted if self._is_free(name, keeping=True))
             possible = [name for name in wanted if not self._is_excluded(name)]
             waited = time.monotonic() - began
@@ -268,12 +257,6 @@ class HubRuntime(Runtime):
                 missing = [name for name in wanted if name not in free]
                 self._connections.tell(f"waiting for {', '.join(missing)} ({len(free)} of {len(wanted)} joined)")
             self._pump(_POLL)
-
-    def _exclude_revoked(self) -> None:
-        for name in self._connections.transport.revoked():
-            self._connections.sessions.exclude(
-                name, "its certificate has been revoked; a new one is accepted after the hub is restarted"
-            )
 
     def _ask(self, names: Sequence[str], **content: Any) -> int:
         self._number += 1
@@ -347,8 +330,7 @@ class HubRuntime(Runtime):
         is_other = connections.is_connected(name) and current != session_id
         if is_other and session_id not in connections.visible[name]:
             return  # of a session that has ended
-        excluded = connections.sessions.excluded.get(name)
-        why = objection(self._terms, hello.content) if excluded is None else f"it is excluded from the run: {excluded}"
+        why = objection(self._terms, hello.content)
         if why is not None:
             connections.tell(f"'{name}' may not join: {why}")
             connections.command(name, kind=FrameKind.HELLO, do="refused", why=why, session=session_id)
@@ -377,3 +359,6 @@ class HubRuntime(Runtime):
         if status.ready and not self._connections.is_connected(name):
             status.ready, status.unanswered = False, None
             self.tell(f"'{name}' disconnected")
+
+    def _refused_by(self, refusal: Refusal) -> None:
+        self._connections.tell(f"'{refusal.sender}' does not accept this hub: {refusal.why}")

@@ -108,8 +108,10 @@ class LocalNetwork(Runtime):
     def _be_agent(self, name: str, home: Path, address: str, channel: Channel, should_stop: ShouldStop) -> None:
         """What an agent's process does: take part until the run is over, then hand over what it has learnt."""
         description = self.description.of_agent(name)
-        transport = Transport(name, (HUB,), self._network, self._credentials(name), dial=[address])
-        connections = Connections(transport, self._network, self._log(name).tell)
+        log = self._log(name)
+        own = self._credentials(name)
+        transport = Transport(name, (HUB,), self._network, own, dial={HUB: address}, tell=log.tell)
+        connections = Connections(transport, self._network, log.tell)
         hello = hello_of(description.agents[0], description.public)
         try:
             RemoteAgent(connections, hello, lambda _: description, home, should_stop).run()

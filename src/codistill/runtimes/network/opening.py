@@ -26,7 +26,7 @@ def open_hub(
     description: RunDescription, network: Network, own: Credentials | None, listen: str, log: EventLog, run: str
 ) -> HubRuntime:
     """The runtime of a hub, which listens."""
-    transport = Transport(HUB, description.topology.names, network, own, listen=listen)
+    transport = Transport(HUB, description.topology.names, network, own, listen=listen, tell=log.tell)
     connections = Connections(transport, network, log.tell, deadline=network.deadline, leads=True)
     log.hub = HubRuntime(description, connections, run=run)
     return log.hub
@@ -42,7 +42,7 @@ def open_peer(
 ) -> PeerRuntime:
     """The runtime of a peer, which listens, and dials some of its neighbours."""
     others = neighbours(description.topology, description.names[0])
-    transport = Transport(description.names[0], others, network, own, listen=listen, dial=list(dial.values()))
+    transport = Transport(description.names[0], others, network, own, listen=listen, dial=dial, tell=log.tell)
     return PeerRuntime(description, Connections(transport, network, log.tell, deadline=network.deadline))
 
 

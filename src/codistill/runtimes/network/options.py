@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from codistill.settings import check_settings, setting
 
-WIRE_VERSION = 2  # of heads, hellos and commands: raised with every change that others would misread
+WIRE_VERSION = 3  # of heads, hellos and commands: raised with every change that others would misread
 RETURN = 10.0  # seconds that a node which was started again waits for others that may have left for good
 
 
@@ -35,8 +35,11 @@ class Network:
         at_least=0.5,
         at_most=600,
     )
-    message_limit: int = setting(
-        1 << 30, "bytes of the largest message that is accepted", at_least=1 << 16, at_most=1 << 30
+    message_limit: int | None = setting(
+        None,
+        "bytes of the largest message that is accepted; unset: what the protocol needs, 64 MiB where it sends models",
+        at_least=1 << 16,
+        at_most=1 << 30,
     )
     strikes: int = setting(3, "bad messages after which their sender is excluded from the run", at_least=1)
 

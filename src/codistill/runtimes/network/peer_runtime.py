@@ -21,6 +21,7 @@ from codistill.runtimes.evaluation import score
 from codistill.runtimes.host import BEGIN, Report
 from codistill.runtimes.network.connections import Connections, Control
 from codistill.runtimes.network.frame_header import FrameKind, Turn
+from codistill.runtimes.network.inbox import Refusal
 from codistill.runtimes.network.options import RETURN
 from codistill.runtimes.network.terms import difference, terms_of
 from codistill.runtimes.running import measure_alone
@@ -48,6 +49,7 @@ class PeerRuntime(Runtime):
         self._single = ExitStack()
         self._single.enter_context(one_thread())
         connections.on_hello, connections.on_presence = self._on_hello, self._presence_changed
+        connections.on_refusal = self._refused_by
         connections.backlog = self._host.backlog
         self._started = False  # all neighbours have joined once, or patience has ended
         self._last_hello = 0.0
@@ -63,10 +65,6 @@ class PeerRuntime(Runtime):
 
     def run(self, phase: int, present: tuple[str, ...]) -> Report:
         """Drive one phase with the connected neighbours; skip it if they are already further."""
-        for name in self._connections.transport.revoked():
-            self._connections.sessions.exclude(
-                name, "its certificate has been revoked; a new one is accepted after this peer is restarted"
-            )
         began = time.monotonic()
         self._wait_for_neighbours()
         waited = time.monotonic() - began
@@ -230,6 +228,9 @@ class PeerRuntime(Runtime):
         self._send_hello(name)  # if it was connected before, this tells it which round this peer is in
         self._connections.tell(f"'{name}' joined")
         self._jump(meeting, f"'{name}'")
+
+    def _refused_by(self, refusal: Refusal) -> None:
+        self._connections.tell(f"'{refusal.sender}' does not accept this peer: {refusal.why}")
 
     def _jump(self, to: int, whom: str) -> None:
         """Skip the rounds up to one, and tell the other neighbours, which may be behind as well."""

@@ -20,6 +20,7 @@ from codistill.runtimes.host import BEGIN, Host, Report
 from codistill.runtimes.network.answers import report_content
 from codistill.runtimes.network.connections import Connections, Control
 from codistill.runtimes.network.frame_header import FrameKind, Turn
+from codistill.runtimes.network.inbox import Refusal
 from codistill.runtimes.network.state_store import StateStore
 from codistill.runtimes.network.terms import Terms, check_terms
 from codistill.runtimes.running import measure_alone
@@ -62,7 +63,7 @@ class RemoteAgent:
         self._answered = 0.0  # when it last answered
         self._beginning = Report()  # of the phase before the first round; sent with that of the first round
         self._done = 0
-        connections.on_hello = self._on_hello
+        connections.on_hello, connections.on_refusal = self._on_hello, self._on_refusal
 
     # --- joining ----------------------------------------------------------------------------------
 
@@ -89,6 +90,12 @@ class RemoteAgent:
         self._connections.open_session(HUB, welcome.header.session_id, welcome.header.number)
         self._welcome = welcome
 
+    def _on_refusal(self, refusal: Refusal) -> None:
+        """The hub does not accept the connection itself: this agent is not on its roster, revoked or excluded."""
+        if refusal.final:
+            raise NetworkError("The hub must accept this agent.", refusal.why, "Correct that, and join again.")
+        self._connections.tell(f"the hub does not accept this agent now: {refusal.why}")
+
     def _join(self) -> bool:
         """Send hellos to the hub until it answers; False if asked to stop before that."""
         began = hinted = time.monotonic()
@@ -97,6 +104,7 @@ class RemoteAgent:
         while self._welcome is None or not self._connections.is_connected(HUB):
             if self._stopping():
                 return False
+            self._check_hub()
             if self._connections.visible.get(HUB) and time.monotonic() - last_hello > _RETRY:
                 last_hello = time.monotonic()
                 self._connections.command(HUB, kind=FrameKind.HELLO, do="hello", **self._hello)
@@ -303,7 +311,4 @@ def _integer(value: Any, most: int) -> int:
 def _hint(seconds: float, *, visible: bool) -> str:
     if visible:
         return f"no answer from the hub for {seconds:.0f} s: it may be busy, or another process of this agent is joined"
-    return (
-        f"no hub for {seconds:.0f} s: it may be down; or it does not expect an agent of this name; or it knows that "
-        "this certificate is revoked"
-    )
+    return f"no hub for {seconds:.0f} s: it may be down, or a firewall is between; trying again until it is there"

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from codistill.runtimes.network.frame_header import FrameHeader, FrameKind
 from codistill.text import printable
 
+_IGNORED = 1000  # frames that may be left over from sessions that have ended
 _REASON = 300  # characters of why a message is bad: parts of it were written by the sender
 
 Tell = Callable[[str], None]  # takes a sentence for the operator
@@ -19,11 +20,13 @@ Tell = Callable[[str], None]  # takes a sentence for the operator
 class Sessions:
     """The open session of each node, the number of its newest frame, its strikes, and who is excluded."""
 
-    def __init__(self, strikes: int, tell: Tell) -> None:
-        self._most, self._tell = strikes, tell
+    def __init__(self, strikes: int, tell: Tell, bar: Callable[[str, str], None]) -> None:
+        """`bar`: closes the links of a node that is excluded, and tells it why."""
+        self._most, self._tell, self._bar = strikes, tell, bar
         self._open: dict[str, int] = {}
         self._numbers: dict[str, int] = {}  # of the newest frame of the open session
         self._strikes: dict[str, int] = {}
+        self._ignored: dict[str, int] = {}  # frames of sessions that are not open
         self.excluded: dict[str, str] = {}  # nodes excluded from the run, and why
 
     def open(self, name: str, session_id: int, number: int) -> None:
@@ -45,15 +48,21 @@ class Sessions:
         except ValueError as error:
             self.strike(sender, f"not a valid frame: {error}")
             return None
-        is_open = self._open.get(sender) == header.session_id
         if sender in self.excluded:
-            return header if header.kind is FrameKind.HELLO and not is_open else None
+            return None  # sent before its links were closed
+        is_open = self._open.get(sender) == header.session_id
         if is_open and header.number <= self._numbers[sender]:
             self.strike(sender, f"frame {header.number} received after frame {self._numbers[sender]}: a replay")
             return None
         if not is_open:
             # A hello opens a new session; any other frame is left over from a session that has ended.
-            return header if header.kind is FrameKind.HELLO else None
+            if header.kind is FrameKind.HELLO:
+                return header
+            self._ignored[sender] = self._ignored.get(sender, 0) + 1
+            if self._ignored[sender] > _IGNORED:
+                self._ignored[sender] = 0
+                self.strike(sender, f"more than {_IGNORED} frames of a session that is not open")
+            return None
         self._numbers[sender] = header.number
         return header
 
@@ -62,6 +71,7 @@ class Sessions:
         if sender not in self.excluded:
             self.excluded[sender] = reason
             self._tell(f"'{sender}' is excluded from the rest of the run: {reason}")
+            self._bar(sender, f"it is excluded from the run: {reason}")
 
     def strike(self, sender: str, reason: str) -> None:
         """Count a bad message of a node that is not excluded already."""

@@ -1,67 +1,46 @@
-"""Frames over Zenoh: one node's end of the network, with a link to each of some other nodes, known by name.
+"""One node's end of the network: a link to each of some other nodes, known by the names in their certificates.
 
-Every pair of nodes has two Zenoh keys, one for each direction. Zenoh's access control decides by the common name in
-the certificate of the link who may use them: no node can send in another's name or read what is sent to another.
-Zenoh's threads only put what arrives into the inbox; the owner of the transport takes it from there.
+Links are TCP connections with mutual TLS 1.3. They belong to one thread, which only moves bytes; the owner of the
+transport sends frames to names, and takes what has arrived from the inbox. Which certificates are accepted is
+decided anew for every connection, and looked at again every second: a new list or certificate needs no restart.
 """
 
 from __future__ import annotations
 
-import json
-import queue
+import asyncio
+import random
 import secrets
+import socket
 import threading
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from codistill.errors import NetworkError
-from codistill.runtimes.network.addresses import endpoint
+from codistill.runtimes.network.addresses import split
+from codistill.runtimes.network.descriptors import LINKS, reserve_descriptors
 from codistill.runtimes.network.frame_header import FrameHeader, FrameKind, Turn
+from codistill.runtimes.network.inbox import Event, Inbox, Oversized, Presence, ReceivedFrame, Refusal
+from codistill.runtimes.network.listener import Listener
+from codistill.runtimes.network.stream import CONTROL_LIMIT, HELLO_LIMIT, Preface, Refused, Stream
 
 if TYPE_CHECKING:
     from codistill.certs.credentials import Credentials
     from codistill.runtimes.network.options import Network
 
-ROOM = 4  # messages of the largest size that one sender may have in the inbox
-EACH = 512  # bytes counted for each frame besides its content: many empty frames fill the inbox, too
-_AT_ONCE = 1 << 16  # bytes that a link accepts without blocking: less than its queue and the sockets' buffers hold
-_PENDING = 512  # handshakes at a time: a few hundred idle connections do not keep others out
-_OPENING = 5000  # milliseconds that a handshake may take
+_AGAIN, _SLOWER, _AT_MOST = 0.2, 1.5, 1.0  # seconds between two attempts to connect: at first, factor, at most
+_CONNECTING = 10.0  # seconds that an attempt to connect may take
+MODELS = 1 << 26  # bytes of the largest message, where neither the run nor the settings say so
+_CHECK = 1.0  # seconds between two looks at certificates and at the revocation list
+_REMIND = 600.0  # seconds between two lines about the same trouble
+_TURNED_AWAY = 60.0  # seconds between two lines about connections that were not admitted
+
+Tell = Callable[[str], None]  # takes a sentence for the operator
 
 
-@dataclass(frozen=True, slots=True)
-class ReceivedFrame:
-    """A frame as it arrived: nothing of it has been checked."""
-
-    sender: str
-    header: bytes
-    payload: bytes
-
-    @property
-    def size(self) -> int:
-        """Bytes that it takes in the inbox."""
-        return len(self.header) + len(self.payload) + EACH
-
-
-@dataclass(frozen=True, slots=True)
-class Presence:
-    """A session of a node has appeared or disappeared."""
-
-    name: str
-    session_id: int
-    here: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Overflow:
-    """A sender has sent more than the inbox may hold; the excess was discarded."""
-
-    sender: str
-
-
-Event = ReceivedFrame | Presence | Overflow
+def _say_nothing(text: str) -> None:
+    pass
 
 
 class Transport:
@@ -75,230 +54,278 @@ class Transport:
         credentials: Credentials | None,
         *,
         listen: str | None = None,
-        dial: Sequence[str] = (),
+        dial: Mapping[str, str] | None = None,
+        limit: int | None = None,
+        tell: Tell = _say_nothing,
     ) -> None:
-        zenoh = _zenoh()
+        """`dial`: addresses by name; `limit`: bytes of the largest message that is accepted."""
         self.me, self.others = me, tuple(others)
-        self._credentials = credentials
-        self._common_names = (
-            {} if credentials is None else {name: credentials.accepted_common_name(name) for name in others}
-        )
+        self.limit = limit or network.message_limit or MODELS
         self.session_id = secrets.randbits(64)
-        self.inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        self._room = ROOM * network.message_limit
-        # Bytes put into the inbox and taken from it, by sender: each count has one writer, so no lock is needed.
-        self._arrived, self._taken = dict.fromkeys(others, 0), dict.fromkeys(others, 0)
-        self._full: set[str] = set()
-        config = zenoh.Config.from_json5(json.dumps(_config(me, others, network, credentials, listen, dial)))
-        try:
-            self._zenoh = zenoh.open(config)
-        except zenoh.ZError as error:
-            raise NetworkError(
-                f"The address {listen} must be free to listen at.",
-                str(error).partition(" at /")[0][:300],  # without positions in Zenoh's source
-                "Choose another address or port.",
-            ) from None
-        self._make_bytes = zenoh.ZBytes
-        self._declared: list[Any] = []
-        self._senders = {name: _Sender(self._zenoh, zenoh, _key(me, name), self.session_id) for name in others}
-        for name in others:
-            self._subscribe(name)
-        # Last, when everything else is in place: a node that sees the token may send at once.
-        self._declared.append(self._zenoh.liveliness().declare_token(f"{_presence_key(me)}/{self.session_id:x}"))
+        self.loop = asyncio.new_event_loop()
+        self.preface = Preface(self.session_id, network.lease, self.limit, me)
+        self.inbox = Inbox(self.others, self.limit + CONTROL_LIMIT, self._read_on)
+        self._credentials, self._tell = credentials, tell
+        self._links: dict[str, list[Stream]] = {name: [] for name in self.others}
+        self._numbers = dict.fromkeys(self.others, 0)
+        self._barred: dict[str, str] = {}  # nodes that are not admitted any more, and why
+        self._revoked: set[str] = set()  # nodes whose link was closed because of their certificate
+        self._troubles: dict[str, float] = {}  # what the operator was told, and when
+        self._listener = self._listen(listen) if listen else None
+        self._tick = min(0.25, network.lease / 8)
+        self._dialling = [self.loop.create_task(self._dial(*place)) for place in (dial or {}).items()]
+        self._looking = self.loop.create_task(self._look_after_links())
+        self._thread = threading.Thread(target=self._run, name=f"links of {me}", daemon=True)
+        self._thread.start()
 
-    def _subscribe(self, name: str) -> None:
-        def received(sample: Any) -> None:
-            payload, header = sample.payload.to_bytes(), sample.attachment
-            frame = ReceivedFrame(name, b"" if header is None else header.to_bytes(), payload)
-            if self._arrived[name] - self._taken[name] > self._room:
-                if name not in self._full:  # reported once, until there is room again
-                    self._full.add(name)
-                    self.inbox.put(Overflow(name))
-                return
-            self._arrived[name] += frame.size
-            self.inbox.put(frame)
+    # --- for the owner, in its thread -------------------------------------------------------------
 
-        def presence_changed(sample: Any) -> None:
-            with suppress(ValueError):
-                session_id = int(str(sample.key_expr).rpartition("/")[2], 16)
-                self.inbox.put(Presence(name, session_id, "PUT" in str(sample.kind)))
-
-        liveliness = self._zenoh.liveliness()
-        self._declared.append(self._zenoh.declare_subscriber(_key(name, self.me), received))
-        self._declared.append(liveliness.declare_subscriber(f"{_presence_key(name)}/*", presence_changed, history=True))
-
-    def revoked(self) -> list[str]:
-        """Nodes whose certificate has been revoked since the start, by the revocation list as it is now."""
-        if self._credentials is None:
-            return []
-        return [
-            name
-            for name, before in self._common_names.items()
-            if self._credentials.accepted_common_name(name) != before
-        ]
+    def send(self, receivers: Sequence[str], kind: FrameKind, turn: Turn, payload: bytes = b"") -> None:
+        """Queue a frame for each receiver: this never waits, and a slow receiver does not delay the others."""
+        frames = []
+        for name in receivers:
+            self._numbers[name] += 1
+            frames.append((name, FrameHeader(kind, self.session_id, self._numbers[name], turn).encode()))
+        with suppress(RuntimeError):  # the transport is closed
+            self.loop.call_soon_threadsafe(self._send, frames, payload)
 
     def take(self, timeout: float) -> Event | None:
         """The next event; None if none arrives in time."""
-        try:
-            event = self.inbox.get(timeout=timeout) if timeout > 0 else self.inbox.get_nowait()
-        except queue.Empty:
-            return None
-        if isinstance(event, ReceivedFrame):
-            self._taken[event.sender] += event.size
-            self._senders[event.sender].unanswered = 0
-        elif isinstance(event, Overflow):
-            self._full.discard(event.sender)
-        return event
+        return self.inbox.take(timeout)
 
-    def send(self, receivers: Sequence[str], kind: FrameKind, turn: Turn, payload: bytes = b"") -> None:
-        """Queue a frame for each receiver; a slow or disconnected receiver does not delay the others."""
-        shared, size = self._make_bytes(payload), len(payload) + EACH
-        for name in receivers:
-            self._senders[name].send(kind, turn, shared, size)
+    def limit_of(self, name: str) -> int:
+        """Bytes of the largest message that a node accepts, as it has said itself."""
+        return min((link.theirs.limit for link in self._links[name] if link.theirs), default=self.limit)
+
+    def bar(self, name: str, why: str) -> None:
+        """Close the links of a node, tell it why, and accept no more of them."""
+        self._barred[name] = why
+        with suppress(RuntimeError):
+            self.loop.call_soon_threadsafe(self._close_links, name, why)
+
+    def revoked(self) -> list[str]:
+        """Nodes whose certificate was accepted before and is not now."""
+        return list(self._revoked)
 
     def close(self, seconds: float = 2.0) -> None:
-        """Send what is queued, waiting at most `seconds` for each receiver, and close all links."""
-        for sender in self._senders.values():
-            sender.end()
-        for sender in self._senders.values():
-            sender.join(timeout=seconds)
-        self._zenoh.close()
+        """Send what is queued, waiting at most `seconds`, and close all links."""
+        if self._thread.is_alive():
+            with suppress(RuntimeError):
+                asyncio.run_coroutine_threadsafe(self._close(seconds), self.loop)
+            self._thread.join(timeout=seconds + 2.0)
 
+    # --- the thread of the links -------------------------------------------------------------------
 
-class _Sender(threading.Thread):
-    """Sends frames to one receiver, in the order of the calls.
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        self.loop.set_exception_handler(self._failed)
+        self.loop.run_forever()
+        self.loop.close()
 
-    A put blocks while the link is full, so this thread does it; but a few bytes to a receiver that has sent something
-    since the last ones always fit, and are sent by the caller.
-    """
+    def _failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """An error in a callback ends its link at most, and is told."""
+        error = context.get("exception")
+        if not isinstance(error, OSError | EOFError | None):
+            self._tell_once(f"an error of a link: {context.get('message')}: {error!r}")
 
-    def __init__(self, session: Any, zenoh: Any, key: str, session_id: int) -> None:
-        super().__init__(name=f"to {key}", daemon=True)
-        self._queue: queue.SimpleQueue[tuple[FrameKind, Turn, Any] | None] = queue.SimpleQueue()
-        self._putting = threading.Lock()
-        self._queued = self._done = 0  # frames given to the thread, and frames it has sent: one writer each
-        self.unanswered = 0  # bytes sent since the receiver last sent something
-        self._session_id, self._number = session_id, 0
-        self._closed = zenoh.ZError
-        self._publisher = session.declare_publisher(key, congestion_control=zenoh.CongestionControl.BLOCK, express=True)
-        self.start()
+    def _send(self, frames: list[tuple[str, bytes]], payload: bytes) -> None:
+        for name, header in frames:
+            sent = set()
+            for link in self._links[name]:
+                # Two nodes that dial each other have two links: a frame uses the first one of each session.
+                if link.theirs is not None and link.theirs.session_id not in sent:
+                    sent.add(link.theirs.session_id)
+                    link.send(header, payload)
 
-    def send(self, kind: FrameKind, turn: Turn, payload: Any, size: int) -> None:
-        """Send at once if that cannot block and nothing is queued before it; else leave it to the thread."""
-        self.unanswered += size
-        if self._queued == self._done and self.unanswered <= _AT_ONCE and self._putting.acquire(blocking=False):
-            try:
-                self._put(kind, turn, payload)
-            finally:
-                self._putting.release()
-        else:
-            self._queued += 1
-            self._queue.put((kind, turn, payload))
+    def _read_on(self, name: str) -> None:
+        """Called by the owner's thread: there is room in the inbox again."""
+        with suppress(RuntimeError):
+            self.loop.call_soon_threadsafe(self._resume, name)
 
-    def end(self) -> None:
-        """Let the thread end when everything is sent."""
-        self._queue.put(None)
+    def _resume(self, name: str) -> None:
+        for link in self._links[name]:
+            link.read_on(on=not self.inbox.is_full(name))
 
-    def run(self) -> None:
-        """Send what is queued."""
-        while (item := self._queue.get()) is not None:
-            with self._putting:
-                self._put(*item)
-            self._done += 1
+    def _close_links(self, name: str, why: str) -> None:
+        for link in tuple(self._links[name]):
+            link.refuse(why, final=True)
 
-    def _put(self, kind: FrameKind, turn: Turn, payload: Any) -> None:
-        self._number += 1
-        with suppress(self._closed):  # the session is closed
-            self._publisher.put(payload, attachment=FrameHeader(kind, self._session_id, self._number, turn).encode())
+    async def _close(self, seconds: float) -> None:
+        if self._listener is not None:
+            self._listener.close()
+        for task in (*self._dialling, self._looking):
+            task.cancel()
+        links = [link for links in self._links.values() for link in links]
+        end = self.loop.time() + seconds
+        while any(link.waiting or link.is_stuck for link in links if not link.is_closed) and self.loop.time() < end:
+            await asyncio.sleep(0.01)
+        for link in links:
+            link.close("this node is closing")
+        end = min(end, self.loop.time() + 0.5)
+        while any(self._links.values()) and self.loop.time() < end:
+            await asyncio.sleep(0.005)
+        self.loop.stop()
 
+    def _listen(self, address: str) -> Listener:
+        try:
+            return Listener(address, reserve_descriptors(len(self.others)), self._shake_hands, self.loop)
+        except BaseException:
+            self.loop.close()
+            raise
 
-def _zenoh() -> Any:
-    try:
-        import zenoh
-    except ImportError:
-        raise NetworkError(
-            "A federation between machines needs the extra 'network'.",
-            "no eclipse-zenoh",
-            "pip install 'codistill[network]'",
-        ) from None
-    return zenoh
+    # --- connecting ---------------------------------------------------------------------------------
 
+    async def _dial(self, name: str, address: str) -> None:
+        host, port = split(address)
+        pause = _AGAIN
+        while True:
+            stream = Stream(self, expected=name)
+            with suppress(OSError, EOFError, TimeoutError, NetworkError, RuntimeError):
+                async with asyncio.timeout(_CONNECTING):
+                    context = self._credentials.tls_context(server=False) if self._credentials else None
+                    secure: dict[str, Any] = {"ssl": context, "server_hostname": ""} if context else {}
+                    await self.loop.create_connection(lambda: stream, host, port, **secure)  # noqa: B023
+                    was_admitted = await stream.opening
+                pause = _AGAIN if was_admitted else pause
+                await stream.ended
+            stream.close("not open in time", at_once=True)
+            await asyncio.sleep(pause * random.uniform(0.7, 1.0))
+            pause = min(_AT_MOST, _SLOWER * pause)
 
-def _key(sender: str, receiver: str) -> str:
-    return f"codistill/say/{sender}/{receiver}"
+    async def _shake_hands(self, connection: socket.socket) -> None:
+        """TLS and the preface of a connection to this node; raises if either fails."""
+        context = self._credentials.tls_context(server=True) if self._credentials else None
+        secure: dict[str, Any] = {"ssl": context, "ssl_shutdown_timeout": 1.0} if context else {}
+        stream = Stream(self)
+        try:
+            await self.loop.connect_accepted_socket(lambda: stream, connection, **secure)
+            await stream.opening
+        except BaseException:
+            stream.close("not open in time", at_once=True)
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)  # in the middle of a handshake: its end follows at once
+            raise
 
+    # --- for streams: who is admitted ---------------------------------------------------------------
 
-def _presence_key(name: str) -> str:
-    return f"codistill/here/{name}"
+    def identify(self, stream: Stream, certificate: bytes | None) -> str | None:
+        """The name in the certificate of the other end; None without certificates."""
+        if self._credentials is None:
+            return None
+        name = self._admitted(certificate or b"")
+        if stream.expected is not None and name != stream.expected:
+            self._tell_once(f"the node at the address of '{stream.expected}' is '{name}'")
+            raise Refused(f"this is not '{stream.expected}'", final=False)
+        self._check_known(name)
+        return name
 
+    def opened(self, stream: Stream) -> None:
+        """The other end has said its preface."""
+        name = stream.name or ""
+        self._check_known(name)
+        if stream.expected not in (None, name):
+            raise Refused(f"this is not '{stream.expected}'", final=False)
+        links = self._links[name]
+        if len(links) >= LINKS:
+            raise Refused(f"'{name}' has {len(links)} connections already", final=False)
+        theirs = stream.theirs
+        assert theirs is not None
+        new = theirs.session_id not in {link.theirs.session_id for link in links if link.theirs}
+        links.append(stream)
+        self._revoked.discard(name)
+        if new:
+            self.inbox.put(Presence(name, theirs.session_id, here=True))
 
-def _config(
-    me: str,
-    others: Sequence[str],
-    network: Network,
-    credentials: Credentials | None,
-    listen: str | None,
-    dial: Sequence[str],
-) -> dict[str, Any]:
-    secure = credentials is not None
-    lease = int(1000 * network.lease)
-    link: dict[str, Any] = {
-        "protocols": ["tls" if secure else "tcp"],
-        "tx": {"lease": lease, "queue": {"congestion_control": {"block": {"wait_before_close": 1000 * lease}}}},
-        "rx": {"max_message_size": network.message_limit + (1 << 16)},
-    }
-    if credentials is not None:
-        own = {"certificate": str(credentials.certificate), "private_key": str(credentials.key)}
-        link["tls"] = {
-            "root_ca_certificate": str(credentials.authority),
-            **{f"{side}_{part}": path for side in ("listen", "connect") for part, path in own.items()},
-            "enable_mtls": True,
-            # The common name (below) says who is at the other end, whatever the address of the machine.
-            "verify_name_on_connect": False,
-            "close_link_on_expiration": True,
-        }
-    return {
-        "mode": "peer",
-        "listen": {"endpoints": [endpoint(listen, secure=secure)] if listen else []},
-        "connect": {
-            "endpoints": [endpoint(address, secure=secure) for address in dial],
-            "timeout_ms": -1,
-            "exit_on_failure": False,
-            "retry": {"period_init_ms": 200, "period_max_ms": 1000, "period_increase_factor": 1.5},
-        },
-        # No discovery: only the links that were asked for.
-        "scouting": {"multicast": {"enabled": False}, "gossip": {"enabled": False}},
-        "transport": {
-            "link": link,
-            "shared_memory": {"enabled": False},
-            "unicast": {"accept_timeout": _OPENING, "accept_pending": _PENDING, "max_sessions": 10_000},
-        },
-        **(
-            {}
-            if credentials is None
-            else {"access_control": _access(me, {n: credentials.accepted_common_name(n) for n in others})}
-        ),
-    }
+    def _check_known(self, name: str) -> None:
+        if name not in self._links:
+            raise Refused(f"'{name}' is not on the roster of '{self.me}'", final=True)
+        if name in self._barred:
+            raise Refused(self._barred[name], final=True)
 
+    def _admitted(self, certificate: bytes) -> str:
+        assert self._credentials is not None
+        try:
+            return self._credentials.admitted_name(certificate)
+        except NetworkError as error:
+            # Without a list that can be trusted nobody is admitted; that may change.
+            raise Refused(f"{error.must} Found: {error.found}", final=self._credentials.trouble() is None) from None
 
-def _access(me: str, common_names: Mapping[str, str]) -> dict[str, Any]:
-    """Between me and a node with this common name: the two keys of the pair and the liveliness tokens, nothing else."""
-    send = ["put", "liveliness_token"]
-    subscribe = ["declare_subscriber", "liveliness_query", "declare_liveliness_subscriber"]
-    rules, subjects, policies = [], [], []
-    for number, (name, common_name) in enumerate(common_names.items()):
-        theirs, mine = [_key(name, me), f"{_presence_key(name)}/*"], [_key(me, name), f"{_presence_key(me)}/*"]
-        # A subscription is declared by the receiver: it enters for what leaves, and the other way round.
-        sent = [("ingress", theirs, send), ("egress", mine, send)]
-        subscribed = [("ingress", mine, subscribe), ("egress", theirs, subscribe)]
-        ids = []
-        for place, (flow, keys, messages) in enumerate(sent + subscribed):
-            ids.append(f"rule-{number}-{place}")
-            rules.append(
-                {"id": ids[-1], "permission": "allow", "flows": [flow], "messages": messages, "key_exprs": keys}
+    def largest(self, stream: Stream, kind: FrameKind) -> int:
+        """Bytes of the largest payload of this kind that is accepted from the other end."""
+        if kind is FrameKind.HELLO:
+            return HELLO_LIMIT if self._listener is not None else CONTROL_LIMIT  # a welcome holds the terms
+        return self.limit if kind is FrameKind.MESSAGE else CONTROL_LIMIT
+
+    def arrived(self, stream: Stream, event: Event) -> bool:
+        """Something for the inbox; False if no more should be read for now."""
+        return self.inbox.put(event) if stream in self._links.get(event.sender, ()) else True
+
+    def closed(self, stream: Stream, why: str) -> None:
+        """The connection has ended."""
+        links = self._links.get(stream.name or "", [])
+        if stream in links:
+            links.remove(stream)
+            theirs = stream.theirs
+            if theirs and theirs.session_id not in {link.theirs.session_id for link in links if link.theirs}:
+                self.inbox.put(Presence(stream.name or "", theirs.session_id, here=False))
+
+    # --- links that stand ---------------------------------------------------------------------------
+
+    async def _look_after_links(self) -> None:
+        checked = told = self.loop.time()
+        while True:
+            before = self.loop.time()
+            await asyncio.sleep(self._tick)
+            now = self.loop.time()
+            self._warn_if_starved(now - before - self._tick)
+            for link in [link for links in self._links.values() for link in links]:
+                self._look_after(link, now)
+            if self._credentials is not None and now - checked > _CHECK:
+                checked = now
+                self._check_certificates()
+            if self._listener is not None and now - told > _TURNED_AWAY and self._listener.turned_away:
+                told = now
+                causes = ", ".join(f"{why}: {count}" for why, count in self._listener.turned_away.most_common(5))
+                self._listener.turned_away.clear()
+                self._tell(f"connections that were not admitted, by cause: {causes}")
+
+    def _look_after(self, link: Stream, now: float) -> None:
+        assert link.theirs is not None
+        if now - link.said > self.preface.lease / 4 and not link.is_stuck:
+            link.send(FrameHeader(FrameKind.PING, self.session_id, 0).encode())
+        if link.is_reading and now - link.heard > link.theirs.lease:
+            link.close(f"silent for {link.theirs.lease:g} s", at_once=True)
+        elif link.is_stuck and now - link.progress > link.theirs.lease:
+            link.close(f"it has taken nothing for {link.theirs.lease:g} s", at_once=True)
+
+    def _warn_if_starved(self, late: float) -> None:
+        if late > self.preface.lease / 2:
+            self._tell_once(
+                f"this process did not let its links work for {late:.0f} s, of a lease of {self.preface.lease:g} s: "
+                "a model may hold Python's lock while it trains. Raise network.lease if connections are lost"
             )
-        subjects.append({"id": f"node-{number}", "cert_common_names": [common_name]})
-        policies.append({"id": f"policy-{number}", "rules": ids, "subjects": [f"node-{number}"]})
-    return {
-        "enabled": True, "default_permission": "deny", "rules": rules, "subjects": subjects, "policies": policies,
-    }  # fmt: skip
+
+    def _check_certificates(self) -> None:
+        assert self._credentials is not None
+        trouble = self._credentials.trouble()
+        if trouble:
+            self._tell_once(trouble)
+        for name, links in self._links.items():
+            for link in tuple(links):
+                try:
+                    self._admitted(link.certificate or b"")
+                except Refused as refused:
+                    if refused.final:
+                        self._revoked.add(name)
+                    self._tell_once(f"'{name}' is disconnected: {refused}")
+                    link.refuse(str(refused), final=refused.final)
+
+    def _tell_once(self, text: str) -> None:
+        """Tell the operator, and again only after a while."""
+        now = time.monotonic()
+        if now - self._troubles.get(text, -_REMIND) >= _REMIND:
+            self._troubles = {one: at for one, at in self._troubles.items() if now - at < _REMIND} | {text: now}
+            self._tell(text)
+
+
+__all__ = ["Event", "Oversized", "Presence", "ReceivedFrame", "Refusal", "Transport"]

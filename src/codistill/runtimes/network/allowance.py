@@ -1,0 +1,80 @@
+"""How much another node may make this one do: commands beyond what was asked for, and lines of the log."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+
+_BURST, _PER_SECOND = 60.0, 2.0  # unasked commands: at once, and per second on average
+_ANSWERS = 3.0  # commands that one sent command entitles the other side to
+_SAVED = 1000.0  # that can be saved up
+_LINES, _LINES_PER_SECOND = 10.0, 0.1  # lines of one cause
+_CAUSES = 500  # that are told apart
+_ALL_LINES, _ALL_PER_SECOND = 300.0, 20.0  # lines of all causes together
+
+Clock = Callable[[], float]
+
+
+class Bucket:
+    """An allowance that is used up, and grows again with time."""
+
+    def __init__(self, size: float, per_second: float, clock: Clock = time.monotonic) -> None:
+        self._size, self._per_second, self._clock = size, per_second, clock
+        self._left, self._at = size, clock()
+
+    def take(self) -> bool:
+        """Whether one more is allowed."""
+        now = self._clock()
+        self._left = max(self._left, min(self._size, self._left + (now - self._at) * self._per_second))
+        self._at = now
+        if self._left < 1:
+            return False
+        self._left -= 1
+        return True
+
+    def add(self, amount: float, most: float) -> None:
+        """Allow so many more, up to a bound."""
+        self._left = max(self._left, min(most, self._left + amount))
+
+
+class CommandAllowance:
+    """What each sender may send besides the messages of the protocol: a few answers for each command it was sent."""
+
+    def __init__(self, clock: Clock = time.monotonic) -> None:
+        self._clock = clock
+        self._buckets: dict[str, Bucket] = {}
+
+    def take(self, sender: str) -> bool:
+        """Whether a sender may send one more command, answer or join request."""
+        return self._bucket(sender).take()
+
+    def grant(self, receiver: str) -> None:
+        """A command was sent there, which may be answered."""
+        self._bucket(receiver).add(_ANSWERS, _SAVED)
+
+    def _bucket(self, name: str) -> Bucket:
+        return self._buckets.setdefault(name, Bucket(_BURST, _PER_SECOND, self._clock))
+
+
+class LineLimit:
+    """Passes lines on; of those with the same cause only some, with the number of those left out."""
+
+    def __init__(self, tell: Callable[[str], None], clock: Clock = time.monotonic) -> None:
+        self._tell, self._clock = tell, clock
+        self._causes: dict[str, tuple[Bucket, int]] = {}  # and how many lines were left out since the last one
+        self._all = Bucket(_ALL_LINES, _ALL_PER_SECOND, clock)
+
+    def __call__(self, text: str) -> None:
+        """Tell a line, unless there were too many of its cause."""
+        cause = re.sub(r"\d+", "#", text)[:120]  # lines that differ in numbers have one cause
+        new = Bucket(_LINES, _LINES_PER_SECOND, self._clock), 0
+        bucket, left_out = self._causes.pop(cause, new)
+        if len(self._causes) >= _CAUSES:
+            self._causes.pop(next(iter(self._causes)))  # the one that has been silent for longest
+        if bucket.take() and self._all.take():
+            self._tell(f"{text} (and {left_out} more of this kind before)" if left_out else text)
+            left_out = 0
+        else:
+            left_out += 1
+        self._causes[cause] = bucket, left_out

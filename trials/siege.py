@@ -1,0 +1,266 @@
+"""A siege: strangers, a revoked member and two valid ones attack a hub at the same time, for ten minutes.
+
+    python -m trials.siege --seconds 600 [--picture siege.png]
+
+Real commands in processes of their own, over loopback with mutual TLS, the hub with `ulimit -n 1024`. First it is
+quiet for a while, then all attack (trials/siege_attackers.py), and after some time the hub is killed and started again
+in the middle of it. The trial passes if the three honest agents are in every round, the hub holds no more memory than
+its bounds allow, its log stays small, and nothing but the kill has ended it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from trials.storm import rows_of
+
+RECIPE = """
+seed = 0
+[data]
+name = "digits"
+public = 100
+test_samples = 50
+[[agents]]
+name = "north"
+learner = "logistic"
+[[agents]]
+name = "south"
+learner = "naive_bayes"
+[[agents]]
+name = "west"
+learner = "logistic"
+[[agents]]
+name = "member"
+learner = "naive_bayes"
+[[agents]]
+name = "deaf"
+learner = "naive_bayes"
+[[agents]]
+name = "revoked"
+learner = "naive_bayes"
+[protocol]
+name = "fedmd"
+rounds = 1000000
+[evaluation]
+alone = false
+every = 100
+[network]
+lease = 5
+deadline = 3
+quorum = 0.5
+patience = 5
+linger = 0
+"""
+HONEST = ("north", "south", "west")
+ATTACKERS = ("strangers", "revoked", "member", "deaf")
+CODISTILL = [sys.executable, "-m", "codistill.cli"]
+QUIET = 0.1  # share of the time before the attack
+KILLED = 0.7  # share of the time after which the hub is killed
+MEMORY = 250.0  # megabytes that the hub may grow by: four messages for each of six agents, and what Python keeps
+LOG = 1 << 18  # bytes of its log per ten minutes
+START = 120.0  # seconds until the first round
+
+
+@dataclass
+class Siege:
+    """The federation, its attackers, and what was measured of the hub."""
+
+    folder: Path
+    seconds: float
+    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    curve: list[tuple[float, int, float, int]] = field(default_factory=list)  # seconds, rounds, megabytes, descriptors
+    marks: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        (self.folder / "recipe.toml").write_text(RECIPE, "utf-8")
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+
+    def run(self) -> None:
+        """From the certificates to the end of the siege."""
+        self._make_certificates()
+        self._start_hub()
+        for name in HONEST:
+            self._spawn(name, *CODISTILL, "join", "recipe.toml", "--hub", f"127.0.0.1:{self.port}",
+                        "--certs", f"certs/{name}")  # fmt: skip
+        self._wait_for_rounds(1)
+        began = time.monotonic()
+        while (now := time.monotonic() - began) < self.seconds:
+            if now > QUIET * self.seconds and "attack" not in self.marks:
+                self.marks["attack"] = now
+                for kind in ATTACKERS:
+                    self._spawn(kind, sys.executable, "-m", "trials.siege_attackers", kind, str(self.folder),
+                                str(self.port))  # fmt: skip
+            if now > KILLED * self.seconds and "killed" not in self.marks:
+                self.marks["killed"] = now
+                self.processes["hub"].kill()
+                self.processes["hub"].wait()
+                self._start_hub()
+            self._measure(now)
+            for name in ("hub", *HONEST):
+                if self.processes[name].poll() is not None:
+                    raise SystemExit(f"'{name}' ended with {self.processes[name].returncode}: see {self.folder}")
+            time.sleep(1.0)
+
+    def _make_certificates(self) -> None:
+        self._call("certs", "init")
+        self._call("certs", "hub", "127.0.0.1")
+        for name in (*HONEST, "member", "deaf", "revoked"):
+            self._call("certs", "agent", name)
+        shutil.copytree(self.folder / "certs" / "revoked", self.folder / "revoked")
+        self._call("certs", "revoke", "revoked")
+        from codistill.experiments.agent_file import read_agent_file
+        from codistill.runtimes.network.terms import hello_of
+
+        own = read_agent_file(self.folder / "recipe.toml", "member")
+        (self.folder / "hello.json").write_text(json.dumps(hello_of(own.agent, own.public)), "utf-8")
+
+    def _start_hub(self) -> None:
+        self._spawn("hub", *CODISTILL, "hub", "recipe.toml", "--listen", f"127.0.0.1:{self.port}",
+                    "--certs", "certs/127.0.0.1", "--out", "run", "--log-format", "json")  # fmt: skip
+
+    def _spawn(self, name: str, *command: str) -> None:
+        with (self.folder / f"{name}.log").open("ab") as log:
+            root = Path(__file__).parents[1]
+            places = os.pathsep.join(filter(None, (str(root), os.environ.get("PYTHONPATH"))))
+            self.processes[name] = subprocess.Popen(
+                command, cwd=self.folder, stdout=log, stderr=log,
+                env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": places}, preexec_fn=_as_a_service,
+            )  # fmt: skip
+
+    def _call(self, *command: str) -> None:
+        done = subprocess.run([*CODISTILL, *command], cwd=self.folder, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise SystemExit(f"{' '.join(command)}: {done.stderr}")
+
+    def _wait_for_rounds(self, count: int) -> None:
+        end = time.monotonic() + START
+        while self._rounds() < count:
+            if time.monotonic() > end or self.processes["hub"].poll() is not None:
+                raise SystemExit(f"no round after {START:g} s: see {self.folder / 'hub.log'}")
+            time.sleep(0.2)
+
+    def _rounds(self) -> int:
+        """The last round of the metrics, without reading all of them."""
+        try:
+            with (self.folder / "run" / "metrics.jsonl").open("rb") as file:
+                file.seek(0, os.SEEK_END)
+                file.seek(max(0, file.tell() - 4096))
+                lines = file.read().rpartition(b"\n")[0].splitlines()
+            return int(json.loads(lines[-1])["round"]) if lines else 0
+        except (OSError, ValueError):
+            return 0
+
+    def _measure(self, now: float) -> None:
+        status = Path(f"/proc/{self.processes['hub'].pid}/status")
+        try:
+            fields = dict(line.split(":", 1) for line in status.read_text("utf-8").splitlines())
+            memory = int(fields["VmRSS"].split()[0]) / 1024
+            descriptors = len(os.listdir(status.parent / "fd"))
+        except (OSError, KeyError):
+            return
+        self.curve.append((now, self._rounds(), memory, descriptors))
+        if sys.stderr.isatty():
+            print(f"\r{now:.0f} s: round {self.curve[-1][1]}, {memory:.0f} MB".ljust(60), end="", file=sys.stderr)
+
+    def end(self) -> None:
+        """Leave nothing behind."""
+        for process in self.processes.values():
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+
+    def rate(self, first: float, last: float) -> float:
+        """Rounds per second between two times."""
+        part = [(at, rounds) for at, rounds, *_ in self.curve if first <= at <= last]
+        return (part[-1][1] - part[0][1]) / max(1e-9, part[-1][0] - part[0][0]) if len(part) > 1 else 0.0
+
+
+def _as_a_service() -> None:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 1024))
+
+
+def draw(siege: Siege, path: Path) -> None:
+    """Rounds per second and memory of the hub over time."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    times = [at for at, *_ in siege.curve]
+    rates = [siege.rate(at - 5, at + 5) for at in times]
+    figure, axes = pyplot.subplots(2, 1, sharex=True, figsize=(8, 5), layout="constrained")
+    axes[0].plot(times, rates, color="#1f6f8b")
+    axes[0].set(ylabel="rounds per second", ylim=(0, None), title="A hub under siege")
+    axes[1].plot(times, [memory for _, _, memory, _ in siege.curve], color="#b3541e")
+    axes[1].set(xlabel="seconds", ylabel="memory of the hub, MB", ylim=(0, None))
+    for name, at in siege.marks.items():
+        for axis in axes:
+            axis.axvline(at, color="grey", linestyle=":")
+        axes[0].annotate(f" {name}", (at, 0.02), xycoords=("data", "axes fraction"), color="grey")
+    figure.savefig(path, dpi=120)
+
+
+def main() -> int:
+    """Besiege, and say how the hub has stood it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=600.0)
+    parser.add_argument("--folder", type=Path, help="kept afterwards (default: a temporary one)")
+    parser.add_argument("--picture", type=Path, help="where to draw rounds per second and memory over time")
+    options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    folder = options.folder or Path(tempfile.mkdtemp(prefix="siege-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    siege = Siege(folder.resolve(), options.seconds)
+    try:
+        siege.run()
+    finally:
+        siege.end()
+    if options.picture:
+        draw(siege, options.picture)
+    return report(siege)
+
+
+def report(siege: Siege) -> int:
+    """What happened, in figures; 0 if all that must hold has held."""
+    rows = rows_of(siege.folder / "run")
+    missed = [row for row in rows if row["agent"] in HONEST and not row["present"]]
+    rounds = {row["round"] for row in rows}
+    gapless = rounds == set(range(1, len(rounds) + 1)) and len(rows) == 6 * len(rounds)
+    attack, killed = siege.marks["attack"], siege.marks["killed"]
+    before = max(memory for at, _, memory, _ in siege.curve if at < attack)
+    most = max(memory for at, _, memory, _ in siege.curve)
+    log = (siege.folder / "hub.log").stat().st_size
+    allowed = LOG * max(1.0, siege.seconds / 600)
+    print(f"\n{len(rounds)} rounds in {siege.seconds:.0f} s; every one counted once: {'yes' if gapless else 'NO'}")
+    print(f"rounds that honest agents missed: {len(missed)}")
+    print(
+        f"rounds per second: quiet {siege.rate(0, attack):.1f}, attacked {siege.rate(attack, killed):.1f}, "
+        f"after the kill {siege.rate(killed, siege.seconds):.1f}"
+    )
+    print(f"memory of the hub: quiet {before:.0f} MB, at most {most:.0f} MB (allowed: {before + MEMORY:.0f})")
+    print(f"descriptors of the hub: at most {max(count for *_, count in siege.curve)} of 1024")
+    print(f"log of the hub: {log:,} bytes (allowed: {allowed:,.0f})")
+    for kind in ATTACKERS:
+        path = siege.folder / f"{kind}.count"
+        done = json.loads(path.read_text("utf-8")) if path.exists() else {}
+        print(f"{kind}: {', '.join(f'{count:,} {what}' for what, count in done.items()) or 'nothing'}")
+    print(f"folder: {siege.folder}")
+    return 0 if gapless and not missed and most <= before + MEMORY and log <= allowed else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,157 @@
+"""The attackers of the siege; see `trials.siege`. Each runs in a process of its own until it is ended.
+
+python -m trials.siege_attackers KIND FOLDER PORT
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import random
+import socket
+import ssl
+import sys
+import threading
+import time
+import zlib
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from codistill.runtimes.network.frame_header import FrameHeader, FrameKind, Turn
+from codistill.runtimes.network.stream import Preface
+from codistill.wire.codec import encode, encode_packed
+
+HELD = 600  # idle connections of a stranger at a time: within the descriptors of its own process
+LARGE = 1 << 26  # bytes that a message claims to have
+COUNT: Counter[str] = Counter()
+
+
+class Caller:
+    """A connection with a certificate that sends whatever it is told to, and reads nothing."""
+
+    def __init__(self, certs: Path, name: str, port: int) -> None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        context.load_cert_chain(certs / "cert.pem", certs / "key.pem")
+        plain = socket.create_connection(("127.0.0.1", port), timeout=5)
+        self.session_id, self._number = random.getrandbits(64), 0
+        self.link = context.wrap_socket(plain)
+        self.link.settimeout(5)
+        self.link.sendall(Preface(self.session_id, 10.0, 1 << 30, name).encode())
+        COUNT["connections"] += 1
+
+    def send(self, kind: FrameKind, payload: bytes, turn: int = 0, *, claim: int | None = None) -> None:
+        """A frame; `claim`: the length that it announces instead of its own."""
+        self._number += 1
+        header = FrameHeader(kind, self.session_id, self._number, Turn(turn)).encode()
+        length = len(payload) if claim is None else claim
+        self.link.sendall(length.to_bytes(8, "little") + header + payload)
+        COUNT[kind.name.lower()] += 1
+
+    def tell(self, kind: FrameKind = FrameKind.CONTROL, **content: Any) -> None:
+        """A command or an answer."""
+        self.send(kind, encode({}, {"json": json.dumps(content)}))
+
+    def join(self, hello: dict[str, Any]) -> None:
+        """Join without listening to the answer."""
+        self.tell(FrameKind.HELLO, do="hello", **hello)
+        time.sleep(0.3)
+        self.tell(do="ready", at=0)
+
+
+def strangers(folder: Path, port: int) -> None:
+    """Silent connections, half a TLS hello, and random bytes, without a certificate."""
+    held: list[socket.socket] = []
+    beginning = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"
+    source = random.Random(0)
+    while True:
+        with contextlib.suppress(OSError):
+            one = socket.create_connection(("127.0.0.1", port), timeout=2)
+            held.append(one)
+            COUNT["connections"] += 1
+            one.sendall(source.choice((b"", b"", beginning, source.randbytes(100))))
+        if len(held) >= HELD:
+            held.pop(0).close()
+        time.sleep(0.002)
+
+
+def revoked(folder: Path, port: int) -> None:
+    """A certificate that is revoked: many connections, each with the beginning of a large message."""
+    held: list[Caller] = []
+    while True:
+        with contextlib.suppress(OSError):
+            caller = Caller(folder / "revoked", "revoked", port)
+            held.append(caller)
+            caller.send(FrameKind.MESSAGE, bytes(1 << 20), claim=LARGE)
+        if len(held) > 50:
+            held.pop(0).link.close()
+        time.sleep(0.02)
+
+
+def bomb() -> bytes:
+    """A message of some kilobytes that claims to hold arrays of a gigabyte."""
+    body = zlib.compress(bytes(1 << 20))
+    return encode_packed({}, {}, [[["f", "f", [1 << 14, 1 << 14], 0, 0, 0]], 1 << 30], body)
+
+
+def member(folder: Path, port: int) -> None:
+    """A valid member: join requests, bombs, messages above the limit, half messages and many of one byte, in turn."""
+    hello = json.loads((folder / "hello.json").read_text("utf-8"))
+    request = encode({}, {"json": json.dumps({"do": "hello", **hello})})
+    deeds: list[tuple[int, FrameKind, bytes, int | None]] = [  # how often, what, and the length that it claims
+        (5000, FrameKind.HELLO, request, None),
+        (50, FrameKind.MESSAGE, bomb(), None),
+        (10, FrameKind.MESSAGE, bytes(4 << 20), None),
+        (20_000, FrameKind.MESSAGE, b"x", None),
+        (1, FrameKind.MESSAGE, bytes(1 << 19), 1 << 20),
+    ]
+    held: list[Caller] = []
+    for number in itertools.count():
+        times, kind, payload, claim = deeds[number % len(deeds)]
+        with contextlib.suppress(OSError):
+            held.append(Caller(folder / "certs" / "member", "member", port))
+            held[-1].join(hello)
+            for _ in range(times):
+                held[-1].send(kind, payload, claim=claim)
+        if len(held) > 20:
+            held.pop(0).link.close()
+        time.sleep(0.05)
+
+
+def deaf(folder: Path, port: int) -> None:
+    """A valid member that joins, answers nothing, and never reads what it is sent; it shows signs of life."""
+    hello = json.loads((folder / "hello.json").read_text("utf-8"))
+    while True:
+        with contextlib.suppress(OSError):
+            me = Caller(folder / "certs" / "deaf", "deaf", port)
+            me.link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            me.join(hello)
+            while True:
+                me.send(FrameKind.PING, b"")
+                time.sleep(1)
+        time.sleep(0.2)
+
+
+KINDS = {"strangers": strangers, "revoked": revoked, "member": member, "deaf": deaf}
+
+
+def main() -> None:
+    """Attack until ended; what was done is written to a file every second."""
+    kind, folder, port = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
+
+    def write() -> None:
+        while True:
+            time.sleep(1)
+            part = folder / f"{kind}.count.part"
+            part.write_text(json.dumps(COUNT), "utf-8")
+            os.replace(part, folder / f"{kind}.count")
+
+    threading.Thread(target=write, daemon=True).start()
+    KINDS[kind](folder, port)
+
+
+if __name__ == "__main__":
+    main()
