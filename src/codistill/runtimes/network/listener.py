@@ -44,7 +44,8 @@ class Listener:
         """`handshake`: does TLS and waits for the preface of the other end, or raises; `most`: pending connections."""
         self._most, self._handshake, self._loop = most, handshake, loop
         self._socket = _listen(address)
-        self._pending: list[_Pending] = []
+        self._pending: dict[_Pending, None] = {}  # the oldest first
+        self._hosts: Counter[str] = Counter()  # pending connections by address
         self.turned_away: Counter[str] = Counter()  # since they were last told: why, and how many
         self._accepting = False
         self._accept_on(on=True)
@@ -83,12 +84,13 @@ class Listener:
             if len(self._pending) >= self._most:
                 self._shed(self._of_busiest_host(), "too many at a time")
             pending = _Pending(connection, str(address[0]), self._loop.time())
-            self._pending.append(pending)
+            self._pending[pending] = None
+            self._hosts[pending.host] += 1
             self._loop.add_reader(connection, self._sent_something, pending)
 
     def _of_busiest_host(self) -> _Pending:
         """The oldest pending connection of the host that has the most."""
-        host = Counter(pending.host for pending in self._pending).most_common(1)[0][0]
+        host = max(self._hosts, key=lambda each: self._hosts[each])
         return next(pending for pending in self._pending if pending.host == host)
 
     def _sent_something(self, pending: _Pending) -> None:
@@ -118,18 +120,24 @@ class Listener:
             self.turned_away[str(reason).lower().replace("_", " ")[:60]] += 1
             pending.connection.close()
         finally:
-            if pending in self._pending:
-                self._pending.remove(pending)
+            self._forget(pending)
 
     def _shed(self, pending: _Pending, why: str) -> None:
         if why:
             self.turned_away[why] += 1
-        self._pending.remove(pending)
+        self._forget(pending)
         if pending.task is None:
             self._loop.remove_reader(pending.connection)
             pending.connection.close()
         else:
             pending.task.cancel()
+
+    def _forget(self, pending: _Pending) -> None:
+        if pending in self._pending:
+            del self._pending[pending]
+            self._hosts[pending.host] -= 1
+            if not self._hosts[pending.host]:
+                del self._hosts[pending.host]
 
 
 def _listen(address: str) -> socket.socket:
