@@ -32,7 +32,7 @@ def _summary(kind: FrameKind, payload: bytes) -> dict[str, Any]:
 
 
 def _of_control(content: Mapping[str, Any], arrays: dict[str, str]) -> dict[str, Any]:
-    fields = [key for key in content if key not in ("do", "number")]
+    fields = sorted(key for key, value in content.items() if key not in ("do", "number") and value is not None)
     what = str(content["do"])
     if what == "answer":
         what = next((word for key, word in _ANSWERS.items() if key in content), "answer")
