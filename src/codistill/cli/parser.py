@@ -10,8 +10,8 @@ from codistill.cli import (
     compare_command,
     data_command,
     network_commands,
+    policy_commands,
     run_commands,
-    site_commands,
     sweep_command,
     theory_command,
 )
@@ -46,5 +46,5 @@ def make_parser() -> argparse.ArgumentParser:
     theory_command.add_parser(commands)
     network_commands.add_parsers(commands, add_recipe_arguments, print_results)
     certs_command.add_parser(commands)
-    site_commands.add_parsers(commands)
+    policy_commands.add_parsers(commands)
     return parser
