@@ -41,6 +41,9 @@ class Wire:
         self.lines_on_disk: list[int] = []
         self._log = log
 
+    def bar(self, name: str, why: str) -> None:
+        self.sent.append(([name], why.encode()))
+
     def send(self, receivers: Sequence[str], kind: FrameKind, turn: Turn, payload: bytes = b"") -> None:
         self.sent.append((receivers, payload))
         if self._log is not None:
@@ -104,6 +107,14 @@ def test_a_frame_without_content_is_sent_and_not_logged(tmp_path: Path, open_log
     log, wire = open_log(tmp_path), Wire()
     AuditedTransport(wire, log, ANYTHING).send(["hub"], FrameKind.END, Turn(0))  # type: ignore[arg-type]
     assert (len(wire.sent), log.lines) == (1, 0)
+
+
+def test_what_a_node_is_told_when_its_links_are_closed_is_logged(tmp_path: Path, open_log: OpenLog) -> None:
+    log, wire = open_log(tmp_path), Wire()
+    AuditedTransport(wire, log, ANYTHING).bar("south", "three bad messages")  # type: ignore[arg-type]
+    (entry,) = entries(log.path)
+    assert (entry["what"], entry["to"], entry["bytes"]) == ("refusal", ["south"], 18)
+    assert wire.sent == [(["south"], b"three bad messages")]
 
 
 def test_all_else_is_the_transports_own(tmp_path: Path, open_log: OpenLog) -> None:

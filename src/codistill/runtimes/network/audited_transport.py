@@ -14,14 +14,15 @@ from codistill.runtimes.network.payload_summary import summarise
 from codistill.runtimes.network.policy import ANYTHING, Policy
 from codistill.runtimes.network.transport import Transport
 
-_LEAVING = "leaving"  # always allowed: it tells the hub that nothing more will come
+_ALWAYS = ("leaving", "refusal")  # allowed beyond every limit: they say that nothing more will come
 
 
 class AuditedTransport:
     """Stands before a transport. All else than sending is the transport's own."""
 
     def __init__(self, transport: Transport, log: AuditLog | None, policy: Policy) -> None:
-        self._transport, self._log, self._policy = transport, log, policy
+        self._transport: Any = transport
+        self._log, self._policy = log, policy
         self._usage = Usage() if log is None else log.usage
 
     def send(self, receivers: Sequence[str], kind: FrameKind, turn: Turn, payload: bytes = b"") -> None:
@@ -30,14 +31,23 @@ class AuditedTransport:
             entry: dict[str, Any] = {"to": list(receivers), **summarise(kind, payload), "round": max(0, turn.phase + 1)}
             if kind is FrameKind.MESSAGE:
                 entry["attempt"] = turn.attempt
-            entry |= {"bytes": len(payload), "sha256": hashlib.sha256(payload).hexdigest()}
-            self._check(entry)
-            self._append("released", entry)
+            self._release(entry, payload)
         self._transport.send(receivers, kind, turn, payload)
+
+    def bar(self, name: str, why: str) -> None:
+        """Log that a node is told why its links are closed, then do that."""
+        entry = {"to": [name], "what": "refusal", "values": ["why"], "arrays": {}, "round": 0}
+        self._release(entry, why.encode())
+        self._transport.bar(name, why)
+
+    def _release(self, entry: dict[str, Any], payload: bytes) -> None:
+        entry |= {"bytes": len(payload), "sha256": hashlib.sha256(payload).hexdigest()}
+        self._check(entry)
+        self._append("released", entry)
 
     def _check(self, entry: dict[str, Any]) -> None:
         self._usage.begin(datetime.now(UTC).date().isoformat())
-        if entry["what"] == _LEAVING:
+        if entry["what"] in _ALWAYS:
             return
         try:
             self._policy.check_release(entry, self._usage)
