@@ -5,18 +5,28 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from sklearn.naive_bayes import GaussianNB
+from sklearn.tree import DecisionTreeClassifier
 
 import codistill as cd
-from codistill.errors import NetworkError
-from codistill.federation.nodes import BackgroundNode
+from codistill.errors import NetworkError, PolicyError
+from codistill.faults import Faults
+from codistill.federation.joining import PeerNode
+from codistill.federation.nodes import BackgroundNode, with_agent
+from codistill.runtimes.description import RunDescription
+from codistill.runtimes.forked import Channel, ForkedProcess
 from codistill.runtimes.network.audit_log import AUDIT, ChainReader
 from codistill.runtimes.network.options import Network
+from codistill.runtimes.network.policy import ANYTHING, Policy
+from codistill.runtimes.plan import Plan
+from codistill.runtimes.runtime import ShouldStop
+from codistill.topology import Topology
 
 ROUNDS, WAIT = 3, 60
 FAST = Network(patience=30, lease=2, linger=1)
@@ -121,3 +131,54 @@ def test_an_agent_leaves_when_the_day_is_used_up_and_waits_when_it_is_started_ag
     again.stop()
     with pytest.raises(NetworkError, match="it was stopped before"):
         again.wait(WAIT)
+
+
+# --- among peers ------------------------------------------------------------------------------------
+
+
+def peer(digits: Digits, name: str, folder: Path, ports: dict[str, int], policy: Policy = ANYTHING) -> PeerNode:
+    """One of two peers that send each other their models; the second one dials the first."""
+    names = tuple(ports)
+    x, y = digits[0].reshape(-1, 64)[:80], digits[1][:80]
+    part = slice(0, 40) if name == names[0] else slice(40, 80)
+    described = RunDescription(
+        protocol=cd.AvgKD(), topology=Topology.complete(names), classes=10, seed=0,
+        plan=Plan(rounds=2, evaluate_every=1), faults=Faults([], names, 0, 1.0),
+    )  # fmt: skip
+    own = with_agent(described, cd.Agent(name, DecisionTreeClassifier(max_depth=3), x[part], y[part]))
+    dial = {} if name == names[0] else {names[0]: f"127.0.0.1:{ports[names[0]]}"}
+    return PeerNode(own, f"127.0.0.1:{ports[name]}", dial, None, FAST, folder, progress=False, policy=policy)
+
+
+def test_a_peer_logs_the_models_that_it_sends(digits: Digits, tmp_path: Path) -> None:
+    with socket.socket() as one, socket.socket() as two:
+        for taken in (one, two):
+            taken.bind(("127.0.0.1", 0))
+        ports = {"north": one.getsockname()[1], "south": two.getsockname()[1]}
+
+    def work(name: str, channel: Channel, should_stop: ShouldStop) -> None:
+        outcome = peer(digits, name, tmp_path / name, ports).run_here(should_stop)
+        channel.send(complete=outcome.complete, sent=sum(row["sent"] for row in outcome.rows))
+
+    processes = [ForkedProcess(name, partial(work, name)) for name in ports]
+    try:
+        for process in processes:
+            assert process.channel.poll(WAIT)
+            told = process.receive()
+            assert told is not None
+            assert told["complete"]
+            found = entries(tmp_path / process.name)
+            models = [each for each in found if each.get("what") == "model"]
+            assert sum(each["bytes"] for each in models) == told["sent"] > 0
+            assert {each["round"] for each in models} == {1, 2}
+            assert [each["event"] for each in found[:2]] == ["started", "joined"]
+            assert found[1]["terms"]["protocol"]["name"] == "avgkd"
+    finally:
+        for process in processes:
+            process.stop()
+            process.end()
+
+
+def test_a_peer_with_a_policy_against_its_recipe_sends_nothing(digits: Digits, tmp_path: Path) -> None:
+    with pytest.raises(PolicyError, match="must keep to this agent's policy"):
+        peer(digits, "north", tmp_path, {"north": 1, "south": 2}, Policy(least_agents=3))
