@@ -64,7 +64,7 @@ def folder(tmp_path: Path) -> Path:
 def test_verify_counts_what_was_released_and_tells_the_head(folder: Path, capsys: Any) -> None:
     assert main(["audit", "verify", str(folder)]) == 0
     told = capsys.readouterr().out
-    assert "as it was written, 6 lines" in told
+    assert "as it was written, 6 lines (" in told
     assert "runs: 1; starts: 1; joins: 1; rounds: 3" in told
     assert "releases stopped by the policy: 1" in told
     row = next(line for line in told.splitlines() if "protocol message" in line)

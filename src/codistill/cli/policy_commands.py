@@ -76,7 +76,8 @@ def _verify(options: argparse.Namespace) -> int:
             f"no line with the digest {wanted[:_SHORTEST]}... among {chain.lines}",
             "Lines were cut off at the end, or the log was replaced: look for a copy.",
         )
-    print(f"{chain.path}: as it was written, {chain.lines} lines" + (f" from {first} to {last}" if last else ""))
+    during = f" from {first} to {last}" if last else ""
+    print(f"{chain.path}: as it was written, {chain.lines} lines ({bytes_text(chain.size)}){during}")
     print(f"runs: {len(runs)}; starts: {events['started']}; joins: {events['joined']}; rounds: {usage.rounds}")
     stops = f"terms refused: {events['refused']}; releases stopped by the policy: {events['stopped']}"
     if events["refused"] or events["stopped"]:

@@ -94,11 +94,11 @@ class Policy:
 
     def check_protocol(self, protocol: Protocol) -> None:
         """Only protocols on the policy's list, if it has one."""
-        if self.protocols is not None and protocol.name not in self.protocols:
+        if self.protocols is not None and name_of(protocol) not in self.protocols:
             raise _broken(
                 "protocols",
                 "The federation must run a protocol that this agent accepts.",
-                f"{protocol.name}; accepted: {', '.join(self.protocols) or 'none'}",
+                f"{name_of(protocol)}; accepted: {', '.join(self.protocols) or 'none'}",
                 "Ask whoever runs the hub; or change accepts = (...) or protocols = [...] of this agent.",
             )
 
@@ -117,9 +117,9 @@ class Policy:
     def objections(self, description: RunDescription) -> list[str]:
         """Every rule that a run breaks, in words that start with the rule's name."""
         protocol, broken = description.protocol, []
-        if self.protocols is not None and protocol.name not in self.protocols:
-            broken.append(f"protocols = {list(self.protocols)}: {protocol.name}")
-        broken += objections_to_settings(protocol, self.settings.get(protocol.name, {}))
+        if self.protocols is not None and name_of(protocol) not in self.protocols:
+            broken.append(f"protocols = {list(self.protocols)}: {name_of(protocol)}")
+        broken += objections_to_settings(protocol, self.settings.get(name_of(protocol), {}))
         agents = len(description.topology.names)
         if self.least_agents is not None and agents < self.least_agents:
             broken.append(f"least_agents = {self.least_agents}: the run has {agents}")
@@ -135,7 +135,7 @@ class Policy:
                 others = sorted(set(held) - set(self.classes))
                 if others:
                     shown = ", ".join(map(str, others[:10]))
-                    broken.append(f"classes = {list(self.classes)}: {protocol.name} releases statistics of {shown}")
+                    broken.append(f"classes = {list(self.classes)}: {name_of(protocol)} releases statistics of {shown}")
         return broken
 
     # --- while it takes part ------------------------------------------------------------------------
@@ -213,6 +213,11 @@ def _broken(rule: str, must: str, found: str, do: str) -> PolicyError:
     error = PolicyError(must, found, do)
     error.rule = rule
     return error
+
+
+def name_of(protocol: Protocol) -> str:
+    """Its name; of one's own protocol without a name, that of its class, as in the terms."""
+    return protocol.name or type(protocol).__name__
 
 
 def releases_class_statistics(protocol: Protocol) -> bool:
