@@ -23,8 +23,8 @@ LOCK = ROOT / "deploy" / "requirements.lock"
 INDEX = "https://pypi.org/simple"
 PYTHONS = ("3.11", "3.12", "3.13")
 MACHINES = ("x86_64", "aarch64")
-# Of https://download.pytorch.org/whl/cpu/torch/, as two public projects have recorded them. Only "cp311 x86_64" was compared
-# with the file itself; the index could not be reached. Compare them with the index before you rely on them.
+# Of https://download.pytorch.org/whl/cpu/torch/, as two public projects have recorded them. Only "cp311 x86_64" was
+# compared with the file itself; the index could not be reached. Compare them with the index before you rely on them.
 TORCH = {
     "2.13.0+cpu": {
         "cp311 aarch64": "84453b69508ec79902f899c5ed9495acb9e2bbe9fda5f1d5d6f19e3c3842e1a7",
