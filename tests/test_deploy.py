@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import configparser
+import dataclasses
 import re
 import shlex
 import shutil
+import tomllib
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
+from codistill.cli import main
 from codistill.cli.parser import make_parser
 from codistill.experiments.agent_file import read_agent_file
 from codistill.experiments.networked import describe_without_data
 from codistill.experiments.recipe import make_recipe, read_recipe
 from codistill.experiments.run import agent_names
 from codistill.federation.nodes import with_agent
+from codistill.runtimes.network.options import Network
+from codistill.runtimes.network.policy import Policy, Reports
 from codistill.runtimes.network.terms import hello_of
 
 ROOT = Path(__file__).parents[1]
@@ -68,8 +75,6 @@ def test_the_page_shows_the_files_as_they_are(file: str, language: str) -> None:
 
 
 def test_the_recipe_of_peers_on_the_page_is_read(tmp_path: Path) -> None:
-    import tomllib
-
     blocks = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
     recipe = make_recipe(tomllib.loads(blocks[-1]), tmp_path)
     assert recipe.protocol.name == "avgkd"
@@ -99,12 +104,74 @@ def test_a_unit_stops_gently_and_comes_back(unit: Path) -> None:
     assert (service["Restart"], service["SuccessExitStatus"], service["KillSignal"]) == ("on-failure", "130", "SIGTERM")
     assert service["User"] == "codistill"
     assert "TimeoutStopSec" in service
+    assert service["LimitNOFILE"] == "65536"
+    assert service["LimitCORE"] == "0"  # a core dump holds the key and the data
+    assert set(service["RestartPreventExitStatus"].split()) == {"2", "3", "4", "6"}  # a restart would fail again
+    assert (service["NoNewPrivileges"], service["ProtectSystem"], service["CapabilityBoundingSet"]) == (
+        "yes", "strict", "",
+    )  # fmt: skip
+
+
+# --- packages with their hashes -----------------------------------------------------------------------
+
+
+def locked() -> dict[str, tuple[str, list[str]]]:
+    """Version and hashes of each package in deploy/requirements.lock."""
+    text = re.sub(r"^#.*\n", "", (DEPLOY / "requirements.lock").read_text("utf-8"), flags=re.MULTILINE)
+    found = {}
+    for line in text.replace("\\\n", "").splitlines():
+        requirement, *hashes = line.split()
+        name, _, version = requirement.partition("==")
+        found[name] = (version, hashes)
+    return found
+
+
+def test_every_locked_package_has_hashes_and_the_version_that_is_tested() -> None:
+    lines = (ROOT / "constraints.txt").read_text("utf-8").split()
+    tested = {canonicalize_name(name): version for name, _, version in (line.partition("==") for line in lines)}
+    for name, (version, hashes) in locked().items():
+        assert hashes, name
+        assert all(re.fullmatch(r"--hash=sha256:[0-9a-f]{64}", each) for each in hashes), name
+        assert version.removesuffix("+cpu") == tested.get(name, version), name
+    assert len(locked()["numpy"][1]) == len(locked()["torch"][1]) == 6  # three versions of Python, two machines
+
+
+def test_everything_that_a_node_needs_is_locked() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    for text in (*project["dependencies"], *project["optional-dependencies"]["network"]):
+        wanted = Requirement(text)
+        version, _ = locked()[canonicalize_name(wanted.name)]
+        assert wanted.specifier.contains(version), text
+
+
+@pytest.mark.parametrize("name", ["Containerfile", "README.md"])
+def test_what_is_deployed_is_installed_with_hashes(name: str) -> None:
+    """No package is installed by its name alone, and none but by its hash."""
+    text = (DEPLOY / name).read_text("utf-8").replace("\\\n", " ")
+    installs = re.findall(r"pip install [^\n&]*", text)
+    assert sum("--require-hashes" in line and "requirements.lock" in line for line in installs) == 1
+    assert all("--require-hashes" in line or "--no-deps" in line for line in installs)
+
+
+# --- the policy -----------------------------------------------------------------------------------------
+
+
+def test_the_recipe_keeps_to_the_example_of_a_policy(agent_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["policy", "check", str(DEPLOY / "policy.toml"), str(agent_folder / "federation.toml")]
+    assert main([*arguments, "--agent", str(agent_folder / "my_agent.py")]) == 0
+    assert "would be accepted: fedmd, 10 rounds" in capsys.readouterr().out
+
+
+def test_every_rule_of_a_policy_is_on_the_page() -> None:
+    page = (ROOT / "docs" / "policy.md").read_text("utf-8")
+    for field in dataclasses.fields(Policy):
+        if field.name not in ("settings", "report"):
+            assert f"\n| `{field.name}` |" in page
+    for field in dataclasses.fields(Reports):
+        assert f"\n| `report.{field.name}` |" in page
+    assert (DEPLOY / "policy.toml").read_text("utf-8") in page
 
 
 def test_every_network_setting_is_on_the_page() -> None:
-    import dataclasses
-
-    from codistill.runtimes.network.options import Network
-
     for field in dataclasses.fields(Network):
         assert f"\n| `{field.name}` |" in PAGE

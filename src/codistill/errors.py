@@ -12,6 +12,7 @@ The command line prints them and exits with the class's `exit_code`; no tracebac
     ├── StorageError      7   a folder that cannot be written
     ├── RuntimeFault      8   a round that cannot continue: a worker that ended, a deadlock
     └── NetworkError      9   an address, a certificate, or a federation that cannot be joined
+        └── PolicyError   9   terms or a release that an agent's own policy does not allow
 """
 
 from __future__ import annotations
@@ -79,6 +80,12 @@ class NetworkError(CodistillError):
     """An address, a certificate, or a federation that cannot be joined."""
 
     exit_code = 9
+
+
+class PolicyError(NetworkError):
+    """Terms of a federation, or a release, that an agent's own policy does not allow."""
+
+    rule = ""  # its name in the policy
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

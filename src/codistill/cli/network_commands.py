@@ -43,6 +43,7 @@ def add_parsers(commands: Any, recipe_options: RecipeOptions, show: Show) -> Non
     )
     join.add_argument("--recipe", type=Path, help="among peers, with my_agent.py: the recipe that all peers have")
     join.add_argument("--name", help="the agent's name, where there is no certificate that says it")
+    join.add_argument("--policy", type=Path, metavar="FILE", help="what it agrees to (default: as my_agent.py says)")
     join.add_argument("--state", type=Path, help="folder for what it has learnt (default: agents/NAME)")
     _secure_options(join)
     recipe_options(join)
@@ -115,7 +116,7 @@ def _join(options: argparse.Namespace, show: Show) -> int:
             "Drop --name.",
         )
     folder = options.state or Path("agents") / name
-    mine = read_agent_file(options.file, name, data_dir=options.data_dir, overrides=options.set)
+    mine = read_agent_file(options.file, name, data_dir=options.data_dir, overrides=options.set, policy=options.policy)
     with GentleInterrupt() as interrupt:
         common: dict[str, Any] = {"should_stop": lambda: interrupt.asked, "form": options.log_format}
         if options.hub:

@@ -10,6 +10,7 @@ from codistill.cli import (
     compare_command,
     data_command,
     network_commands,
+    policy_commands,
     run_commands,
     sweep_command,
     theory_command,
@@ -45,4 +46,5 @@ def make_parser() -> argparse.ArgumentParser:
     theory_command.add_parser(commands)
     network_commands.add_parsers(commands, add_recipe_arguments, print_results)
     certs_command.add_parser(commands)
+    policy_commands.add_parsers(commands)
     return parser

@@ -7,6 +7,7 @@
     test()            a common test set, if the federation has one: (samples, labels)
     protocol          a class, where the federation runs a protocol that is not codistill's
     accepts           names of the protocols that this agent takes part in, such as ("fedmd",); unset: any
+    policy            a file beside this one, such as "policy.toml": what this agent agrees to and what it releases
     finished(agent)   called at the end, with the trained model in agent.learner
 
 A recipe (`.toml`) can stand in its place: then the agent is the one of that name in the recipe.
@@ -26,8 +27,10 @@ from codistill.errors import CodistillError, DataError, NetworkError, RecipeErro
 from codistill.experiments.recipe import Recipe, read_recipe
 from codistill.experiments.run import build
 from codistill.experiments.user_code import run_file
+from codistill.federation.auditing import policy_from
 from codistill.protocol import Protocol
 from codistill.runtimes.description import RunDescription
+from codistill.runtimes.network.policy import ANYTHING, Policy
 
 
 @dataclass(frozen=True)
@@ -39,17 +42,22 @@ class AgentFile:
     test: tuple[Any, Any] | None = None  # not yet checked against the number of classes
     protocol: type[Protocol] | None = None
     finished: Callable[[Agent], Any] | None = None
-    accepts: tuple[str, ...] | None = None  # protocols that it takes part in; None: any
+    policy: Policy = ANYTHING  # what it takes part in and what it releases
     recipe: Recipe | None = None
     description: RunDescription | None = None  # where a recipe has made it
 
 
 def read_agent_file(
-    path: Path, name: str, *, data_dir: str | None = None, overrides: list[str] | None = None
+    path: Path,
+    name: str,
+    *,
+    data_dir: str | None = None,
+    overrides: list[str] | None = None,
+    policy: Path | None = None,
 ) -> AgentFile:
-    """What the file says of the agent of this name."""
+    """What the file says of the agent of this name; `policy`: a file in place of the policy that it names."""
     if path.suffix == ".toml":
-        return _from_recipe(path, name, data_dir, overrides or [])
+        return _from_recipe(path, name, data_dir, overrides or [], policy)
     if path.suffix != ".py":
         raise RecipeError(
             "An agent's file is a Python file or a recipe.", f"'{path}'", "Name my_agent.py or recipe.toml."
@@ -82,10 +90,17 @@ def read_agent_file(
     accepts = getattr(module, "accepts", None)
     names = None if accepts is None else (accepts,) if isinstance(accepts, str) else tuple(map(str, accepts))
     samples = None if public is None else PublicData(public, 0)
-    return AgentFile(agent, samples, test, own, getattr(module, "finished", None), names)
+    rules = policy_from(policy or _policy_beside(path, getattr(module, "policy", None)), names, own)
+    return AgentFile(agent, samples, test, own, getattr(module, "finished", None), rules)
 
 
-def _from_recipe(path: Path, name: str, data_dir: str | None, overrides: list[str]) -> AgentFile:
+def _policy_beside(path: Path, named: Any) -> Path | None:
+    if named is None or isinstance(named, str | Path):
+        return None if named is None else path.parent / named
+    raise RecipeError(f"policy in {path} must name a file.", f"{named!r}"[:80], 'Write: policy = "policy.toml".')
+
+
+def _from_recipe(path: Path, name: str, data_dir: str | None, overrides: list[str], policy: Path | None) -> AgentFile:
     recipe = read_recipe(path, overrides)
     if recipe.data.held_by_agents:
         raise RecipeError(
@@ -103,7 +118,8 @@ def _from_recipe(path: Path, name: str, data_dir: str | None, overrides: list[st
         )
     description = federation.description.of_agent(name)
     kind = type(recipe.protocol)
-    return AgentFile(mine[0], federation.public, federation.test, kind, None, None, recipe, description)
+    rules = policy_from(policy, None, kind)
+    return AgentFile(mine[0], federation.public, federation.test, kind, None, rules, recipe, description)
 
 
 def _run(path: Path) -> ModuleType:

@@ -30,8 +30,9 @@ from codistill.experiments.run import (
     topology_of,
     versions,
 )
+from codistill.faults import Faults
 from codistill.federation.joining import AgentNode, PeerNode
-from codistill.federation.nodes import check_accepted, check_has_hub, with_agent
+from codistill.federation.nodes import check_has_hub, with_agent
 from codistill.federation.result import ELSEWHERE
 from codistill.federation.serving import HubNode, describe_hub
 from codistill.files import writing
@@ -107,7 +108,7 @@ def join_hub(
 ) -> bool:
     """Take part under a hub, until the run is over (True) or the operator stops it."""
     node = AgentNode(
-        mine.agent, hub, own, network, folder, mine.public, mine.test, mine.protocol, mine.accepts, log_format=form
+        mine.agent, hub, own, network, folder, mine.public, mine.test, mine.protocol, mine.policy, log_format=form
     )
     complete, _ = node.run_here(should_stop)
     if complete and mine.finished is not None:
@@ -128,7 +129,7 @@ def join_peers(
     form: str,
 ) -> bool:
     """Take part as a peer, until all rounds are done (True) or the operator stops it."""
-    check_accepted(recipe.protocol, mine.accepts)
+    mine.policy.check_protocol(recipe.protocol)
     names = agent_names(recipe)
     if mine.agent.name not in names:
         raise NetworkError(
@@ -137,7 +138,7 @@ def join_peers(
             "Give the certificate of one of these, or add it to the recipe of every peer.",
         )
     description = _describe_peer(mine, recipe)
-    node = PeerNode(description, listen, dial, own, recipe.network, folder, progress, form)
+    node = PeerNode(description, listen, dial, own, recipe.network, folder, progress, form, mine.policy)
     # Before anything else is written: a folder that already holds a health file would not be vacant.
     resume = _goes_on(recipe, folder, None)
     with writing(folder):
@@ -176,6 +177,19 @@ def describe_without_data(recipe: Recipe) -> RunDescription:
         topology=topology_of(recipe),
         faults=recipe.faults,
         participation=recipe.participation,
+        compression=recipe.compression,
+    )
+
+
+def describe_terms(recipe: Recipe) -> RunDescription:
+    """What a recipe says of its run, without any data, to compare it with a policy."""
+    return RunDescription(
+        protocol=recipe.protocol,
+        topology=topology_of(recipe),
+        classes=recipe.data.classes or 0,
+        seed=recipe.seed,
+        plan=plan_of(recipe),
+        faults=Faults(recipe.faults, tuple(agent_names(recipe)), recipe.seed, recipe.participation),
         compression=recipe.compression,
     )
 

@@ -12,14 +12,14 @@ from codistill.agent import Agent
 from codistill.certs.credentials import Credentials
 from codistill.data.shard import PublicData
 from codistill.data.validation import validate_samples
-from codistill.errors import NetworkError, RecipeError
+from codistill.errors import CodistillError, NetworkError, RecipeError
+from codistill.federation.auditing import Audit, check_countable, policy_from
 from codistill.federation.checks import (
     as_public_data,
     check_pair,
 )
 from codistill.federation.nodes import (
     BackgroundNode,
-    check_accepted,
     check_agent,
     check_no_pooling,
     credentials_for,
@@ -30,11 +30,13 @@ from codistill.files import locked, writing
 from codistill.protocol import Protocol
 from codistill.runtimes.description import RunDescription
 from codistill.runtimes.forked import Channel, ForkedProcess
+from codistill.runtimes.network.audited_transport import audited
 from codistill.runtimes.network.connections import Connections
 from codistill.runtimes.network.diagnosis import probe
 from codistill.runtimes.network.event_log import HEALTH, EventLog
-from codistill.runtimes.network.opening import check_neighbours, open_peer
+from codistill.runtimes.network.opening import check_neighbours, neighbours, open_peer
 from codistill.runtimes.network.options import Network
+from codistill.runtimes.network.policy import ANYTHING, Policy
 from codistill.runtimes.network.remote_agent import RemoteAgent
 from codistill.runtimes.network.terms import Terms, description_under, hello_of, terms_of
 from codistill.runtimes.network.transport import Transport
@@ -54,6 +56,7 @@ def join(
     test: tuple[Any, Any] | None = None,
     protocol: type[Protocol] | None = None,
     accepts: Sequence[str] | None = None,
+    policy: str | Path | Mapping[str, Any] | None = None,
     network: Network | None = None,
     folder: str | Path | None = None,
     log: bool = True,
@@ -63,17 +66,20 @@ def join(
 
     The hub tells the protocol, the number of classes and the rounds. `protocol`: a class of one's own, where the hub
     runs one that is not codistill's. `accepts`: names of the protocols that this agent takes part in; None: any.
-    With a `folder` its states are kept there, and it goes on with them when it joins the same run again.
+    `policy`: a file policy.toml, or its tables: what this agent agrees to and what it releases, whatever the hub says.
+    With a `folder` its states are kept there, and it goes on with them when it joins the same run again; everything
+    that it releases is listed in audit.jsonl there.
     """
     if not isinstance(agent, Agent):
         raise RecipeError("Only an Agent can join.", f"{agent!r}"[:80], "Write codistill.Agent(name, model, x, y).")
     check_pair(test, "The test set")
     own = credentials_for("agent", [hub], certs, insecure=insecure)
     _check_name(agent.name, own)
+    rules, home = policy_from(policy, accepts, protocol), None if folder is None else Path(folder)
+    check_countable(rules, home)
     node = AgentNode(
-        agent, hub, own, network or Network(), None if folder is None else Path(folder),
-        None if public is None else as_public_data(public, 0), test, protocol,
-        None if accepts is None else tuple(accepts), quiet=not log,
+        agent, hub, own, network or Network(), home, None if public is None else as_public_data(public, 0), test,
+        protocol, rules, quiet=not log,
     )  # fmt: skip
     warm_up()  # here: several agents of one notebook then need it once
     started = BackgroundNode(ForkedProcess(agent.name, node.work), node.trained_from)
@@ -92,40 +98,57 @@ class AgentNode:
     public: PublicData | None = None
     test: tuple[Any, Any] | None = None  # not yet checked against the number of classes
     protocol: type[Protocol] | None = None
-    accepts: tuple[str, ...] | None = None
+    policy: Policy = ANYTHING
     log_format: str = "text"
     quiet: bool = False
 
     def run_here(self, should_stop: ShouldStop = never) -> tuple[bool, RunDescription | None]:
         """Take part in this process, which can fork no node afterwards; True if the run is over."""
-        name, joined = self.agent.name, []
+        self.policy.check_hub(self.hub)
         health = None if self.folder is None else self.folder / HEALTH
-        log = EventLog(name, form=self.log_format, health=health, quiet=self.quiet)
+        log = EventLog(self.agent.name, form=self.log_format, health=health, quiet=self.quiet)
+        with ExitStack() as stack:
+            stack.callback(log.closed)
+            if self.folder is not None:
+                with writing(self.folder):
+                    self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+                stack.enter_context(locked(self.folder))  # two processes would overwrite each other's states
+            audit = Audit.open(self.folder, self.policy, log, stack)
+            audit.start(self.agent.name, self.own, {HUB: self.hub})
+            if not audit.wait_for_allowance(should_stop):
+                return False, None
+            complete, description = self._take_part(audit, log, should_stop)
+        if complete:
+            log.tell("the run is over")
+        return complete, description
+
+    def _take_part(self, audit: Audit, log: EventLog, should_stop: ShouldStop) -> tuple[bool, RunDescription | None]:
+        joined: list[RunDescription] = []
+        told: Terms = {}
         warm_up()
         trouble = probe(self.hub, HUB, self.own)
         if trouble:
             log.tell(f"{trouble}; trying again until somebody does")
-        transport = Transport(name, (HUB,), self.network, self.own, dial={HUB: self.hub}, tell=log.tell)
+        transport = Transport(self.agent.name, (HUB,), self.network, self.own, dial={HUB: self.hub}, tell=log.tell)
 
         def settle(terms: Terms) -> RunDescription:
-            joined.append(self.describe(terms))
+            told.update(terms)
+            try:
+                joined.append(self.describe(terms))
+            except CodistillError as error:
+                audit.refused(error)
+                raise
             return joined[0]
 
-        connections = Connections(transport, self.network, log.tell)
+        connections = Connections(audited(transport, audit.log, self.policy), self.network, log.tell)
         try:
-            with ExitStack() as stack:
-                if self.folder is not None:
-                    with writing(self.folder):
-                        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-                    stack.enter_context(locked(self.folder))  # two processes would overwrite each other's states
-                hello = hello_of(self.agent, self.public)
-                remote = RemoteAgent(connections, hello, settle, self.folder, should_stop, log.progress)
-                complete = remote.run()
+            remote = RemoteAgent(
+                connections, hello_of(self.agent, self.public), settle, self.folder, should_stop, log.progress,
+                self.policy, lambda run, at: audit.joined(told, self.own, (HUB,), run, at),
+            )  # fmt: skip
+            complete = remote.run()
         finally:
-            log.closed()
             transport.close()
-        if complete:
-            log.tell("the run is over")
         return complete, joined[0] if joined else None
 
     def describe(self, terms: Terms) -> RunDescription:
@@ -134,8 +157,10 @@ class AgentNode:
             self.public.seed = int(terms["seed"])
         test = None if self.test is None else validate_samples(*self.test, int(terms["classes"]), "the test set")
         description = description_under(terms, self.agent, self.public, test, self.protocol)
-        check_accepted(description.protocol, self.accepts)
-        return check_agent(description.introduce())
+        self.policy.check_protocol(description.protocol)  # before anything is made for a protocol that is not accepted
+        introduced = check_agent(description.introduce())
+        self.policy.check(introduced)
+        return introduced
 
     def work(self, channel: Channel, should_stop: ShouldStop) -> None:
         """Take part in a process of its own, and hand over what was learnt."""
@@ -170,6 +195,7 @@ class PeerNode:
     folder: Path
     progress: bool = True
     log_format: str = "text"
+    policy: Policy = ANYTHING
 
     def __post_init__(self) -> None:
         name, topology = self.description.names[0], self.description.topology
@@ -179,22 +205,34 @@ class PeerNode:
                 f"{self.description.protocol.name} has a hub.", "--listen and --peer", "Join it by --hub HOST:PORT."
             )
         check_neighbours(topology, name, self.dial)
+        self.policy.check(self.description)
 
     def run_here(self, should_stop: ShouldStop = never) -> Outcome:
         """Take part in this process, until all rounds are done or it is asked to stop."""
         name = self.description.names[0]
         warm_up()
         log = EventLog(name, form=self.log_format, health=self.folder / HEALTH)
+        with ExitStack() as stack:
+            store = open_store(self.folder, stack)
+            audit = Audit.open(self.folder, self.policy, log, stack)
+            audit.start(name, self.own, self.dial)
+            if not audit.wait_for_allowance(should_stop):
+                return Outcome(0, complete=False, rows=[], outputs=None, baseline_rows=None, seconds=0.0)
+            terms = terms_of(self.description)
+            audit.joined(terms, self.own, neighbours(self.description.topology, name), None, 0)
+            self._probe(log)
+            runtime = open_peer(
+                self.description, self.network, self.own, self.listen, self.dial, log, audit.log, self.policy
+            )
+            title = f"{name}: {self.description.protocol.name}"
+            shown = [Progress(title)] if self.progress and self.log_format == "text" else []
+            return run(self.description, runtime, store=store, observers=[log, *shown], should_stop=should_stop)
+
+    def _probe(self, log: EventLog) -> None:
         for other, address in self.dial.items():
             trouble = probe(address, other, self.own)
             if trouble:
                 log.tell(f"{trouble}; trying again until '{other}' does")
-        with ExitStack() as stack:
-            store = open_store(self.folder, stack)
-            runtime = open_peer(self.description, self.network, self.own, self.listen, self.dial, log)
-            title = f"{name}: {self.description.protocol.name}"
-            shown = [Progress(title)] if self.progress and self.log_format == "text" else []
-            return run(self.description, runtime, store=store, observers=[log, *shown], should_stop=should_stop)
 
 
 def _check_name(name: str, own: Credentials | None) -> None:

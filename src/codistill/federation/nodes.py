@@ -94,16 +94,6 @@ def check_has_hub(protocol: Protocol, topology: Topology) -> None:
         )
 
 
-def check_accepted(protocol: Protocol, accepts: Sequence[str] | None) -> None:
-    """An agent decides itself what it takes part in."""
-    if accepts is not None and protocol.name not in accepts:
-        raise NetworkError(
-            "The federation must run a protocol that this agent accepts.",
-            f"{protocol.name}; accepted: {', '.join(accepts) or 'none'}",
-            "Ask whoever runs the hub; or change accepts = (...) of this agent.",
-        )
-
-
 def check_agent(description: RunDescription) -> RunDescription:
     """The agent at hand has the data and the abilities that the run needs."""
     agents = description.agents

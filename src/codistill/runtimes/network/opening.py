@@ -11,11 +11,14 @@ from codistill.certs.credentials import Credentials
 from codistill.errors import CheckpointError, NetworkError
 from codistill.files import write_atomically
 from codistill.runtimes.description import RunDescription
+from codistill.runtimes.network.audit_log import AuditLog
+from codistill.runtimes.network.audited_transport import audited
 from codistill.runtimes.network.connections import Connections
 from codistill.runtimes.network.event_log import EventLog
 from codistill.runtimes.network.hub_runtime import HubRuntime
 from codistill.runtimes.network.options import Network
 from codistill.runtimes.network.peer_runtime import PeerRuntime
+from codistill.runtimes.network.policy import ANYTHING, Policy
 from codistill.runtimes.network.transport import Transport
 from codistill.topology import HUB, Topology
 
@@ -39,11 +42,14 @@ def open_peer(
     listen: str,
     dial: Mapping[str, str],
     log: EventLog,
+    audit: AuditLog | None = None,
+    policy: Policy = ANYTHING,
 ) -> PeerRuntime:
     """The runtime of a peer, which listens, and dials some of its neighbours."""
     others = neighbours(description.topology, description.names[0])
     transport = Transport(description.names[0], others, network, own, listen=listen, dial=dial, tell=log.tell)
-    return PeerRuntime(description, Connections(transport, network, log.tell, deadline=network.deadline))
+    checked = audited(transport, audit, policy)
+    return PeerRuntime(description, Connections(checked, network, log.tell, deadline=network.deadline))
 
 
 def neighbours(topology: Topology, name: str) -> list[str]:

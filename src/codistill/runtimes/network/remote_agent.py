@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from codistill.errors import NetworkError, StorageError
+from codistill.errors import NetworkError, PolicyError, StorageError
 from codistill.results.outputs import View
 from codistill.results.records import Scores
 from codistill.runtimes.description import RunDescription
@@ -21,6 +21,7 @@ from codistill.runtimes.network.answers import report_content
 from codistill.runtimes.network.connections import Connections, Control
 from codistill.runtimes.network.frame_header import FrameKind, Turn
 from codistill.runtimes.network.inbox import Refusal
+from codistill.runtimes.network.policy import ANYTHING, Policy
 from codistill.runtimes.network.state_store import StateStore
 from codistill.runtimes.network.terms import Terms, check_terms
 from codistill.runtimes.running import measure_alone
@@ -34,9 +35,14 @@ _HINT = 15.0  # seconds after which the operator is told what may be wrong
 
 Describe = Callable[[Terms], RunDescription]  # the run under the hub's terms, with this agent introduced to it
 Watch = Callable[[str, int, Scores], None]  # takes what the agent does, how many rounds are done, and its scores
+Joined = Callable[[str, int], None]  # takes the name of the run, and the round whose state the agent has
 
 
 def _ignore(what: str, done: int, scores: Scores) -> None:
+    pass
+
+
+def _unnoticed(run: str, at: int) -> None:
     pass
 
 
@@ -51,9 +57,12 @@ class RemoteAgent:
         folder: Path | None = None,
         stopping: Callable[[], bool] = never,
         watch: Watch = _ignore,
+        policy: Policy = ANYTHING,
+        joined: Joined = _unnoticed,
     ) -> None:
         self._connections, self._hello, self._describe, self._folder = connections, hello, describe, folder
         self._stopping, self._watch = stopping, watch
+        self._policy, self._joined = policy, joined
         self._description: RunDescription | None = None
         self._terms: Terms = {}
         self._welcome: Control | None = None
@@ -79,6 +88,8 @@ class RemoteAgent:
                         return ended
             except Exception as error:
                 why = f"it failed ({type(error).__name__}); its operator sees why"
+                if isinstance(error, PolicyError):
+                    why = f"its policy does not allow this ({error.rule})"
                 self._connections.command(HUB, do="leaving", why=why)
                 raise
 
@@ -146,6 +157,7 @@ class RemoteAgent:
         self._connections.tell(
             f"joined run {run[:8]} after {done} rounds, with {f'the state of round {at}' if at else 'a new model'}"
         )
+        self._joined(run, at)
         self._connections.command(HUB, do="ready", at=at)
 
     def _return_to(self, done: int) -> int:
@@ -216,7 +228,7 @@ class RemoteAgent:
                 names = frozenset(map(str, list(content["present"])))
                 present = tuple(name for name in self._agent.roster if name in names)
                 samples = _integer(content["samples"], 1 << 62)
-                return lambda: ({}, {"report": report_content(self._round(turn, present, samples))}), number
+                return lambda: ({}, {"report": self._report(self._round(turn, present, samples))}), number
             case "keep":
                 done, store = _integer(content["round"], rounds), content["store"] is True
                 return lambda: ({}, {"trouble": self._keep(done, store=store)}), number
@@ -236,10 +248,15 @@ class RemoteAgent:
         assert self._description is not None
         return self._description
 
+    def _report(self, report: Report) -> dict[str, Any]:
+        return self._policy.reported(report_content(report))
+
     def _alone(self, samples: int) -> Scores:
+        if not self._policy.report.alone:
+            return {}
         self._agent.learner.join(samples)
         self._watch("training alone, as a baseline", 0, {})
-        return measure_alone(self._the_description, self._stopping).get(self._agent.name, {})
+        return self._policy.scored(measure_alone(self._the_description, self._stopping).get(self._agent.name, {}))
 
     def _check_hub(self) -> None:
         if HUB in self._connections.transport.revoked():
@@ -290,10 +307,10 @@ class RemoteAgent:
 
     def _evaluate(self, part: int | None, samples: int, *, views: bool) -> tuple[View, dict[str, Any]]:
         self._begin(samples)
-        seen: dict[str, View] | None = {} if views else None
+        seen: dict[str, View] | None = {} if views and self._policy.report.outputs else None
         scores = score(self._the_description, self._agent, part, seen)
         self._watch("running", self._done, scores)
-        return (seen or {}).get(self._agent.name, {}), {"scores": scores}
+        return (seen or {}).get(self._agent.name, {}), {"scores": self._policy.scored(scores)}
 
 
 def _refusal(control: Control) -> NetworkError:

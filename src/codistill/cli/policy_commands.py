@@ -1,0 +1,180 @@
+"""The commands of an organisation that runs an agent: `audit` (what was released) and `policy` (what may be)."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import Counter, deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from codistill.errors import CheckpointError, PolicyError, RecipeError
+
+_SHORTEST = 12  # digits of a digest that are enough to recognise it
+
+
+def add_parsers(commands: Any) -> None:
+    """Add `audit` and `policy` to the command line."""
+    audit = commands.add_parser("audit", help="what an agent has released: its audit log, checked or shown")
+    actions = audit.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    verify = _action(actions, "verify", _verify, "check that the log is as it was written, and count what was released")
+    _folder(verify)
+    verify.add_argument("--head", metavar="DIGEST", help="a head that was noted before: it must be in the log")
+    show = _action(actions, "show", _show, "show what was released, to whom and when")
+    _folder(show)
+    show.add_argument("--last", type=int, default=20, metavar="N", help="how many lines (default: 20)")
+
+    policy = commands.add_parser("policy", help="what an agent agrees to: its policy, checked against a recipe")
+    actions = policy.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    check = _action(actions, "check", _check, "say whether an agent with this policy would take part in a recipe")
+    check.add_argument("policy", type=Path, metavar="POLICY", help="policy.toml")
+    check.add_argument("recipe", type=Path, nargs="?", metavar="RECIPE", help="a TOML recipe; unset: none")
+    check.add_argument("--agent", type=Path, metavar="FILE", help="my_agent.py: its labels are compared as well")
+
+
+def _action(actions: argparse._SubParsersAction[Any], name: str, command: Any, text: str) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = actions.add_parser(name, help=text, description=text)
+    parser.set_defaults(command=command)
+    return parser
+
+
+def _folder(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="the agent's folder (--state), or the file in it")
+
+
+def _path(folder: Path) -> Path:
+    from codistill.runtimes.network.audit_log import AUDIT
+
+    return folder / AUDIT if folder.is_dir() else folder
+
+
+def _verify(options: argparse.Namespace) -> int:
+    from codistill.runtimes.network.audit_log import ChainReader, Usage
+    from codistill.text import bytes_text
+
+    chain, usage, noted = ChainReader(_path(options.folder)), Usage(), None
+    wanted = _noted(options.head)
+    events: Counter[str] = Counter()
+    releases: Counter[tuple[str, str]] = Counter()
+    sizes: Counter[tuple[str, str]] = Counter()
+    runs, first, last = set(), "", ""
+    for digest, entry in chain:
+        usage.add(entry)
+        events[entry["event"]] += 1
+        first, last = first or entry["time"], entry["time"]
+        if wanted and digest.startswith(wanted):
+            noted = chain.lines
+        if entry["event"] == "joined":
+            runs.add(entry["run"])
+        for name in entry["to"] if entry["event"] == "released" else ():
+            releases[name, entry["what"]] += 1
+            sizes[name, entry["what"]] += entry["bytes"]
+    if wanted and noted is None:
+        raise CheckpointError(
+            f"{chain.path} must hold the line whose digest was noted.",
+            f"no line with the digest {wanted[:_SHORTEST]}... among {chain.lines}",
+            "Lines were cut off at the end, or the log was replaced: look for a copy.",
+        )
+    during = f" from {first} to {last}" if last else ""
+    print(f"{chain.path}: as it was written, {chain.lines} lines ({bytes_text(chain.size)}){during}")
+    print(f"runs: {len(runs)}; starts: {events['started']}; joins: {events['joined']}; rounds: {usage.rounds}")
+    stops = f"terms refused: {events['refused']}; releases stopped by the policy: {events['stopped']}"
+    if events["refused"] or events["stopped"]:
+        print(stops)
+    rows = [(name, what, f"{count}", bytes_text(sizes[name, what])) for (name, what), count in sorted(releases.items())]
+    _print_table(("to", "what", "releases", "bytes"), rows, numbers=2)
+    if chain.cut:
+        print(f"The last line was cut off after {chain.cut} bytes, as by a kill while it was written; it was not sent.")
+    if noted is not None:
+        print(f"The noted digest is that of line {noted}: {chain.lines - noted} lines came after it.")
+    print(f"head {chain.head} after {chain.lines} lines")
+    return 0
+
+
+def _noted(head: str | None) -> str:
+    digits = (head or "").strip().lower()
+    if head is not None and (not _SHORTEST <= len(digits) <= 64 or set(digits) - set("0123456789abcdef")):
+        raise RecipeError(
+            "--head must be a digest.", f"'{head}'"[:80], f"Give at least {_SHORTEST} hexadecimal digits of a head."
+        )
+    return digits
+
+
+def _show(options: argparse.Namespace) -> int:
+    from codistill.runtimes.network.audit_log import ChainReader
+
+    chain = ChainReader(_path(options.folder))
+    rows: deque[tuple[str, ...]] = deque(maxlen=max(0, options.last))
+    for digest, entry in chain:
+        rows.append(_row(entry, digest))
+    _print_table(("line", "time", "round", "to", "what", "content", "bytes", "digest"), list(rows), numbers=0)
+    print(f"head {chain.head} after {chain.lines} lines")
+    return 0
+
+
+def _row(entry: dict[str, Any], digest: str) -> tuple[str, ...]:
+    event, released = entry["event"], entry["event"] == "released"
+    if released:
+        arrays = [f"{name} ({form})" for name, form in entry["arrays"].items()]
+        content = ", ".join([*entry["values"], *arrays])
+    else:
+        told = {
+            "started": f"policy {str(entry.get('policy_digest'))[:_SHORTEST]}",
+            "joined": f"run {str(entry.get('run'))[:8]}: {entry.get('terms', {}).get('protocol', {}).get('name')}",
+            "stopped": f"{entry.get('rule')} = {entry.get('limit')}",
+            "refused": str(entry.get("why")),
+        }
+        content = told.get(event, "")
+    round_, size = (str(entry["round"]), f"{entry['bytes']:,}") if released else ("", "")
+    what = entry["what"] if released else event
+    to = ", ".join(entry["to"]) if released else ""
+    return str(entry["number"]), entry["time"], round_, to, what, content, size, digest[:_SHORTEST]
+
+
+def _check(options: argparse.Namespace) -> int:
+    from dataclasses import replace
+
+    from codistill.experiments.agent_file import read_agent_file
+    from codistill.experiments.networked import describe_terms
+    from codistill.experiments.recipe import read_recipe
+    from codistill.federation.nodes import with_agent
+    from codistill.runtimes.network.policy import read_policy
+
+    recipe = None if options.recipe is None else read_recipe(options.recipe)
+    policy = read_policy(options.policy, None if recipe is None else type(recipe.protocol))
+    print(f"policy: {policy}")
+    if recipe is None:
+        return 0
+    description = describe_terms(recipe)
+    if options.agent is not None:
+        name = description.topology.names[0]
+        mine = read_agent_file(options.agent, name, policy=options.policy)
+        description = with_agent(replace(description, public=mine.public or description.public), mine.agent)
+        policy = mine.policy
+    broken = policy.objections(description)
+    if broken:
+        raise PolicyError(
+            f"{options.recipe} must keep to the policy {options.policy}.",
+            "; ".join(broken),
+            "Ask whoever runs the hub to change the recipe; or change the policy.",
+        )
+    print(f"{options.recipe} would be accepted: {recipe.protocol.name}, {recipe.rounds} rounds")
+    if policy.classes is not None and options.agent is None:
+        print("classes: compared with the agent's labels when it joins; now by --agent my_agent.py")
+    return 0
+
+
+def _print_table(headings: tuple[str, ...], rows: Sequence[tuple[str, ...]], *, numbers: int) -> None:
+    """Print rows; the last `numbers` columns are aligned to the right."""
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table()
+    for place, heading in enumerate(headings):
+        right = place >= len(headings) - numbers
+        table.add_column(heading, overflow="fold", justify="right" if right else "left")
+    for row in rows:
+        table.add_row(*map(escape, row))
+    Console(width=None if sys.stdout.isatty() else 160).print(table)
