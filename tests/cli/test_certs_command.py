@@ -67,7 +67,7 @@ def test_from_an_authority_to_a_second_generation(here, capsys, monkeypatch):
     code, out, _ = said(capsys, "agent", "Ward 3")
     assert code == 0
     assert "generation 2" in out
-    assert read_credentials(here / "certs" / "Ward 3", "agent").common_name == "Ward 3~2"
+    assert read_credentials(here / "certs" / "Ward 3", "agent").name == "Ward 3"
 
 
 def test_hubs_are_revoked_together_and_that_is_said(here, capsys):
@@ -85,23 +85,38 @@ def test_the_list_shows_every_state(here, capsys, monkeypatch):
     past = Authority(here / "certs", now=NOW - timedelta(days=100))
     past.create()
     past.issue("hub", "localhost", days=130)
-    past.issue("agent", "old", days=99)
-    past.issue("agent", "soon", days=99)
+    past.issue("agent", "old", days=90)
+    past.issue("agent", "soon", days=105)
     past.issue("agent", "gone")
     past.revoke("gone")
-    Authority(here / "certs", now=NOW - timedelta(seconds=1)).renew("soon", days=30)
+    Authority(here / "certs", now=NOW - timedelta(hours=2)).issue("agent", "short", hours=24)
+    Authority(here / "certs", now=NOW - timedelta(hours=19)).issue("agent", "short soon", hours=24)
     monkeypatch.setattr(Authority, "now", NOW)
     code, out, err = said(capsys, "list")
     assert (code, err) == (0, "")
     rows = [[cell.strip() for cell in line.strip("│┃").replace("┃", "│").split("│")] for line in out.splitlines()]
-    until = f"{NOW + timedelta(days=30, seconds=-1):%Y-%m-%d}"
     assert [row for row in rows if len(row) == 6] == [
-        ["name", "role", "generation", "valid until", "days left", "state"],
-        ["localhost", "hub", "1", day(30), "30", "valid"],
-        ["old", "agent", "1", day(-1), "", "expired"],
-        ["soon", "agent", "1", until, "29", "expires soon"],
+        ["name", "role", "generation", "valid until", "time left", "state"],
+        ["localhost", "hub", "1", day(30), "30 days", "valid"],
+        ["old", "agent", "1", day(-10), "", "expired"],
+        ["soon", "agent", "1", day(5), "5 days", "expires soon"],
         ["gone", "agent", "1", day(265), "", "revoked"],
+        ["short", "agent", "1", f"{NOW + timedelta(hours=22):%Y-%m-%d %H:%M} UTC", "22 h", "valid"],
+        ["short soon", "agent", "1", f"{NOW + timedelta(hours=5):%Y-%m-%d %H:%M} UTC", "5 h", "expires soon"],
     ]
+    signed = NOW - timedelta(hours=19)  # by the last command: the list before was signed after that time
+    end = f"{signed + timedelta(days=7):%Y-%m-%d %H:%M} UTC"
+    assert out.splitlines()[-1] == f"revocation list: number 4, 1 revoked, valid until {end} (6 days)"
+
+    monkeypatch.setattr(Authority, "now", signed + timedelta(days=8))
+    code, out, _ = said(capsys, "list")
+    stale = f"revocation list: number 4, 1 revoked, outdated since {end}: run 'codistill certs refresh'"
+    assert (code, out.splitlines()[-1]) == (0, stale)
+
+    code, out, _ = said(capsys, "refresh", "--list-days", "30")
+    end = f"{signed + timedelta(days=38):%Y-%m-%d %H:%M} UTC"
+    line = f"revocation list: number 5, 1 revoked, valid until {end} (30 days)"
+    assert (code, out) == (0, f"{line}\nCopy certs/crl.pem over the crl.pem on every machine.\n")
 
 
 @pytest.mark.parametrize(
@@ -148,8 +163,8 @@ def test_what_argparse_says(here, capsys):
 
 def test_without_the_library(here, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "cryptography", None)
-    for name in ("credentials", "authority"):
-        monkeypatch.delitem(sys.modules, f"codistill.certs.{name}")
+    for name in [name for name in sys.modules if name.startswith("codistill.certs.")]:
+        monkeypatch.delitem(sys.modules, name)
     code, out, err = said(capsys, "list")
     assert (code, out) == (9, "")
     assert "to do: Install it: pip install 'codistill[network]'" in err
