@@ -7,11 +7,10 @@ import ipaddress
 import json
 import os
 import shutil
-import socket
 import ssl
 import sys
 import threading
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
 import pytest
 from cryptography import x509
@@ -20,6 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from cryptography.x509.verification import PolicyBuilder, Store, VerificationError
+from tests.certs.certificates import DAY, NOW, certificate, refused, shake_hands
 
 from codistill.certs import authority as authority_module
 from codistill.certs import authority_files, safe_files
@@ -27,45 +27,7 @@ from codistill.certs.authority import Authority
 from codistill.certs.credentials import read_credentials
 from codistill.certs.node_identity import describe_peer
 from codistill.certs.validity import left_text
-from codistill.errors import NetworkError, RecipeError, StorageError
-
-NOW = datetime.now(UTC).replace(microsecond=0)
-DAY = timedelta(days=1)
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    """An authority with a hub at localhost and the agent 'lab'; copied for each test, as making keys takes time."""
-    folder = tmp_path_factory.mktemp("made") / "certs"
-    authority = Authority(folder, now=NOW)
-    authority.create()
-    authority.issue("hub", "localhost", addresses=["127.0.0.1", "::1"])
-    authority.issue("agent", "lab")
-    return folder
-
-
-@pytest.fixture
-def certs(made, tmp_path):
-    shutil.copytree(made, tmp_path / "certs")
-    return tmp_path / "certs"
-
-
-@pytest.fixture
-def authority(certs):
-    return Authority(certs, now=NOW)
-
-
-@pytest.fixture(scope="module")
-def foreign(tmp_path_factory):
-    """Another authority of the same name, with an agent of the same name."""
-    folder = tmp_path_factory.mktemp("foreign") / "certs"
-    Authority(folder, now=NOW).create()
-    Authority(folder, now=NOW).issue("agent", "lab")
-    return folder
-
-
-def certificate(folder, name="cert.pem"):
-    return x509.load_pem_x509_certificate((folder / name).read_bytes())
+from codistill.errors import RecipeError, StorageError
 
 
 def common_name(folder):
@@ -88,11 +50,6 @@ def mark(identity):
     first = bytearray(hashlib.sha256(identity.encode()).digest()[:8])
     first[0] &= 0x7F
     return bytes(first)
-
-
-def refused(*words, kind=NetworkError):
-    """The three parts of an error together hold these words."""
-    return pytest.raises(kind, match="(?s)" + "".join(f"(?=.*{word})" for word in words))
 
 
 # --- what is issued -------------------------------------------------------------------------------------
@@ -239,34 +196,6 @@ def context(folder, side, authority=None):
     made.verify_mode = ssl.CERT_REQUIRED
     made.verify_flags |= ssl.VERIFY_X509_STRICT
     return made
-
-
-def shake_hands(server, client, name="localhost"):
-    """A byte from the server to the client after both have verified; returns what each saw of the other."""
-    ours, theirs = socket.socketpair()
-    ours.settimeout(5)
-    theirs.settimeout(5)
-    seen = []
-
-    def serve():
-        try:
-            with server.wrap_socket(ours, server_side=True) as peer:
-                seen.append(describe_peer(peer.getpeercert(binary_form=True)))
-                peer.sendall(b"!")
-        except OSError as error:
-            seen.append(error)
-            ours.close()
-
-    thread = threading.Thread(target=serve)
-    thread.start()
-    try:
-        with client.wrap_socket(theirs, server_hostname=name) as peer:
-            if peer.recv(1) != b"!":
-                raise ConnectionResetError("closed by the server")
-            return describe_peer(peer.getpeercert(binary_form=True)), seen[0]
-    finally:
-        theirs.close()
-        thread.join()
 
 
 def test_hub_and_agents_shake_hands(made):

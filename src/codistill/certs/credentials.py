@@ -11,7 +11,7 @@ import ssl
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from codistill.certs.certificate_files import (
     CERTIFICATE,
     KEY,
     REVOCATIONS,
+    check_node_folder,
     issuer_of,
     ledger_name,
 )
@@ -36,6 +37,7 @@ from codistill.errors import NetworkError
 from cryptography import x509
 
 GRACE = 3600.0  # seconds that a revocation list which cannot be used is tolerated
+_RETRY = timedelta(seconds=10)  # after which files that could not be used are read again
 _MOST_PEERS = 1024  # certificates that are remembered
 
 
@@ -54,10 +56,11 @@ class Credentials:
     """A node's folder of certificates: checked when it is read, and followed when its files change."""
 
     def __init__(self, folder: Path, role: str, *, list_grace: float, clock: Callable[[], datetime]) -> None:
+        check_node_folder(folder)
         now = clock()
         self.folder, self.role = folder, role  # "hub" or "agent"
         self._clock, self._lock = clock, threading.RLock()
-        self._stamp = own_stamp(folder)
+        self._stamp, self._tried = own_stamp(folder), now
         self._own = read_own_files(folder, role, now)
         self._problem = ""  # why the newest files are not used
         self._peers: dict[bytes, _Peer] = {}
@@ -129,8 +132,8 @@ class Credentials:
         """Read again what has changed; the time."""
         now = self._clock()
         found = own_stamp(self.folder)
-        if found != self._stamp:
-            self._stamp = found
+        if found != self._stamp or (self._problem and now - self._tried > _RETRY):  # its time may have come
+            self._stamp, self._tried = found, now
             try:
                 self._take(read_own_files(self.folder, self.role, now))
                 self._problem = ""

@@ -12,7 +12,6 @@ from codistill.certs.certificate_files import (
     CERTIFICATE,
     KEY,
     Stamp,
-    check_node_folder,
     check_private,
     issuers,
     ledger_name,
@@ -53,9 +52,8 @@ def own_stamp(folder: Path) -> Stamp:
 
 
 def read_own_files(folder: Path, role: str, now: datetime) -> OwnFiles:
-    """Read a node's folder for a role, and check everything that can be checked without a connection."""
+    """Read a node's files for a role, and check everything that can be checked without a connection."""
     before = own_stamp(folder)
-    check_node_folder(folder)
     check_private(folder / KEY)
     roots = tuple(read_certificates(folder / AUTHORITY_CERTIFICATE))
     chain = read_certificates(folder / CERTIFICATE)
