@@ -70,6 +70,61 @@ def test_from_an_authority_to_a_second_generation(here, capsys, monkeypatch):
     assert read_credentials(here / "certs" / "Ward 3", "agent").name == "Ward 3"
 
 
+def test_hours_and_the_life_of_lists(here, capsys, monkeypatch):
+    monkeypatch.setattr(Authority, "now", NOW)
+    code, out, _ = said(capsys, "init", "--list-days", "3")
+    assert code == 0
+    assert "Revocation lists are valid for 3 days: run 'codistill certs refresh' before, and copy certs/crl.pem" in out
+    end = f"{NOW + timedelta(hours=24):%Y-%m-%d %H:%M} UTC"
+    for arguments in (["agent", "north"], ["renew", "north"]):
+        code, out, _ = said(capsys, *arguments, "--hours", "24")
+        assert (code, out.splitlines()[0]) == (0, f"agent 'north', generation 1, valid until {end}")
+    code, out, _ = said(capsys, "refresh")
+    end = f"{NOW + timedelta(days=3):%Y-%m-%d %H:%M} UTC"
+    assert (code, out.splitlines()[0]) == (0, f"revocation list: number 2, 0 revoked, valid until {end} (3 days)")
+
+
+def fingerprints(out):
+    """The lines that two people compare by telephone."""
+    return {line.split(":")[0]: line.split(":")[1].strip() for line in out.splitlines() if line[:9] in SHOWN}
+
+
+SHOWN = ("request: ", "authority")
+
+
+def test_a_site_makes_its_own_key(here, capsys):
+    assert said(capsys, "init")[0] == 0
+    code, out, err = said(capsys, "request", "Ward 3", "--out", "site")
+    assert (code, err) == (0, "")
+    assert out.startswith("request for agent 'Ward 3': site/request.pem\n")
+    assert "which runs: codistill certs sign request.pem\n" in out
+    assert "codistill certs install ANSWER --certs site" in out
+    asked = fingerprints(out)
+
+    code, out, _ = said(capsys, "sign", "site/request.pem", "--hours", "24")
+    assert code == 0
+    assert out.startswith("agent 'Ward 3', generation 1, valid until ")
+    assert "folder: certs/Ward 3\n" in out
+    assert "which holds no key" in out
+    assert "codistill certs revoke 'Ward 3'" in out
+    signed = fingerprints(out)
+    assert signed["request"] == asked["request"]
+    assert len(asked["request"].split()) == len(signed["authority"].split()) == 16
+
+    code, out, _ = said(capsys, "install", "certs/Ward 3", "--certs", "site")
+    assert code == 0
+    assert out.startswith("agent 'Ward 3': site is complete, valid until ")
+    assert fingerprints(out)["authority"] == signed["authority"]
+    assert read_credentials(here / "site", "agent").name == "Ward 3"
+
+    code, out, _ = said(capsys, "request", "--renew", "--out", "site")
+    assert code == 0
+    assert "codistill certs sign request.pem --renew\n" in out
+    assert said(capsys, "sign", "site/request.pem", "--renew")[0] == 0
+    assert said(capsys, "install", "certs/Ward 3/cert.pem", "--certs", "site")[0] == 0
+    assert said(capsys, "request", "h.example", "--role", "hub", "--out", "hub")[1].count("--role hub") == 1
+
+
 def test_hubs_are_revoked_together_and_that_is_said(here, capsys):
     for arguments in (["init"], ["hub", "localhost"], ["hub", "10.0.0.1"]):
         assert said(capsys, *arguments)[0] == 0
@@ -135,6 +190,17 @@ def test_the_list_shows_every_state(here, capsys, monkeypatch):
         (["hub", "host:7447"], 9, "'host:7447'"),
         (["renew", "lap"], 9, "'lap'"),
         (["revoke", "nobody"], 9, "'nobody'"),
+        (["agent", "new", "--hours", "0"], 2, "found: 0"),
+        (["init", "--certs", "other", "--list-days", "400"], 2, "found: 400"),
+        (["refresh", "--list-days", "0"], 2, "found: 0"),
+        (["sign", "request.pem"], 9, "No such file"),
+        (["sign", "file"], 9, "PEM"),
+        (["request"], 2, "none"),
+        (["request", "a/b"], 9, "'a/b'"),
+        (["request", "--renew", "--out", "other"], 9, "no cert.pem in other"),
+        (["request", "lab", "--out", "certs/lab"], 9, "certs/lab holds cert.pem"),
+        (["install", "file"], 9, "file"),
+        (["install", "certs/lab", "--certs", "nowhere"], 9, "no folder nowhere"),
     ],
 )
 def test_a_mistake_is_three_sentences_and_an_exit_code(here, capsys, arguments, code, words):
@@ -151,13 +217,18 @@ def test_a_mistake_is_three_sentences_and_an_exit_code(here, capsys, arguments, 
 
 
 def test_what_argparse_says(here, capsys):
-    for arguments in ([], ["agent"], ["agent", "lab", "--days", "many"]):
+    for arguments in (
+        [],
+        ["agent"],
+        ["agent", "lab", "--days", "many"],
+        ["renew", "lab", "--days", "1", "--hours", "1"],
+    ):
         code, _, err = said(capsys, *arguments)
         assert code == 2
         assert "usage: codistill certs" in err
     code, out, _ = said(capsys, "--help")
     assert code == 0
-    for command in ("init", "hub", "agent", "renew", "revoke", "list"):
+    for command in ("init", "hub", "agent", "renew", "revoke", "refresh", "list", "request", "sign", "install"):
         assert f"\n    {command} " in out
 
 
