@@ -34,7 +34,7 @@ def stamp(paths: Iterable[Path]) -> Stamp:
 
 def _stamp(path: Path) -> tuple[int, ...]:
     try:
-        status = path.stat()
+        status = os.stat(path)
     except OSError:
         return ()
     return status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino

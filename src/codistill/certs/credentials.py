@@ -23,11 +23,12 @@ from codistill.certs.certificate_files import (
     check_node_folder,
     issuer_of,
     ledger_name,
+    stamp,
 )
 from codistill.certs.node_identity import AGENT as AGENT
 from codistill.certs.node_identity import HUB, describe, load_peer
 from codistill.certs.node_identity import describe_peer as describe_peer
-from codistill.certs.own_files import OwnFiles, own_stamp, read_own_files
+from codistill.certs.own_files import OwnFiles, own_paths, read_own_files
 from codistill.certs.revocations import Revocations, issuer_key
 from codistill.certs.validity import date_text, is_due, left_text, utc_now
 from codistill.errors import NetworkError
@@ -60,7 +61,8 @@ class Credentials:
         now = clock()
         self.folder, self.role = folder, role  # "hub" or "agent"
         self._clock, self._lock = clock, threading.RLock()
-        self._stamp, self._tried = own_stamp(folder), now
+        self._paths = own_paths(folder)
+        self._stamp, self._tried = stamp(self._paths), now
         self._own = read_own_files(folder, role, now)
         self._problem = ""  # why the newest files are not used
         self._peers: dict[bytes, _Peer] = {}
@@ -131,7 +133,7 @@ class Credentials:
     def _refresh(self) -> datetime:
         """Read again what has changed; the time."""
         now = self._clock()
-        found = own_stamp(self.folder)
+        found = stamp(self._paths)
         if found != self._stamp or (self._problem and now - self._tried > _RETRY):  # its time may have come
             self._stamp, self._tried = found, now
             try:

@@ -11,7 +11,6 @@ from codistill.certs.certificate_files import (
     AUTHORITY_CERTIFICATE,
     CERTIFICATE,
     KEY,
-    Stamp,
     check_private,
     issuers,
     ledger_name,
@@ -46,14 +45,14 @@ class OwnFiles:
         return min(each.not_valid_after_utc for each in (self.certificate, *self.issuers))
 
 
-def own_stamp(folder: Path) -> Stamp:
-    """Differs whenever the certificate, the key or the authority has changed."""
-    return stamp(folder / name for name in (AUTHORITY_CERTIFICATE, CERTIFICATE, KEY))
+def own_paths(folder: Path) -> tuple[Path, ...]:
+    """The files that `read_own_files` reads."""
+    return tuple(folder / name for name in (AUTHORITY_CERTIFICATE, CERTIFICATE, KEY))
 
 
 def read_own_files(folder: Path, role: str, now: datetime) -> OwnFiles:
     """Read a node's files for a role, and check everything that can be checked without a connection."""
-    before = own_stamp(folder)
+    before = stamp(own_paths(folder))
     check_private(folder / KEY)
     roots = tuple(read_certificates(folder / AUTHORITY_CERTIFICATE))
     chain = read_certificates(folder / CERTIFICATE)
@@ -73,7 +72,7 @@ def read_own_files(folder: Path, role: str, now: datetime) -> OwnFiles:
             f"Give the folder that 'codistill certs {role}' made for it.",
         )
     contexts = {server: _tls_context(folder, server=server) for server in (False, True)}
-    if own_stamp(folder) != before:
+    if stamp(own_paths(folder)) != before:
         raise NetworkError(
             f"The files in {folder} must not change while they are read.", "a change", "Wait until all are copied."
         )
