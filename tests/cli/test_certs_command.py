@@ -123,6 +123,7 @@ def test_a_site_makes_its_own_key(here, capsys):
     assert said(capsys, "sign", "site/request.pem", "--renew")[0] == 0
     assert said(capsys, "install", "certs/Ward 3/cert.pem", "--certs", "site")[0] == 0
     assert said(capsys, "request", "h.example", "--role", "hub", "--out", "hub")[1].count("--role hub") == 1
+    assert "codistill certs sign REQUEST, for a new request\n" in said(capsys, "revoke", "Ward 3")[1]
 
 
 def test_hubs_are_revoked_together_and_that_is_said(here, capsys):

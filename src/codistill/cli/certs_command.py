@@ -182,8 +182,9 @@ def _revoke(options: argparse.Namespace) -> int:
         print("All hubs share one common name, so all hubs of that generation are revoked together.")
     copied = f"Copy {options.certs / 'crl.pem'} over the crl.pem on every machine"
     print(f"{copied}: until then that machine still accepts the certificate.")
-    role = next(issued.role for issued in reversed(authority.issued()) if issued.name == options.name)
-    print(f"For a new certificate: codistill certs {role} {shlex.quote(options.name)}")
+    last = next(issued for issued in reversed(authority.issued()) if issued.name == options.name)
+    new = "sign REQUEST, for a new request" if last.by_request else f"{last.role} {shlex.quote(options.name)}"
+    print(f"For a new certificate: codistill certs {new}")
     return 0
 
 
@@ -253,7 +254,8 @@ def _request(options: argparse.Namespace) -> int:
     print(f"request for {made.role} '{made.name}': {folder / 'request.pem'}")
     print(f"request:   {made.fingerprint}")
     print(f"Send the file to the authority, which runs: codistill certs sign request.pem{_sign_options(made, options)}")
-    print(f"The key stays in {folder}. When the answer is here: codistill certs install ANSWER --certs {folder}")
+    print(f"The key stays in {folder}. When the answer is here:")
+    print(f"    codistill certs install ANSWER --certs {shlex.quote(str(folder))}")
     return 0
 
 
