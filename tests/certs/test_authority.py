@@ -6,10 +6,13 @@ import importlib
 import ipaddress
 import json
 import os
+import random
 import shutil
 import ssl
 import sys
 import threading
+import warnings
+from collections import Counter
 from datetime import timedelta
 
 import pytest
@@ -19,7 +22,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from cryptography.x509.verification import PolicyBuilder, Store, VerificationError
-from tests.certs.certificates import DAY, NOW, certificate, refused, shake_hands
+from tests.certs.certificates import DAY, NOW, certificate, der, refused, shake_hands
 
 from codistill.certs import authority as authority_module
 from codistill.certs import authority_files, safe_files
@@ -27,7 +30,7 @@ from codistill.certs.authority import Authority
 from codistill.certs.credentials import read_credentials
 from codistill.certs.node_identity import describe_peer
 from codistill.certs.validity import left_text
-from codistill.errors import RecipeError, StorageError
+from codistill.errors import NetworkError, RecipeError, StorageError
 
 
 def common_name(folder):
@@ -736,8 +739,25 @@ def test_a_strangers_certificate(attributes):
 
 def test_a_peer_says_who_it_is():
     assert describe_peer(stranger((COMMON, "Ward 3~12"), (UNIT, "agent"))) == ("Ward 3", 12, "agent")
-    with refused("peer's certificate must be readable"):
+    with refused("node's certificate must be readable"):
         describe_peer(b"nothing of the kind")
+
+
+def test_a_malformed_certificate_is_refused_and_raises_nothing_else(certs):
+    """Random bytes of a valid one are changed, or its end is cut off."""
+    hub, good = read_credentials(certs / "localhost", "hub"), der(certs / "lab")
+    draw, outcomes = random.Random(1), Counter()
+    for _ in range(2000):
+        bad = bytearray(good)
+        for _ in range(draw.choice([1, 1, 2, 4])):
+            bad[draw.randrange(len(bad))] = draw.randrange(256)
+        try:
+            with warnings.catch_warnings(action="ignore"):
+                outcomes[hub.admitted_name(bytes(bad[: draw.choice([len(bad)] * 9 + [draw.randrange(len(bad))])]))] += 1
+        except NetworkError as error:
+            outcomes[type(error)] += 1
+    assert outcomes[NetworkError] > 1900
+    assert set(outcomes) <= {NetworkError, "lab"}, "a changed byte may be equal to the one before"
 
 
 def test_without_the_library(monkeypatch):

@@ -218,11 +218,22 @@ def _how_to_complete(folder: Path, missing: list[str]) -> str:
 
 
 def ledger_name(certificate: x509.Certificate) -> str:
-    """Its name in the ledger, quoted for a command line: for a hub, the first of its addresses."""
+    """Its name in the ledger, quoted for a command line."""
     try:
         name, _, role = describe(certificate)
-        if role == HUB:
-            name = str(certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value[0].value)
-    except (NetworkError, ValueError, IndexError, x509.ExtensionNotFound):
+        return shlex.quote(name if role != HUB else first_address(certificate))
+    except NetworkError:
         return "NAME"
-    return shlex.quote(name)
+
+
+def first_address(certificate: x509.Certificate) -> str:
+    """Of a hub's certificate: the host name or address by which the ledger knows it."""
+    try:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        return next(str(n.value) for n in names if isinstance(n, x509.DNSName | x509.IPAddress))
+    except (x509.ExtensionNotFound, StopIteration):
+        raise NetworkError(
+            "A hub's certificate must have an address, which is its name in the authority's ledger.",
+            "none",
+            "Make a first request in a new folder: codistill certs request HOST --role hub",
+        ) from None

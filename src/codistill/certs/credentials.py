@@ -28,7 +28,7 @@ from codistill.certs.certificate_files import (
     stamp,
 )
 from codistill.certs.node_identity import AGENT as AGENT
-from codistill.certs.node_identity import HUB, describe, load_peer
+from codistill.certs.node_identity import HUB, describe, load_peer, readable
 from codistill.certs.node_identity import describe_peer as describe_peer
 from codistill.certs.own_files import OwnFiles, own_paths, read_own_files
 from codistill.certs.revocations import Revocations, issuer_key
@@ -124,7 +124,7 @@ class Credentials:
             own = self._own_revocation()
             parts = [
                 self._problem,
-                "" if own is None else f"{own.found}: {own.do}",
+                "" if own is None else str(own),
                 self._expiry(now),
                 self._lists.trouble(now),
             ]
@@ -168,14 +168,17 @@ class Credentials:
         path: list[x509.Certificate] = [certificate]
         while (issuer := issuer_of(path[-1], _known(self._own))) is not None and issuer not in path:
             path.append(issuer)
-        signatures = tuple((low.serial_number, issuer_key(high)) for low, high in pairwise(path))
+        with readable():
+            expires = min(each.not_valid_after_utc for each in path)
+            signatures = tuple((low.serial_number, issuer_key(high)) for low, high in pairwise(path))
+            signer = certificate.issuer.rfc4514_string()
         if not signatures:
             raise NetworkError(
                 f"The certificate of {role} '{name}' must be signed by an authority that is known here.",
-                f"it is signed by {certificate.issuer.rfc4514_string()}",
+                f"it is signed by {signer[:200]}",
                 f"All nodes need certificates of one authority; intermediate ones must be in {CERTIFICATE} or ca.crt.",
             )
-        return _Peer(name, generation, role, min(each.not_valid_after_utc for each in path), signatures)
+        return _Peer(name, generation, role, expires, signatures)
 
     def _accepted(self, peer: _Peer) -> int:
         return self._lists.generation(peer.name, peer.signatures[0][1])
@@ -195,8 +198,10 @@ class Credentials:
             return None
         return NetworkError(
             "The certificate must not be revoked.",
-            f"that of '{self.name}' in {self.folder} is: {reason}, by the list {REVOCATIONS}",
-            f"Issue the next: codistill certs {self.role} {ledger_name(self._own.certificate)}; copy its folder here.",
+            f"that of '{self.name}', {self.folder / CERTIFICATE}: {reason}, by {REVOCATIONS}",
+            f"Issue the next: codistill certs {self.role} {ledger_name(self._own.certificate)}; copy its folder here."
+            if self._self.generation
+            else "Ask the authority for a new certificate.",
         )
 
     def _expiry(self, now: datetime) -> str:

@@ -19,12 +19,15 @@ import hashlib
 import re
 import secrets
 import unicodedata
+from collections.abc import Iterator
+from contextlib import contextmanager
 from urllib.parse import quote, unquote
 
 from codistill.errors import NetworkError
 
 try:
     from cryptography import x509
+    from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.x509.oid import NameOID
 except ImportError:
     raise NetworkError(
@@ -34,6 +37,7 @@ except ImportError:
     ) from None
 
 HUB, AGENT = "hub", "agent"
+_MALFORMED = (x509.InvalidVersion, x509.DuplicateExtension, x509.UnsupportedGeneralNameType, UnsupportedAlgorithm)
 _SCHEME = "codistill:"
 _AGENT_NAME = re.compile(r"[\w][\w .+-]{0,63}")  # the rule of `codistill.Agent`: reading it there would need torch
 _COMMON_NAME = re.compile(r"(?P<name>.+)~(?P<generation>[1-9][0-9]{0,4})")
@@ -87,16 +91,25 @@ def describe_peer(der: bytes) -> tuple[str, int, str]:
 
 def load_peer(der: bytes) -> x509.Certificate:
     """A peer's certificate, as TLS hands it over."""
-    try:
+    with readable():
         return x509.load_der_x509_certificate(der)
-    except ValueError as error:
-        raise NetworkError("A peer's certificate must be readable.", str(error)[:200], "Check the address.") from None
+
+
+@contextmanager
+def readable() -> Iterator[None]:
+    """Turn what the library raises for a malformed certificate, some of it only when a field is read, into an error."""
+    try:
+        yield
+    except (ValueError, TypeError, *_MALFORMED) as error:
+        found = f"{type(error).__name__}: {error}"[:200]
+        raise NetworkError("A node's certificate must be readable.", found, "Check the address.") from None
 
 
 def describe(certificate: x509.Certificate) -> tuple[str, int, str]:
     """Name, generation (0 if it has none) and role in a certificate."""
-    uris = _own_uris(certificate)
-    return _from_common_name(certificate) if not uris else _from_uris(uris)
+    with readable():
+        uris = _own_uris(certificate)
+        return _from_common_name(certificate) if not uris else _from_uris(uris)
 
 
 def _own_uris(certificate: x509.Certificate) -> list[str]:
@@ -104,10 +117,6 @@ def _own_uris(certificate: x509.Certificate) -> list[str]:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:
         return []
-    except (ValueError, x509.DuplicateExtension, x509.UnsupportedGeneralNameType) as error:
-        raise NetworkError(
-            "The extensions of a node's certificate must be readable.", str(error)[:200], "Issue it again."
-        ) from None
     return [uri for uri in names.get_values_for_type(x509.UniformResourceIdentifier) if uri.startswith(_SCHEME)]
 
 

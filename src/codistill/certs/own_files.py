@@ -105,7 +105,8 @@ def _check_valid_now(certificate: x509.Certificate, folder: Path, now: datetime)
         raise NetworkError(
             f"{folder / CERTIFICATE} must be valid now.",
             f"it expired on {date_text(end)}",
-            f"Renew it: codistill certs renew {ledger_name(certificate)}; then copy its folder here again.",
+            f"Renew it: codistill certs renew {ledger_name(certificate)}, and copy its folder here. If its key was "
+            "made here: codistill certs request --renew",
         )
     if now < start:
         raise NetworkError(

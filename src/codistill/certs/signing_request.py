@@ -19,6 +19,7 @@ from codistill.certs.certificate_files import (
     NEXT_KEY,
     REQUEST,
     check_private,
+    first_address,
     read_certificate,
     read_key,
     read_request,
@@ -72,7 +73,7 @@ def make_renewal(folder: Path, name: str | None = None) -> SigningRequest:
     certificate = read_certificate(folder / CERTIFICATE)
     found, _, role = describe(certificate)
     if role == HUB:
-        found = _first_address(certificate)
+        found = first_address(certificate)
     if name not in (None, found):
         raise RecipeError(
             "A renewal keeps the name.", f"'{name}', and {folder} is that of '{found}'", f"Use '{found}'."
@@ -149,16 +150,3 @@ def _check_name(name: str, role: str) -> None:
         alternative_name(name)
     else:
         check_agent_name(name)
-
-
-def _first_address(certificate: x509.Certificate) -> str:
-    """Of a hub's certificate: the host name or address by which the ledger knows it."""
-    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    hosts = [str(n.value) for n in names if isinstance(n, x509.DNSName | x509.IPAddress)]
-    if not hosts:
-        raise NetworkError(
-            "A hub's certificate must have an address, which is its name in the authority's ledger.",
-            "none",
-            "Make a first request in a new folder: codistill certs request HOST --role hub",
-        )
-    return hosts[0]
