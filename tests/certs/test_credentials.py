@@ -1,13 +1,17 @@
 """Credentials of a node that runs: new certificates without a restart, and what its operator is told."""
 
+import base64
+import random
 import shutil
 import ssl
+import warnings
 
 import pytest
 from tests.certs.certificates import DAY, HOUR, NOW, Clock, certificate, der, refused, shake_hands
 
 from codistill.certs.authority import Authority
 from codistill.certs.credentials import read_credentials
+from codistill.errors import NetworkError
 
 
 def connect(hub, agent):
@@ -185,3 +189,24 @@ def test_a_trouble_is_not_undone_by_another(authority):
     (authority.folder / "lab" / "crl.pem").unlink()
     assert "mode 0644" in agent.trouble()
     assert "The revocation list" in agent.trouble()
+
+
+@pytest.mark.parametrize("name", ["cert.pem", "ca.crt", "crl.pem"])
+def test_malformed_files_raise_nothing_but_refusals(certs, name):
+    """Random bytes inside the PEM form are changed: at a start, and while the node runs."""
+    running, path, draw = read_credentials(certs / "lab", "agent"), certs / "lab" / name, random.Random(2)
+    first, *lines, last = path.read_bytes().splitlines()
+    good, refusals = base64.b64decode(b"".join(lines)), 0
+    for _ in range(60):
+        bad = bytearray(good)
+        for _ in range(draw.choice([1, 2, 4])):
+            bad[draw.randrange(len(bad))] = draw.randrange(256)
+        path.write_bytes(b"\n".join([first, base64.encodebytes(bytes(bad)).strip(), last]))
+        with warnings.catch_warnings(action="ignore"):
+            running.trouble()
+            assert running.tls_context(server=True) is not None
+            try:
+                read_credentials(certs / "lab", "agent")
+            except NetworkError:
+                refusals += 1
+    assert refusals > 30

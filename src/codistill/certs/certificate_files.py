@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from codistill.certs.node_identity import HUB, describe
+from codistill.certs.node_identity import HUB, MALFORMED, describe
 from codistill.errors import NetworkError
 
 # isort: split
 # after node_identity, whose error says how to install cryptography
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
@@ -50,7 +50,14 @@ def read_certificate(path: Path) -> x509.Certificate:
 
 def read_certificates(path: Path) -> list[x509.Certificate]:
     """All certificates of a file; a node's own is the first, followed by those of intermediate authorities."""
-    return _read(path, "certificates in PEM form", x509.load_pem_x509_certificates)
+
+    def load(data: bytes) -> list[x509.Certificate]:
+        found = x509.load_pem_x509_certificates(data)
+        for each in found:  # the library reads these fields only now, and raises if they are malformed
+            _ = each.public_key(), each.subject, each.issuer, each.extensions, each.not_valid_after_utc
+        return found
+
+    return _read(path, "certificates in PEM form", load)
 
 
 def read_key(path: Path) -> ec.EllipticCurvePrivateKey:
@@ -67,7 +74,13 @@ def read_key(path: Path) -> ec.EllipticCurvePrivateKey:
 
 def read_request(path: Path) -> x509.CertificateSigningRequest:
     """A certificate signing request from its file."""
-    return _read(path, "a certificate signing request in PEM form", x509.load_pem_x509_csr)
+
+    def load(data: bytes) -> x509.CertificateSigningRequest:
+        found = x509.load_pem_x509_csr(data)
+        _ = found.public_key(), found.subject
+        return found
+
+    return _read(path, "a certificate signing request in PEM form", load)
 
 
 def read_lists(path: Path) -> list[x509.CertificateRevocationList]:
@@ -77,7 +90,16 @@ def read_lists(path: Path) -> list[x509.CertificateRevocationList]:
         blocks = _LIST.findall(data)
         if not blocks or data.count(b"-----BEGIN") != len(blocks):
             raise ValueError("no list, a cut-off list, or something else beside it")
-        return [x509.load_pem_x509_crl(block) for block in blocks]
+        found = [x509.load_pem_x509_crl(block) for block in blocks]
+        for each in found:
+            _ = (
+                each.issuer,
+                each.extensions,
+                each.last_update_utc,
+                each.next_update_utc,
+                [e.serial_number for e in each],
+            )
+        return found
 
     return _read(path, "a revocation list in PEM form", load)
 
@@ -87,7 +109,7 @@ def _read(path: Path, what: str, load: Callable[[bytes], Content]) -> Content:
         return load(path.read_bytes())
     except OSError as error:
         raise NetworkError(f"{path} must be readable.", f"{error.strerror}", "Check its owner and its mode.") from None
-    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+    except MALFORMED as error:
         raise NetworkError(
             f"{path} must be {what}.", f"{error}"[:200] or "other content", "Copy it again from the authority."
         ) from None
@@ -101,7 +123,7 @@ def issuer_of(certificate: x509.Certificate, candidates: Iterable[x509.Certifica
     for candidate in candidates:
         try:
             certificate.verify_directly_issued_by(candidate)
-        except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm):
+        except (InvalidSignature, *MALFORMED):
             continue
         return candidate
     return None
@@ -131,7 +153,7 @@ def issuers(
 def _is_authority(certificate: x509.Certificate) -> bool:
     try:
         return certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
-    except (x509.ExtensionNotFound, x509.DuplicateExtension, ValueError):
+    except x509.ExtensionNotFound:
         return False
 
 
@@ -143,7 +165,7 @@ def signer_of(
         try:
             if found.issuer == candidate.subject and found.is_signature_valid(candidate.public_key()):  # type: ignore[arg-type]
                 return candidate
-        except (TypeError, ValueError, UnsupportedAlgorithm):
+        except MALFORMED:
             continue
     raise NetworkError(
         f"{path} must be signed by the authority {AUTHORITY_CERTIFICATE} beside it.",

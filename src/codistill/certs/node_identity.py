@@ -37,7 +37,14 @@ except ImportError:
     ) from None
 
 HUB, AGENT = "hub", "agent"
-_MALFORMED = (x509.InvalidVersion, x509.DuplicateExtension, x509.UnsupportedGeneralNameType, UnsupportedAlgorithm)
+MALFORMED = (  # what the library raises for certificates, lists and requests that it cannot read
+    ValueError,
+    TypeError,
+    UnsupportedAlgorithm,
+    x509.InvalidVersion,
+    x509.DuplicateExtension,
+    x509.UnsupportedGeneralNameType,
+)
 _SCHEME = "codistill:"
 _AGENT_NAME = re.compile(r"[\w][\w .+-]{0,63}")  # the rule of `codistill.Agent`: reading it there would need torch
 _COMMON_NAME = re.compile(r"(?P<name>.+)~(?P<generation>[1-9][0-9]{0,4})")
@@ -100,7 +107,7 @@ def readable() -> Iterator[None]:
     """Turn what the library raises for a malformed certificate, some of it only when a field is read, into an error."""
     try:
         yield
-    except (ValueError, TypeError, *_MALFORMED) as error:
+    except MALFORMED as error:
         found = f"{type(error).__name__}: {error}"[:200]
         raise NetworkError("A node's certificate must be readable.", found, "Check the address.") from None
 

@@ -176,7 +176,7 @@ def _edition(found: x509.CertificateRevocationList, path: Path) -> _Edition:
                 raise ValueError(f"a list of a part only ({extension.oid.dotted_string})")
         if found.next_update_utc is None:
             raise ValueError("no time of the next update")
-    except (ValueError, x509.DuplicateExtension) as error:
+    except ValueError as error:
         raise NetworkError(
             f"{path} must be a complete list of revoked certificates, with the time of its next update.",
             str(error)[:200],

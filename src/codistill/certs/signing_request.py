@@ -24,7 +24,7 @@ from codistill.certs.certificate_files import (
     read_key,
     read_request,
 )
-from codistill.certs.node_identity import AGENT, HUB, check_agent_name, describe, node_uri
+from codistill.certs.node_identity import AGENT, HUB, MALFORMED, check_agent_name, describe, node_uri
 from codistill.certs.safe_files import PRIVATE, put, writing
 from codistill.certs.signing import alternative_name, check_common_name, key_bytes, new_key, pem, subject
 from codistill.errors import NetworkError, RecipeError
@@ -32,7 +32,6 @@ from codistill.errors import NetworkError, RecipeError
 # isort: split
 # after node_identity, whose error says how to install cryptography
 from cryptography import x509
-from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
@@ -96,7 +95,7 @@ def read_signing_request(path: Path) -> SigningRequest:
         found = [request.subject.get_attributes_for_oid(oid) for oid in names]
         if any(len(values) != 1 for values in found) or found[1][0].value not in (HUB, AGENT):
             raise ValueError(f"the subject {request.subject.rfc4514_string()!r}")
-    except (ValueError, UnsupportedAlgorithm) as error:
+    except MALFORMED as error:
         raise NetworkError(
             f"{path} must be signed by its own key on the curve P-256, P-384 or P-521, and have one name and one role.",
             f"{error}"[:200],
