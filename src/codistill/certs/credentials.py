@@ -27,7 +27,6 @@ from codistill.certs.certificate_files import (
     ledger_name,
     stamp,
 )
-from codistill.certs.node_identity import AGENT as AGENT
 from codistill.certs.node_identity import HUB, describe, load_peer, readable
 from codistill.certs.node_identity import describe_peer as describe_peer
 from codistill.certs.own_files import OwnFiles, own_paths, read_own_files
