@@ -11,47 +11,34 @@ that was never delivered; the next change updates the revocation list and its co
 
 from __future__ import annotations
 
-import re
 import shlex
-import unicodedata
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from codistill.certs.credentials import (
-    AGENT,
+from codistill.certs.authority_files import LIST_DAYS, MOST_LIST_DAYS, AuthorityFiles, own_list
+from codistill.certs.certificate_files import (
     AUTHORITY_CERTIFICATE,
     AUTHORITY_KEY,
-    CERTIFICATE,
-    HUB,
-    KEY,
     REVOCATIONS,
-    check_private,
     check_readable,
     read_certificate,
-    read_key,
-    read_list,
-    serial_number,
-    split_serial,
 )
+from codistill.certs.node_identity import AGENT, HUB, check_agent_name, folded, split_serial
 from codistill.certs.register import LEDGER, encode_ledger, read_ledger
 from codistill.certs.register import Issued as Issued
 from codistill.certs.safe_files import PRIVATE, locked, put, writing
-from codistill.certs.signing import (
-    alternative_name,
-    check_common_name,
-    extend_list,
-    key_bytes,
-    new_key,
-    pem,
-    self_signed,
-    sign_list,
-    signed,
-)
-from codistill.errors import NetworkError, RecipeError, nearest
+from codistill.certs.signing import alternative_name, check_common_name, key_bytes, new_key, pem, self_signed, sign_list
+from codistill.certs.signing_request import SigningRequest
+from codistill.certs.validity import life
+from codistill.errors import NetworkError, RecipeError
 from codistill.files import LOCK
+
+# isort: split
+# after node_identity, whose error says how to install cryptography
+from cryptography import x509
 
 _OWN_FILES = (AUTHORITY_CERTIFICATE, AUTHORITY_KEY, REVOCATIONS, LEDGER, LOCK)
 
@@ -72,9 +59,17 @@ class Authority:
         self._check_complete()
         return read_ledger(self.folder / LEDGER)
 
-    def create(self, *, name: str = "codistill authority", days: int = 3650) -> datetime:
-        """Make a new authority and return when it expires. `ca.crt` is written last: it completes the authority."""
-        _check_days(days)
+    def revocation_list(self) -> x509.CertificateRevocationList:
+        """The revocation list as it is."""
+        self._check_complete()
+        return own_list(self.folder, read_certificate(self.folder / AUTHORITY_CERTIFICATE))
+
+    def create(self, *, name: str = "codistill authority", days: int = 3650, list_days: int = LIST_DAYS) -> datetime:
+        """Make a new authority and return when it expires. `ca.crt` is written last: it completes the authority.
+
+        `list_days`: for how long a revocation list is valid; the next lists are signed for as long as this one.
+        """
+        end, list_life = self.now + life(days), _list_life(list_days)
         check_common_name(name)
         with writing(self.folder):
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -84,38 +79,79 @@ class Authority:
             with writing(self.folder):
                 self.folder.chmod(0o700)
             key = new_key()
-            certificate = self_signed(key, name, self.now, self.now + timedelta(days=days))
+            certificate = self_signed(key, name, self.now, end)
             put(self.folder / LEDGER, encode_ledger([]))
             put(self.folder / AUTHORITY_KEY, key_bytes(key), PRIVATE)
-            put(self.folder / REVOCATIONS, pem(sign_list(certificate, key, [], 1, self.now)))
+            put(self.folder / REVOCATIONS, pem(sign_list(certificate, key, [], 1, self.now, list_life)))
             put(self.folder / AUTHORITY_CERTIFICATE, pem(certificate))
         return certificate.not_valid_after_utc
 
-    def issue(self, role: str, name: str, *, days: int = 365, addresses: Iterable[str] = ()) -> Issued:
-        """The first certificate of a name, or the next generation after a revocation, with the node's folder."""
-        _check_days(days)
-        hosts = tuple(dict.fromkeys([*([name] if role == HUB else []), *addresses]))
-        for host in hosts:
-            alternative_name(host)
-        if role == AGENT:
-            check_agent_name(name)
+    def issue(
+        self, role: str, name: str, *, days: int = 365, hours: int | None = None, addresses: Iterable[str] = ()
+    ) -> Issued:
+        """The first certificate of a name, or the next generation after a revocation, with the node's folder.
+
+        `hours`: how long it is valid, instead of `days`.
+        """
+        wanted = self._wanted(role, name, addresses, self.now + life(days, hours))
         with self._open() as records:
             self._check_free(records, role, name)
-            generation = records.generation(HUB if role == HUB else name)
-            return records.issue(Issued(name, role, generation, 0, hosts, self.now + timedelta(days=days)))
+            return records.issue(replace(wanted, generation=records.generation(wanted.node_name)))
 
-    def renew(self, name: str, *, days: int = 365) -> Issued:
+    def renew(self, name: str, *, days: int = 365, hours: int | None = None) -> Issued:
         """A new key and certificate of the same generation; the old certificate stays valid until it expires."""
-        _check_days(days)
+        end = self.now + life(days, hours)
         with self._open() as records:
-            last = records.last(name)
-            if last.revoked:
+            last = _renewable(records.last(name))
+            if last.by_request:
                 raise NetworkError(
-                    "Only a certificate that is not revoked can be renewed.",
-                    f"'{name}' was revoked on {last.revoked:%Y-%m-%d}",
-                    f"Issue its next generation: codistill certs {last.role} {shlex.quote(name)}",
+                    "A node that made its own key renews its certificate by a request.",
+                    f"the key of '{name}' is at its site",
+                    "There: codistill certs request --renew; here: codistill certs sign request.pem --renew",
                 )
-            return records.issue(replace(last, not_after=self.now + timedelta(days=days)))
+            return records.issue(replace(last, not_after=end))
+
+    def sign(
+        self,
+        request: SigningRequest,
+        *,
+        role: str = AGENT,
+        renew: bool = False,
+        days: int = 365,
+        hours: int | None = None,
+        addresses: Iterable[str] = (),
+    ) -> Issued:
+        """A certificate for a key that was made at the node's site; its folder here holds no key.
+
+        Role, addresses and time are what is given here, whatever the request asks for. With `renew` it is of the
+        same generation, role and addresses as the node's last certificate.
+        """
+        if request.role != role:
+            raise NetworkError(
+                f"The request must be one for the role '{role}'.",
+                f"that of '{request.name}' asks for the role '{request.role}'",
+                f"If it is to be the {request.role}: codistill certs sign REQUEST --role {request.role}",
+            )
+        wanted = self._wanted(role, request.name, addresses, self.now + life(days, hours))
+        with self._open() as records:
+            if renew:
+                last = _renewable(records.last(request.name))
+                wanted = replace(last, not_after=wanted.not_after)
+                if last.role != role:
+                    raise NetworkError(
+                        "A renewal keeps the role.", f"'{last.name}' is {last.role}", "Choose another name."
+                    )
+            else:
+                self._check_free(records, role, request.name, "codistill certs sign REQUEST --renew")
+                wanted = replace(wanted, generation=records.generation(wanted.node_name))
+            return records.issue(wanted, request.key)
+
+    def refresh(self, *, list_days: int | None = None) -> x509.CertificateRevocationList:
+        """Sign the revocation list again, from now on for `list_days`, and put it into the nodes' folders."""
+        list_life = None if list_days is None else _list_life(list_days)
+        with self._open(update=False) as records:
+            records.update_lists(again=True, life=list_life)
+            return records.list
 
     def revoke(self, name: str) -> list[Issued]:
         """Revoke the name's generation, and return the certificates that are revoked now and were not before.
@@ -133,11 +169,12 @@ class Authority:
             return revoked
 
     @contextmanager
-    def _open(self) -> Iterator[_Records]:
+    def _open(self, *, update: bool = True) -> Iterator[AuthorityFiles]:
         self._check_complete()
         with locked(self.folder):
-            records = _Records(self.folder, self.now)
-            records.update_lists()
+            records = AuthorityFiles(self.folder, self.now)
+            if update:
+                records.update_lists()
             yield records
 
     def _check_complete(self) -> None:
@@ -169,9 +206,17 @@ class Authority:
                 "Name another folder with --certs.",
             )
 
-    def _check_free(self, records: _Records, role: str, name: str) -> None:
-        taken = {_folded(issued.name): issued for issued in records.ledger}.get(_folded(name))
-        if _folded(name) in _OWN_FILES or name.endswith(".part"):
+    def _wanted(self, role: str, name: str, addresses: Iterable[str], end: datetime) -> Issued:
+        hosts = tuple(dict.fromkeys([*([name] if role == HUB else []), *addresses]))
+        for host in hosts:
+            alternative_name(host)
+        if role == AGENT:
+            check_agent_name(name)
+        return Issued(name, role, 1, 0, hosts, end)
+
+    def _check_free(self, records: AuthorityFiles, role: str, name: str, renew: str = "") -> None:
+        taken = {folded(issued.name): issued for issued in records.ledger}.get(folded(name))
+        if folded(name) in _OWN_FILES or name.endswith(".part"):
             raise NetworkError(
                 "A node's name must not be that of a file of the authority.", f"'{name}'", "Choose another name."
             )
@@ -191,109 +236,23 @@ class Authority:
             raise NetworkError(
                 "A name can have one certificate at a time.",
                 f"{taken.role} '{name}' has one, valid until {taken.not_after:%Y-%m-%d}",
-                f"If it is lost or expires soon: codistill certs renew {shlex.quote(name)}. "
+                f"If it is lost or expires soon: {renew or f'codistill certs renew {shlex.quote(name)}'}. "
                 f"If others may have its key: codistill certs revoke {shlex.quote(name)}, then issue again.",
             )
 
 
-class _Records:
-    """The authority's files, while the lock is held."""
-
-    def __init__(self, folder: Path, now: datetime) -> None:
-        check_private(folder / AUTHORITY_KEY)
-        self.folder, self.now = folder, now
-        self.certificate, self.key = read_certificate(folder / AUTHORITY_CERTIFICATE), read_key(folder / AUTHORITY_KEY)
-        if self.key.public_key() != self.certificate.public_key():
-            raise NetworkError(
-                f"{AUTHORITY_KEY} must be the key of {AUTHORITY_CERTIFICATE}.",
-                f"{folder} holds the key of another authority",
-                "Restore both from a copy.",
-            )
-        if now >= self.certificate.not_valid_after_utc:
-            raise NetworkError(
-                "An authority must be valid to issue and revoke certificates.",
-                f"that of {folder} expired on {self.certificate.not_valid_after_utc:%Y-%m-%d}",
-                "Make a new one in another folder with 'codistill certs init', and issue all certificates again.",
-            )
-        self.ledger = read_ledger(folder / LEDGER)
-        self.list = read_list(folder / REVOCATIONS, self.certificate)
-
-    def last(self, name: str) -> Issued:
-        """The newest certificate of a name."""
-        found = [issued for issued in self.ledger if issued.name == name]
-        if not found:
-            names = {issued.name for issued in self.ledger}
-            hint = (
-                nearest(name, names)
-                if names
-                else "No certificate was issued yet: codistill certs hub, codistill certs agent."
-            )
-            raise NetworkError("The name must be in the ledger of the authority.", f"'{name}'", hint)
-        return found[-1]
-
-    def generation(self, name: str) -> int:
-        """The lowest generation of a name that is not revoked."""
-        revoked = {split_serial(entry.serial_number) for entry in self.list}
-        generation = 1
-        while split_serial(serial_number(name, generation)) in revoked:
-            generation += 1
-        return generation
-
-    def issue(self, wanted: Issued) -> Issued:
-        """Write the ledger first, then the files; the certificate is last: with it, the folder is complete."""
-        check_common_name(f"{wanted.node_name}~{wanted.generation}")
-        end = min(wanted.not_after, self.certificate.not_valid_after_utc)
-        issued = replace(wanted, serial=serial_number(wanted.node_name, wanted.generation), not_after=end)
-        key = new_key()
-        certificate = signed(issued, key, self.certificate, self.key, self.now)
-        self.write_ledger([*self.ledger, issued])
-        folder = self.folder / issued.name
-        with writing(folder):
-            folder.mkdir(mode=0o700, exist_ok=True)
-        put(folder / AUTHORITY_CERTIFICATE, pem(self.certificate))
-        put(folder / REVOCATIONS, pem(self.list))
-        put(folder / KEY, key_bytes(key), PRIVATE)
-        put(folder / CERTIFICATE, pem(certificate))
-        return issued
-
-    def write_ledger(self, ledger: list[Issued]) -> None:
-        """Replace the ledger."""
-        put(self.folder / LEDGER, encode_ledger(ledger))
-        self.ledger = ledger
-
-    def update_lists(self) -> None:
-        """Update the revocation list and its copies to the ledger; what is on the list stays there in any case."""
-        listed = {entry.serial_number for entry in self.list}
-        missing = [issued for issued in self.ledger if issued.revoked and issued.serial not in listed]
-        if missing:
-            self.list = extend_list(self.list, missing, self.certificate, self.key, self.now)
-            put(self.folder / REVOCATIONS, pem(self.list))
-        for name in sorted({issued.name for issued in self.ledger}):
-            copy = self.folder / name / REVOCATIONS
-            with writing(copy):
-                stale = copy.exists() and copy.read_bytes() != pem(self.list)
-            if stale:
-                put(copy, pem(self.list))
-
-
-# --- checks ---------------------------------------------------------------------------------------------
-
-
-def check_agent_name(name: str) -> None:
-    """The rule of `codistill.Agent`, which this repeats: reading it there would need torch."""
-    if not re.fullmatch(r"[\w][\w .+-]{0,63}", name) or _folded(name) == HUB:
+def _renewable(last: Issued) -> Issued:
+    if last.revoked:
         raise NetworkError(
-            "An agent's name must be 1 to 64 letters, digits, spaces or any of _ . + -, and not 'hub' in any case.",
-            repr(name),
-            "Choose another name.",
+            "Only a certificate that is not revoked can be renewed.",
+            f"'{last.name}' was revoked on {last.revoked:%Y-%m-%d}",
+            "Issue its next generation: codistill certs "
+            f"{'sign REQUEST, without --renew' if last.by_request else f'{last.role} {shlex.quote(last.name)}'}",
         )
+    return last
 
 
-def _check_days(days: int) -> None:
-    if not 1 <= days <= 36500:
-        raise RecipeError("--days must be between 1 and 36500.", f"{days}", "Choose another number.")
-
-
-def _folded(name: str) -> str:
-    """Equal for names that a file system or a reader could confuse."""
-    return unicodedata.normalize("NFKC", name).casefold()
+def _list_life(days: int) -> timedelta:
+    if not 1 <= days <= MOST_LIST_DAYS:
+        raise RecipeError(f"--list-days must be between 1 and {MOST_LIST_DAYS}.", f"{days}", "Choose another number.")
+    return timedelta(days=days)

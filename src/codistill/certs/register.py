@@ -6,12 +6,14 @@ import json
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Any
 
-from codistill.certs.credentials import AGENT, HUB
+from codistill.certs.node_identity import AGENT, HUB
+from codistill.certs.validity import is_due
 from codistill.errors import NetworkError
 
 LEDGER = "ledger.json"
-SOON = timedelta(days=30)
+_YEAR = timedelta(days=365)
 
 
 @dataclass(frozen=True)
@@ -25,22 +27,22 @@ class Issued:
     addresses: tuple[str, ...]
     not_after: datetime
     revoked: datetime | None = None
+    not_before: datetime | None = None  # None: from a version that did not write it
+    by_request: bool = False  # its key was made at its site, and is not known here
 
     @property
     def node_name(self) -> str:
         """Its name in the federation: every hub is "hub"."""
         return HUB if self.role == HUB else self.name
 
-    def days_left(self, now: datetime) -> int:
-        """Whole days until it expires; below zero if it has expired."""
-        return (self.not_after - now).days
-
     def state(self, now: datetime) -> str:
         """One of: valid, expires soon, expired, revoked."""
         if self.revoked:
             return "revoked"
-        left = self.not_after - now
-        return "expired" if left < timedelta(0) else "expires soon" if left < SOON else "valid"
+        if now > self.not_after:
+            return "expired"
+        start = self.not_before or self.not_after - _YEAR
+        return "expires soon" if is_due(start, self.not_after, now) else "valid"
 
 
 def read_ledger(path: Path) -> list[Issued]:
@@ -55,7 +57,7 @@ def read_ledger(path: Path) -> list[Issued]:
         ) from None
 
 
-def _decode(row: dict[str, str]) -> Issued:
+def _decode(row: dict[str, Any]) -> Issued:
     return Issued(
         name=str(row["name"]),
         role={HUB: HUB, AGENT: AGENT}[row["role"]],
@@ -64,6 +66,8 @@ def _decode(row: dict[str, str]) -> Issued:
         addresses=tuple(map(str, row["addresses"])),
         not_after=datetime.fromisoformat(row["not_after"]),
         revoked=datetime.fromisoformat(row["revoked"]) if row["revoked"] else None,
+        not_before=datetime.fromisoformat(row["not_before"]) if row.get("not_before") else None,
+        by_request=bool(row.get("by_request")),
     )
 
 
@@ -75,6 +79,7 @@ def encode_ledger(ledger: list[Issued]) -> bytes:
             "serial": f"{issued.serial:036x}",
             "not_after": issued.not_after.isoformat(),
             "revoked": issued.revoked and issued.revoked.isoformat(),
+            "not_before": issued.not_before and issued.not_before.isoformat(),
         }
         for issued in ledger
     ]

@@ -9,18 +9,18 @@ from contextlib import suppress
 from datetime import datetime, timedelta
 from hashlib import sha256
 
-from codistill.certs.credentials import AGENT, identity
+from codistill.certs.node_identity import AGENT, identity
 from codistill.certs.register import Issued
+from codistill.certs.validity import CLOCK_SKEW
 from codistill.errors import NetworkError
 
 # isort: split
-# after credentials, whose error says how to install cryptography
+# after node_identity, whose error says how to install cryptography
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-_CLOCK_SKEW = timedelta(minutes=5)  # allowed for clocks that are slow
 _LONGEST = 64  # bytes of a common name, by X.509
 _LABEL = r"(?!-)[A-Za-z0-9-]{1,63}(?<!-)"
 _HOST = re.compile(rf"(?=.{{1,253}}$)({_LABEL}\.)*(?!\d+$){_LABEL}")  # a host name does not end with a number
@@ -35,11 +35,11 @@ def self_signed(key: ec.EllipticCurvePrivateKey, name: str, now: datetime, end: 
     """The certificate of an authority that can sign certificates of nodes only."""
     return (
         x509.CertificateBuilder()
-        .issuer_name(_subject(name))
-        .subject_name(_subject(name))
+        .issuer_name(subject(name))
+        .subject_name(subject(name))
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - _CLOCK_SKEW)
+        .not_valid_before(now - CLOCK_SKEW)
         .not_valid_after(end)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_key_usage(key_cert_sign=True, crl_sign=True), critical=True)
@@ -50,7 +50,7 @@ def self_signed(key: ec.EllipticCurvePrivateKey, name: str, now: datetime, end: 
 
 def signed(
     issued: Issued,
-    key: ec.EllipticCurvePrivateKey,
+    key: ec.EllipticCurvePublicKey,
     authority: x509.Certificate,
     authority_key: ec.EllipticCurvePrivateKey,
     now: datetime,
@@ -60,16 +60,16 @@ def signed(
     return (
         x509.CertificateBuilder()
         .issuer_name(authority.subject)
-        .subject_name(_subject(f"{issued.node_name}~{issued.generation}", issued.role))
-        .public_key(key.public_key())
+        .subject_name(subject(f"{issued.node_name}~{issued.generation}", issued.role))
+        .public_key(key)
         .serial_number(issued.serial)
-        .not_valid_before(max(now - _CLOCK_SKEW, authority.not_valid_before_utc))
+        .not_valid_before(max(now - CLOCK_SKEW, authority.not_valid_before_utc))
         .not_valid_after(issued.not_after)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_key_usage(digital_signature=True), critical=True)
         .add_extension(both, critical=False)
         .add_extension(x509.SubjectAlternativeName(_alternative_names(issued)), critical=False)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
         .add_extension(_signer(authority), critical=False)
         .sign(authority_key, hashes.SHA256())
     )
@@ -81,6 +81,7 @@ def sign_list(
     entries: Sequence[x509.RevokedCertificate],
     number: int,
     now: datetime,
+    life: timedelta,
 ) -> x509.CertificateRevocationList:
     """The revocation list with these entries; each list has a higher number than the one before."""
     builder = x509.CertificateRevocationListBuilder()
@@ -89,7 +90,7 @@ def sign_list(
     return (
         builder.issuer_name(authority.subject)
         .last_update(now)
-        .next_update(authority.not_valid_after_utc)
+        .next_update(now + life)
         .add_extension(x509.CRLNumber(number), critical=False)
         .add_extension(_signer(authority), critical=False)
         .sign(key, hashes.SHA256())
@@ -102,10 +103,15 @@ def extend_list(
     authority: x509.Certificate,
     key: ec.EllipticCurvePrivateKey,
     now: datetime,
+    life: timedelta,
 ) -> x509.CertificateRevocationList:
     """The next list: all entries of the old one, and those missing there."""
-    number = old.extensions.get_extension_for_class(x509.CRLNumber).value.crl_number
-    return sign_list(authority, key, [*old, *map(_list_entry, missing)], number + 1, now)
+    return sign_list(authority, key, [*old, *map(_list_entry, missing)], list_number(old) + 1, now, life)
+
+
+def list_number(found: x509.CertificateRevocationList) -> int:
+    """The number of a list that `sign_list` has signed."""
+    return found.extensions.get_extension_for_class(x509.CRLNumber).value.crl_number
 
 
 def _list_entry(issued: Issued) -> x509.RevokedCertificate:
@@ -118,7 +124,8 @@ def _signer(authority: x509.Certificate) -> x509.AuthorityKeyIdentifier:
     return x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(own)
 
 
-def _subject(name: str, role: str = "") -> x509.Name:
+def subject(name: str, role: str = "") -> x509.Name:
+    """A name in a certificate or a request, with the role of a node."""
     attributes = [x509.NameAttribute(NameOID.ORGANIZATION_NAME, "codistill")]
     if role:
         attributes.append(x509.NameAttribute(NameOID.ORGANIZATIONAL_UNIT_NAME, role))
@@ -166,8 +173,8 @@ def check_common_name(name: str) -> None:
         )
 
 
-def pem(signed: x509.Certificate | x509.CertificateRevocationList) -> bytes:
-    """A certificate or a list in PEM form."""
+def pem(signed: x509.Certificate | x509.CertificateRevocationList | x509.CertificateSigningRequest) -> bytes:
+    """A certificate, a list or a request in PEM form."""
     return signed.public_bytes(serialization.Encoding.PEM)
 
 

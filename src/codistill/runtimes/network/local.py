@@ -79,7 +79,7 @@ class LocalNetwork(Runtime):
         """Certificates for this run alone, which are removed at its end."""
         folder = self._temporary()
         authority = Authority(folder)
-        authority.create(days=30)
+        authority.create(days=30, list_days=30)
         for name in (HUB, *self.description.topology.names):
             authority.issue("hub" if name == HUB else "agent", name, days=30)
         return folder
