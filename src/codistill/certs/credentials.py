@@ -18,9 +18,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from codistill.certs.certificate_files import (
-    AUTHORITY_CERTIFICATE,
     CERTIFICATE,
-    KEY,
     REVOCATIONS,
     check_node_folder,
     issuer_of,
@@ -82,6 +80,21 @@ class Credentials:
     def expires(self) -> datetime:
         """When the certificate expires that is in use now."""
         return self._own.expires
+
+    @property
+    def common_name(self) -> str:
+        """The name in the certificate that is in use now, with its generation if it has one."""
+        return f"{self.name}~{self._self.generation}" if self._self.generation else self.name
+
+    def set_list_grace(self, seconds: float) -> None:
+        """For how long nodes are still admitted when the revocation list is outdated or damaged."""
+        with self._lock:
+            self._lists.grace = timedelta(seconds=seconds)
+
+    def admits_nobody(self) -> bool:
+        """Whether there is no revocation list that can be used: then nobody is admitted, until there is one."""
+        with self._lock:
+            return self._lists.refused(self._refresh()) is not None
 
     def tls_context(self, *, server: bool) -> ssl.SSLContext:
         """Mutual TLS 1.3 with the files as they are now; with those before if they are damaged or do not fit."""
@@ -211,34 +224,11 @@ class Credentials:
             return f"{self.folder / CERTIFICATE} expires in {left_text(end - now)}: renew it."
         return ""
 
-    # --- paths and names --------------------------------------------------------------------------------
-
-    @property
-    def authority(self) -> Path:
-        """The certificate of the authority that is trusted."""
-        return self.folder / AUTHORITY_CERTIFICATE
-
-    @property
-    def certificate(self) -> Path:
-        """The node's own certificate."""
-        return self.folder / CERTIFICATE
-
-    @property
-    def key(self) -> Path:
-        """The node's private key."""
-        return self.folder / KEY
-
     def accepted_common_name(self, name: str) -> str:
         """The only common name that is accepted for a node ("hub" or an agent's name), by the revocation list."""
         with self._lock:
             self._refresh()
             return f"{name}~{self._lists.generation(name)}"
-
-    def is_revoked(self, name: str, generation: int) -> bool:
-        """Whether that generation of a name is on the revocation list."""
-        with self._lock:
-            self._refresh()
-            return 0 < generation < self._lists.generation(name)
 
 
 def read_credentials(

@@ -45,7 +45,7 @@ class Revocations:
 
     def __init__(self, path: Path, issuers: Sequence[x509.Certificate], *, grace: float, now: datetime) -> None:
         """`issuers[0]` is the authority that signed the node's own certificate: its list must be there."""
-        self.path, self._grace = path, timedelta(seconds=grace)
+        self.path, self.grace = path, timedelta(seconds=grace)
         self._issuers = tuple(issuers)
         self._stamp: Stamp = ()
         self._problem = ""  # of the file as it is now
@@ -126,12 +126,12 @@ class Revocations:
     def _failure(self, now: datetime) -> tuple[datetime, str] | None:
         """Until when what was known before holds, and why the lists cannot be used."""
         failures = [
-            (edition.next_update + CLOCK_SKEW + self._grace, f"outdated since {date_text(edition.next_update)}")
+            (edition.next_update + CLOCK_SKEW + self.grace, f"outdated since {date_text(edition.next_update)}")
             for edition in self._editions.values()
             if now > edition.next_update + CLOCK_SKEW
         ]
         if self._since is not None:
-            failures.append((self._since + self._grace, self._problem or self._from_future(now)))
+            failures.append((self._since + self.grace, self._problem or self._from_future(now)))
         return min(failures, default=None)
 
     def _from_future(self, now: datetime) -> str:

@@ -60,6 +60,13 @@ class Certificates:
     def trouble(self) -> None:
         """Never."""
 
+    def admits_nobody(self) -> bool:
+        """Never."""
+        return False
+
+    def set_list_grace(self, seconds: float) -> None:
+        """It has no list."""
+
 
 class Rogue(transport.Transport):
     """A node with given certificates; it sends whatever it is told to, valid or not."""

@@ -41,6 +41,11 @@ class Network:
         at_least=1 << 16,
         at_most=1 << 30,
     )
+    list_grace: float = setting(
+        3600.0,
+        "seconds for which nodes are still admitted when the revocation list here is outdated or damaged",
+        at_least=0,
+    )
     strikes: int = setting(3, "bad messages after which their sender is excluded from the run", at_least=1)
 
     def __post_init__(self) -> None:

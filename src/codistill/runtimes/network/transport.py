@@ -66,6 +66,8 @@ class Transport:
         self.preface = Preface(self.session_id, network.lease, self.limit, me)
         self.inbox = Inbox(self.others, self.limit + CONTROL_LIMIT, self._read_on)
         self._credentials, self._tell = credentials, tell
+        if credentials is not None:
+            credentials.set_list_grace(network.list_grace)
         self._links: dict[str, list[Stream]] = {name: [] for name in self.others}
         self._numbers = dict.fromkeys(self.others, 0)
         self._barred: dict[str, str] = {}  # nodes that are not admitted any more, and why
@@ -248,7 +250,7 @@ class Transport:
             return self._credentials.admitted_name(certificate)
         except NetworkError as error:
             # Without a list that can be trusted nobody is admitted; that may change.
-            raise Refused(f"{error.must} Found: {error.found}", final=self._credentials.trouble() is None) from None
+            raise Refused(f"{error.must} Found: {error.found}", final=not self._credentials.admits_nobody()) from None
 
     def largest(self, stream: Stream, kind: FrameKind) -> int:
         """Bytes of the largest payload of this kind that is accepted from the other end."""
