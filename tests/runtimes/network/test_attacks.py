@@ -209,7 +209,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[.
 # --- from outside: the results are equal to the bit ----------------------------------------------------------
 
 
-REVOKED = "The certificate of agent 'a' must be valid. Found: generation 1 is revoked, or was never issued"
+REVOKED = "The certificate of agent 'a' must be valid. Found: generation 1 is revoked"
 STRANGER = "'stranger' is not on the roster of 'hub'"
 
 
@@ -443,7 +443,7 @@ def test_a_hub_cannot_make_an_agent_do_anything_else(make: Callable[..., Scene],
     done, measured = [answer for answer in outcome["obedient"]["answers"] if answer]
     assert "must have dtype float32" in done["report"]["refused"][0][2]
     assert 0 <= measured["scores"]["accuracy"] <= 1
-    own = {f"scene/states/{name}/{file}" for name in plans for file in ("health.json", ".lock")}
+    own = {f"scene/states/{name}/{file}" for name in plans for file in ("health.json", ".lock", "audit.jsonl")}
     assert _files(tmp_path) - before <= own | {f"scene/{name}.log" for name in plans}
     assert not (tmp_path / "executed").exists()
 
