@@ -6,12 +6,16 @@ import json
 import math
 from typing import TYPE_CHECKING
 
+import numpy as np
 from sklearn.metrics.pairwise import PAIRWISE_KERNEL_FUNCTIONS
 
+from codistill.learners.portable.model_limits import BLOCK, Cost
 from codistill.message import Message
 
 if TYPE_CHECKING:
     from codistill.learners.kernel_ridge import KernelRidge
+
+_LOOPS = frozenset({"additive_chi2", "chi2", "laplacian"})  # kernels that are not products of matrices
 
 
 def export_kernel(learner: KernelRidge) -> Message:
@@ -32,6 +36,16 @@ def open_kernel(message: Message, shape: tuple[int, ...], classes: int) -> Kerne
     options = json.loads(message.plain["options"])
     if message.plain["kernel"] not in PAIRWISE_KERNEL_FUNCTIONS or not options.keys() <= {"gamma", "degree", "coef0"}:
         raise ValueError(f"a kernel {message.plain['kernel']!r} with options {sorted(options)}")
+    if inputs.dtype.kind != "f" or coefficients.dtype.kind != "f" or len(inputs) > BLOCK:
+        raise ValueError(f"{len(inputs)} inputs of type {inputs.dtype}, where at most {BLOCK} floats are taken")
+    kernel_cost(message.plain["kernel"], inputs, classes, 1).check()
     model = KernelRidge(message.plain["kernel"], **options)
-    model.restore({"inputs": inputs, "coefficients": coefficients, "samples": None})
+    numbers = {"inputs": np.asarray(inputs, np.float64), "coefficients": np.asarray(coefficients, np.float64)}
+    model.restore({**numbers, "samples": None})
     return model
+
+
+def kernel_cost(kernel: str, inputs: np.ndarray, classes: int, rows: int) -> Cost:
+    """What predictions for some rows take: a kernel with every input, times its coefficients."""
+    each = 100 + (50 if kernel in _LOOPS else 4) * inputs.shape[1] + 2 * classes
+    return Cost(rows, rows * len(inputs) * each, 3 * BLOCK * 8)
