@@ -328,7 +328,7 @@ def claims_array(shape: str, descr: str = "'<f8'") -> Message:
 add(
     "skops: an archive that claims 4 GB",
     lambda: made.archive_message(claims(message("ridge").arrays["model"].tobytes(), 2**32 - 2)),
-    "an archive that unpacks to",
+    "that unpacks to",
 )
 for method in (zipfile.ZIP_LZMA, zipfile.ZIP_BZIP2):  # whose size on unpacking Python does not limit
     add(

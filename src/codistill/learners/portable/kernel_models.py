@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,8 +27,8 @@ def export_kernel(learner: KernelRidge) -> Message:
     return Message({"inputs": state["inputs"], "coefficients": state["coefficients"]}, plain)
 
 
-def open_kernel(message: Message, shape: tuple[int, ...], classes: int) -> KernelRidge:
-    """The kernel model in a message; anything unsound raises, in whatever way."""
+def open_kernel(message: Message, shape: tuple[int, ...], classes: int) -> tuple[KernelRidge, Callable[[int], Cost]]:
+    """The kernel model in a message, and what its predictions take; anything unsound raises, in whatever way."""
     from codistill.learners.kernel_ridge import KernelRidge
 
     inputs, coefficients = message.arrays["inputs"], message.arrays["coefficients"]
@@ -38,14 +39,9 @@ def open_kernel(message: Message, shape: tuple[int, ...], classes: int) -> Kerne
         raise ValueError(f"a kernel {message.plain['kernel']!r} with options {sorted(options)}")
     if inputs.dtype.kind != "f" or coefficients.dtype.kind != "f" or len(inputs) > BLOCK:
         raise ValueError(f"{len(inputs)} inputs of type {inputs.dtype}, where at most {BLOCK} floats are taken")
-    kernel_cost(message.plain["kernel"], inputs, classes, 1).check()
     model = KernelRidge(message.plain["kernel"], **options)
     numbers = {"inputs": np.asarray(inputs, np.float64), "coefficients": np.asarray(coefficients, np.float64)}
     model.restore({**numbers, "samples": None})
-    return model
-
-
-def kernel_cost(kernel: str, inputs: np.ndarray, classes: int, rows: int) -> Cost:
-    """What predictions for some rows take: a kernel with every input, times its coefficients."""
-    each = 100 + (50 if kernel in _LOOPS else 4) * inputs.shape[1] + 2 * classes
-    return Cost(rows, rows * len(inputs) * each, 3 * BLOCK * 8)
+    # A row takes the kernel with every input, times its coefficients.
+    each = len(inputs) * (100 + (50 if model.kernel in _LOOPS else 4) * inputs.shape[1] + 2 * classes)
+    return model, lambda rows: Cost(rows, rows * each, 8 * min(rows * len(inputs), BLOCK))

@@ -29,11 +29,7 @@ class Cost:
         per_row = self.operations // max(self.rows, 1)
         if per_row > ROW_OPERATIONS:
             raise ValueError(f"a model of {per_row:,} operations per row, above the limit of {ROW_OPERATIONS:,}")
+        if self.operations > CALL_OPERATIONS:
+            raise ValueError(f"a model of {self.operations:,} operations in all, above {CALL_OPERATIONS:,}")
         if self.memory > MEMORY:
             raise ValueError(f"a model that holds {self.memory:,} bytes for {self.rows} rows, above {MEMORY:,}")
-
-    def check_all(self, rows: int) -> None:
-        """Raise ValueError if predictions for so many rows, at this cost, are more than a receiver computes."""
-        operations = self.operations * rows // max(self.rows, 1)
-        if operations > CALL_OPERATIONS:
-            raise ValueError(f"a model of {operations:,} operations for {rows} rows, above {CALL_OPERATIONS:,}")

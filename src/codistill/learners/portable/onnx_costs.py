@@ -17,8 +17,8 @@ from codistill.learners.portable.onnx_sizes import Tensor, steps
 _NODE = 10_000  # per node
 _ELEMENT = 100  # per element that is read or written: 10 ns, also where broadcasting or transposing is slow
 _SLOW = {
-    **dict.fromkeys("Acosh Asinh Atanh Cosh Mish Pow Sinh Softplus Tan".split(), 400),
-    **dict.fromkeys("Resize TopK".split(), 1000),
+    **dict.fromkeys(["Acosh", "Asinh", "Atanh", "Cosh", "Mish", "Pow", "Sinh", "Softplus", "Tan"], 400),
+    **dict.fromkeys(["Resize", "TopK"], 1000),
 }
 _MATRIX = 2000  # per matrix of a batch, per step of a recurrent layer, and per element of a general Einsum
 
@@ -149,10 +149,14 @@ def _trees(node: NodeProto, inputs: list[Tensor | None], outputs: list[Tensor]) 
 
 
 _SPECIAL: dict[str, Callable[[NodeProto, list[Tensor | None], list[Tensor]], int]] = {
-    **{"MatMul": _matmul, "Gemm": _gemm, "Einsum": _einsum, "Det": _det, "LRN": _lrn, "Attention": _attention},
+    "MatMul": _matmul,
+    "Gemm": _gemm,
+    "Einsum": _einsum,
+    "Det": _det,
+    "LRN": _lrn,
+    "Attention": _attention,
     **dict.fromkeys(("Conv", "ConvTranspose"), _conv),
     **dict.fromkeys(("AveragePool", "LpPool", "MaxPool"), _pool),
     **dict.fromkeys(("GRU", "LSTM", "RNN"), _recurrent),
     **dict.fromkeys(("TreeEnsembleClassifier", "TreeEnsembleRegressor"), _trees),
 }
-

@@ -126,8 +126,8 @@ def check_module(learner: TorchLearner, x: np.ndarray, owner: str) -> None:
 # --- receiving ----------------------------------------------------------------------------------
 
 
-def open_onnx(message: Message, shape: tuple[int, ...], classes: int) -> OnnxModel:
-    """The ONNX model in a message; anything unsound raises, in whatever way."""
+def open_onnx(message: Message, shape: tuple[int, ...], classes: int) -> tuple[OnnxModel, Callable[[int], Cost]]:
+    """The ONNX model in a message, and what its predictions take; anything unsound raises, in whatever way."""
     if not is_installed():
         raise ValueError(f"an ONNX model, which cannot be opened without the extra onnx ({INSTALL})")
     from codistill.learners.portable.onnx_checks import check_graph, check_numbers
@@ -141,7 +141,8 @@ def open_onnx(message: Message, shape: tuple[int, ...], classes: int) -> OnnxMod
     kind = FLOATS[model.graph.input[0].type.tensor_type.elem_type]
     counted = functools.cache(lambda rows: count(model, taken, rows))
     counted(min(classes + 1, _CHUNK))  # before onnxruntime prepares it
-    return OnnxModel(_session(model.SerializeToString()), taken, kind, counted)
+    opened = OnnxModel(_session(model.SerializeToString()), taken, kind, counted)
+    return opened, opened.cost
 
 
 class OnnxModel:
@@ -158,8 +159,11 @@ class OnnxModel:
         self._input = session.get_inputs()[0].name
 
     def cost(self, rows: int) -> Cost:
-        """What a pass of so many rows takes; ValueError where that is too much."""
-        return self._count(min(max(rows, 1), _CHUNK))
+        """What predictions for some rows take, chunk by chunk; ValueError where that is too much."""
+        full, rest = divmod(rows, _CHUNK)
+        whole = self._count(_CHUNK) if full else Cost(0, 0)
+        last = self._count(rest) if rest or not full else Cost(0, 0)
+        return Cost(rows, full * whole.operations + last.operations, max(whole.memory, last.memory))
 
     def predict(self, x: np.ndarray) -> np.ndarray:
         """The graph's output, chunk by chunk."""

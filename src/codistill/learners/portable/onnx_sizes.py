@@ -20,9 +20,13 @@ _EVALUATIONS = 2000  # nodes that are evaluated: about a second. A transformer o
 _LARGEST = 1 << 31  # of a size, so that no product of two wraps around
 # Of these, shapes are calculated; each takes time and memory in proportion to its inputs and outputs.
 _EVALUATED = frozenset(
-    "Abs Add And Cast CastLike Ceil Concat Constant ConstantOfShape Div Equal Expand Flatten Floor Gather Greater "
-    "GreaterOrEqual Identity Less LessOrEqual Max Min Mod Mul Neg Not Or Range ReduceMax ReduceMin ReduceProd "
-    "ReduceSum Reshape Round Size Slice Sqrt Squeeze Sub Tile Transpose Unsqueeze Where".split()
+    " ".join(
+        [
+            "Abs Add And Cast CastLike Ceil Concat Constant ConstantOfShape Div Equal Expand Flatten Floor Gather",
+            "Greater GreaterOrEqual Identity Less LessOrEqual Max Min Mod Mul Neg Not Or Range ReduceMax ReduceMin",
+            "ReduceProd ReduceSum Reshape Round Size Slice Sqrt Squeeze Sub Tile Transpose Unsqueeze Where",
+        ]
+    ).split()
 )
 _OPEN_ENDED = frozenset({"Slice", "Shape"})  # may name an end beyond any size
 
