@@ -22,7 +22,7 @@ MakeOptimiser = Callable[[Iterator[nn.Parameter]], torch.optim.Optimizer]
 
 # Rows per forward pass of `predict`. Small chunks stay in the cache; a fixed size keeps results equal
 # to the bit, since the kernels chosen (and so the last digits) depend on it.
-CHUNK = 250
+_CHUNK = 250
 
 
 def _mean_squared(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -106,8 +106,8 @@ class TorchLearner(GradientLearner):
         inputs = self.tensor(x)
         with torch.inference_mode():
             # A copy of each chunk: a module that works in place must not change its owner's samples.
-            starts = range(0, max(len(inputs), 1), CHUNK)
-            return torch.cat([self.module(inputs[i : i + CHUNK].clone()) for i in starts])
+            starts = range(0, max(len(inputs), 1), _CHUNK)
+            return torch.cat([self.module(inputs[i : i + _CHUNK].clone()) for i in starts])
 
     def tensor(self, x: np.ndarray) -> torch.Tensor:
         """Samples as float32, images in the memory format that convolutions are fastest in."""
@@ -204,8 +204,8 @@ class TorchLearner(GradientLearner):
         self.module.eval()
         inputs = self.tensor(x)
         with torch.inference_mode():
-            starts = range(0, max(len(inputs), 1), CHUNK)
-            parts = [self._with_head_input(self.module, inputs[i : i + CHUNK].clone())[1].flatten(1) for i in starts]
+            starts = range(0, max(len(inputs), 1), _CHUNK)
+            parts = [self._with_head_input(self.module, inputs[i : i + _CHUNK].clone())[1].flatten(1) for i in starts]
             return torch.cat(parts).numpy()
 
     def _with_head_input(

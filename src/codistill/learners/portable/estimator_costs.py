@@ -45,9 +45,10 @@ def _arrays(item: Any) -> Iterator[tuple[int, ...]]:
         for value in item.values():
             yield from _arrays(value)
     elif isinstance(item, list | tuple):
-        yield (len(item),)
-        for value in item:
-            if isinstance(value, np.ndarray | list | tuple):
+        if item and isinstance(item[0], int | float | np.number):
+            yield (len(item),)
+        else:
+            for value in item:
                 yield from _arrays(value)
 
 

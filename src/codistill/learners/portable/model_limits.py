@@ -33,3 +33,11 @@ class Cost:
             raise ValueError(f"a model of {self.operations:,} operations in all, above {CALL_OPERATIONS:,}")
         if self.memory > MEMORY:
             raise ValueError(f"a model that holds {self.memory:,} bytes for {self.rows} rows, above {MEMORY:,}")
+
+    def is_within_limits(self) -> bool:
+        """Whether `check` passes."""
+        try:
+            self.check()
+        except ValueError:
+            return False
+        return True

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,7 +19,9 @@ if TYPE_CHECKING:
     from codistill.learners.torch import TorchLearner
 
 _OPTIONS_LIMIT = 10_000  # letters
+_CHUNK = 250  # rows per forward pass of a TorchLearner
 _ELEMENT = 100  # operations per element that is read or written
+_HELD = 16  # bytes per value of the widest layer: its input, its output and what is between are held at a time
 
 
 def export_torch(learner: TorchLearner) -> Message:
@@ -37,7 +40,7 @@ def export_torch(learner: TorchLearner) -> Message:
 
 def open_torch(message: Message, shape: tuple[int, ...], classes: int) -> tuple[TorchLearner, Callable[[int], Cost]]:
     """The torch model in a message, and what its predictions take; anything unsound raises, in whatever way."""
-    from codistill.learners.torch import CHUNK, TorchLearner
+    from codistill.learners.torch import TorchLearner
 
     plain = message.plain
     if tuple(plain["shape"]) != shape or plain["classes"] != classes:
@@ -50,18 +53,39 @@ def open_torch(message: Message, shape: tuple[int, ...], classes: int) -> tuple[
         # Sizes come from the sender: build on the meta device, which allocates nothing, before memory is taken.
         with torch.device("meta"):
             _compare(found, zoo.build(plain["name"], shape, classes, **options))
-    row = _count(plain["name"], shape, classes, plain["options"])
-    row.check()
+    cost = _cost(plain["name"], shape, classes, plain["options"], found.values())
+    cost(_CHUNK).check()
     module = zoo.build(plain["name"], shape, classes, **options)
     _compare(found, module)
     learner = TorchLearner(module, loss="cross_entropy" if plain["probabilistic"] is True else "squared")
     learner.load(message.arrays)
-    return learner, lambda rows: Cost(rows, rows * row.operations, min(rows, CHUNK) * row.memory)
+    return learner, cost
 
 
 def _compare(found: dict[str, tuple[int, ...]], module: torch.nn.Module) -> None:
     if found != {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}:
         raise ValueError("weights that do not fit the architecture")
+
+
+def _cost(
+    name: str, shape: tuple[int, ...], classes: int, options: str, weights: Iterable[tuple[int, ...]]
+) -> Callable[[int], Cost]:
+    """What predictions for some rows take."""
+    # At most every weight at every place of a sample, and there as many values as the widest convolution has.
+    places, sides = max(shape[0], math.prod(shape[1:])), [(1,), *filter(None, weights)]
+    values = max(side[0] * places if len(side) > 2 else max(side) for side in sides)
+    most = Cost(1, 2 * places * sum(map(math.prod, sides)), _HELD * values)
+
+    def cost(rows: int) -> Cost:
+        taken = _times(most, rows)
+        # Layers that make images smaller take far less. To count exactly takes seconds, the first time.
+        return taken if taken.is_within_limits() else _times(_count(name, shape, classes, options), rows)
+
+    return cost
+
+
+def _times(row: Cost, rows: int) -> Cost:
+    return Cost(rows, rows * row.operations, min(rows, _CHUNK) * row.memory)
 
 
 @functools.lru_cache(maxsize=64)
@@ -81,5 +105,4 @@ def _count(name: str, shape: tuple[int, ...], classes: int, options: str) -> Cos
                 module(torch.zeros(1, *shape))
         except Exception:  # a user's own architecture may look at values: it cannot be counted
             return Cost(1, 0)
-    # What a block holds at a time: its input, its output and what is between.
-    return Cost(1, products.get_total_flops() + _ELEMENT * sum(sizes), 4 * 4 * max(sizes))
+    return Cost(1, products.get_total_flops() + _ELEMENT * sum(sizes), _HELD * max(sizes))
