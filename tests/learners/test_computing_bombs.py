@@ -19,7 +19,7 @@ from travelling_models import CLASSES, D, exported, message
 from travelling_models import N as SAMPLES
 
 import codistill as cd
-from codistill.errors import MessageError
+from codistill.errors import LearnerError, MessageError
 from codistill.learners import zoo
 from codistill.learners.kernel_ridge import KernelRidge
 from codistill.learners.portable import ReceivedModel, model_limits, onnx_models, open_model, skops_archive
@@ -66,7 +66,10 @@ def test_a_bomb_is_refused_at_once_and_takes_little_memory(name, request):
     bomb = BOMBS[name]
     made = bomb.make()
     assert len(made.encoded) < 10 * MB
-    with limited(2, 200 * MB), pytest.raises(MessageError, match=rf"sound, and made for this task\..*(?:{bomb.said})"):
+    with (
+        limited(2, 200 * MB),
+        pytest.raises(MessageError, match=rf"within its limits, and made for this task\..*(?:{bomb.said})"),
+    ):
         received(made, bomb.shape, bomb.classes, ROWS)
 
 
@@ -144,6 +147,12 @@ def test_a_residual_network_of_18_layers_passes(meta):
     # 0.56e9 multiplications with additions, as is known of this network, and its activations.
     assert 1.1e9 < opened[0].operations / rows < model_limits.ROW_OPERATIONS / 8
     opened[0].check()
+
+
+def test_a_model_that_receivers_would_refuse_is_an_error_before_round_0(meta):
+    learner = TorchLearner(zoo.build("resnet14", (3, 512, 512), CLASSES))
+    with pytest.raises(LearnerError, match=r"agent 'ann' must be within the limits.*operations per row.*smaller"):
+        learner.check_travel(np.zeros((2, 3, 512, 512), np.float32), "ann")
 
 
 def test_forests_of_1000_trees_are_far_below_the_limits():

@@ -81,9 +81,9 @@ def checked_predictions(model: Predictor, x: np.ndarray, classes: int) -> np.nda
 
 def _refused(found: str) -> MessageError:
     return MessageError(
-        "A received model must be of a known type, sound, and made for this task.",
+        "A received model must be of a known type, sound, within its limits, and made for this task.",
         found,
-        "The round continues without this model; its sender should use a registered architecture or a listed type.",
+        "The round continues without this model; its sender should use a smaller model, or a listed type.",
     )
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from codistill.errors import LearnerError
 from codistill.learners import zoo
 from codistill.learners.portable.model_limits import Cost
 from codistill.message import Message
@@ -36,6 +37,21 @@ def export_torch(learner: TorchLearner) -> Message:
         "probabilistic": learner.probabilistic,
     }
     return Message(learner.weights(), plain)
+
+
+def check_registered(learner: TorchLearner, owner: str) -> None:
+    """Before round 0: a model that receivers would refuse as too large is an error of its owner."""
+    known: zoo.Architecture = learner.module.architecture  # type: ignore[assignment]
+    sizes = [tuple(tensor.shape) for tensor in learner.module.state_dict().values()]
+    options = json.dumps(dict(known.options), sort_keys=True)
+    try:
+        _cost(known.name, known.shape, known.classes, options, sizes)(_CHUNK).check()
+    except ValueError as error:
+        raise LearnerError(
+            f"The module of agent '{owner}' must be within the limits of models that travel.",
+            str(error),
+            "Use a smaller architecture, or smaller samples; or a protocol in which no models travel.",
+        ) from None
 
 
 def open_torch(message: Message, shape: tuple[int, ...], classes: int) -> tuple[TorchLearner, Callable[[int], Cost]]:
