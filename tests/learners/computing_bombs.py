@@ -52,6 +52,17 @@ def ending(nodes: list[NodeProto], big: str, weights: dict[str, Any], **more: An
     return to_message(made.graph(nodes, fixed | weights))
 
 
+def chained(count: int) -> Message:
+    """Nodes that do nothing, one after the other: onnxruntime prepares them in quadratic time."""
+    return ending([node("Relu", ["x" if i == 0 else f"r{i}"], [f"r{i + 1}"]) for i in range(count)], f"r{count}", {})
+
+
+def axes(count: int) -> Message:
+    """A tensor with so many axes more."""
+    more = [node("Unsqueeze", ["x" if i == 0 else f"u{i}", "zeroth"], [f"u{i + 1}"]) for i in range(count)]
+    return ending(more, f"u{count}", {"zeroth": np.array([0])})
+
+
 def doubled(times: int) -> Message:
     """Something joined to itself over and over."""
     joins = [node("Concat", [f"c{i}"] * 2, [f"c{i + 1}"], axis=1) for i in range(times)]
@@ -164,7 +175,7 @@ UNKNOWN = "whose size cannot be known before it runs"
 
 BOMBS: dict[str, Bomb] = {
     "onnx: products": Bomb(lambda: products(1500, 300), OPERATIONS),
-    "onnx: products of many nodes": Bomb(lambda: products(400, 4990), OPERATIONS),
+    "onnx: products of many nodes": Bomb(lambda: products(4000, 900), OPERATIONS),
     "onnx: Expand": Bomb(lambda: sized("Expand", {"s": np.array([40_000, 40_000])}, "zero"), f"{OPERATIONS}|{HOLDS}"),
     "onnx: Tile": Bomb(lambda: sized("Tile", {"s": np.array([10**5, 10**4])}, "z"), f"{OPERATIONS}|{HOLDS}"),
     "onnx: Tile around": Bomb(lambda: sized("Tile", {"s": np.array([2**62, 1])}, "z"), "with a size of"),
@@ -186,6 +197,8 @@ BOMBS: dict[str, Bomb] = {
     ),
     "onnx: LpPool": Bomb(lambda: image("LpPool", 600, {}, [], kernel_shape=[101] * 2, pads=[50] * 4), OPERATIONS),
     "onnx: Det": Bomb(lambda: image("Det", 5000, {}, []), OPERATIONS),
+    "onnx: nodes": Bomb(lambda: chained(9900), "nodes, above the limit of 2000"),
+    "onnx: axes": Bomb(lambda: axes(1000), "a tensor of shape"),
     "onnx: text": Bomb(lambda: sized("Cast", {}, "z", to=TensorProto.STRING), "or of text"),
     "onnx: doubled": Bomb(lambda: doubled(40), f"{OPERATIONS}|{HOLDS}"),
     "onnx: held": Bomb(lambda: hoarded(12), f"{OPERATIONS}|{HOLDS}"),

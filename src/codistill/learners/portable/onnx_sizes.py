@@ -16,7 +16,7 @@ from onnx import ModelProto, NodeProto, TensorProto, TypeProto, defs, helper, nu
 from onnx.reference import ReferenceEvaluator
 
 _SMALL = 256  # elements of a tensor whose values are evaluated
-_EVALUATIONS = 2000  # nodes that are evaluated: about a second. A transformer of 24 layers has some hundreds
+_RANK = 32  # axes of a tensor
 _LARGEST = 1 << 31  # of a size, so that no product of two wraps around
 # Of these, shapes are calculated; each takes time and memory in proportion to its inputs and outputs.
 _EVALUATED = frozenset(
@@ -63,7 +63,6 @@ def steps(model: ModelProto, taken: tuple[int, ...], rows: int) -> Iterator[Step
         known[weight.name] = _checked(
             Tensor(tuple(weight.dims), weight.data_type, numpy_helper.to_array(weight) if small else None)
         )
-    left = _EVALUATIONS
     for node in graph.node:
         if any(name and name not in known for name in node.input):
             raise ValueError(f"a {node.op_type} that reads what no node before it has computed")
@@ -72,9 +71,8 @@ def steps(model: ModelProto, taken: tuple[int, ...], rows: int) -> Iterator[Step
         outputs = _inferred(model, node, inputs, versions.get(node.domain, versions.get("", 1)))
         if _is_evaluated(node, inputs, outputs):
             values = _plain_value(node, inputs)
-            if values is None and left:
-                left, values = left - 1, _evaluated(model, node, inputs)
-            outputs = {name: _with(out, (values or {}).get(name)) for name, out in outputs.items()}
+            values = _evaluated(model, node, inputs) if values is None else values
+            outputs = {name: _with(out, values.get(name)) for name, out in outputs.items()}
         yield node, inputs, list(outputs.values())
         known |= outputs
 
@@ -110,7 +108,8 @@ def _tensor(node: NodeProto, kind: TypeProto | None) -> Tensor:
 
 
 def _checked(tensor: Tensor) -> Tensor:
-    if not all(0 <= size <= _LARGEST for size in tensor.shape) or tensor.kind == TensorProto.STRING:
+    small = len(tensor.shape) <= _RANK and all(0 <= size <= _LARGEST for size in tensor.shape)
+    if not small or tensor.kind == TensorProto.STRING:
         raise ValueError(f"a tensor of shape {tensor.shape}, or of text"[:200])
     return tensor
 
