@@ -22,7 +22,7 @@ from codistill.data.validation import validate_samples
 from codistill.errors import MessageError, RecipeError, RuntimeFault
 from codistill.learners import Learner, as_learner
 from codistill.learners.ability import AnyLearner
-from codistill.learners.portable import ReceivedModel, open_model
+from codistill.learners.portable import ReceivedModel, checked_predictions, open_model
 from codistill.message import Expectation, Message
 from codistill.randomness import Key, generator, seed_libraries
 from codistill.text import printable
@@ -64,13 +64,15 @@ class Node:
         self.seed = 0
         self.classes = 0  # of the federation: columns of an output
         self.rejected: list[tuple[str, str]] = []  # (sender, reason) of messages refused this round
+        self.unreported: list[tuple[str, str]] = []  # the same, for the report of the next round
         self.remarks: list[str] = []  # for the operator, of this round
         self.measures: list[tuple[str, str, float]] = []  # (agent, name, value) of this round
         self._moment: tuple[Key, ...] = ()
 
     def start(self, phase: Key, present: tuple[str, ...]) -> None:
         """Enter a round (or "begin"): from here on all randomness derives from (seed, name, phase)."""
-        self.present, self.rejected, self.remarks, self.measures = present, [], [], []
+        self.present, self.remarks, self.measures = present, [], []
+        self.rejected, self.unreported = self.unreported, []
         self._moment = (self.name, phase, 0)
         seed_libraries(self.seed, *self._moment)
 
@@ -257,12 +259,26 @@ class Agent(Node):
         try:
             # A module is initialised before its weights are loaded: that must not change what is drawn next.
             with torch.random.fork_rng(devices=()):
-                model = open_model(message, self.shard.x.shape[1:], self.shard.classes)
+                model = open_model(message, self.shard.x.shape[1:], self.shard.classes, len(self.shard.x))
             # A received model predicts once, at once: where that fails, the message is refused by name.
             return model if sender == self.name else ReceivedModel(model, self.shard.x, self.shard.classes)
         except MessageError as error:
             self.refuse(sender, error)
             return None
+
+    def predict_with(self, sender: str, data: bytes, x: np.ndarray) -> np.ndarray:
+        """Predictions (n, C) of a model that was received and kept as bytes; zeros, and a refusal, where it fails.
+
+        A model that predicts on one's own samples may still fail on others. As that can happen between two rounds, the
+        refusal is part of the next round's report.
+        """
+        try:
+            with torch.random.fork_rng(devices=()):
+                model = open_model(Message.decode(data), self.shard.x.shape[1:], self.shard.classes)
+            return checked_predictions(model, x, self.shard.classes)
+        except MessageError as error:
+            self.unreported.append((sender, printable(str(error), _REASON)))
+            return np.zeros((len(x), self.shard.classes))
 
     def dump(self) -> dict[str, Any]:
         """What lives across rounds: the learner and the state."""

@@ -328,7 +328,7 @@ def claims_array(shape: str, descr: str = "'<f8'") -> Message:
 add(
     "skops: an archive that claims 4 GB",
     lambda: made.archive_message(claims(message("ridge").arrays["model"].tobytes(), 2**32 - 2)),
-    "an archive that unpacks to",
+    "that unpacks to",
 )
 for method in (zipfile.ZIP_LZMA, zipfile.ZIP_BZIP2):  # whose size on unpacking Python does not limit
     add(
@@ -624,8 +624,7 @@ def empty_nodes() -> Message:
 
 add("onnx: a bomb of empty nodes", empty_nodes, "a graph of 6000005")
 for elements in (2_500_000_000, 10**12, 2**62):
-    said = "Fail|RuntimeException|Overflow|ONNXRuntimeError"
-    add(f"onnx: wants {elements} elements", lambda e=elements: made.wants_memory(e), said)
+    add(f"onnx: wants {elements} elements", lambda e=elements: made.wants_memory(e), f"with a size of {elements}")
 
 for changes, said in [
     ({"nodes_featureids": [5, 0, 0, 4, 0, 0]}, NO_FEATURE),

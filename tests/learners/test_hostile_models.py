@@ -83,7 +83,7 @@ def test_an_archive_may_not_be_larger_than_its_limit(monkeypatch):
     large = closed(outline, files | {"more.npy": b"\0" * 1_000_000})
     open_model(large, (D,), CLASSES)
     monkeypatch.setattr("codistill.learners.portable.skops_archive.UNPACKED_LIMIT", 1_000_000)
-    refused(large, Hostile(lambda: large, "an archive that unpacks to"))
+    refused(large, Hostile(lambda: large, "that unpacks to"))
 
 
 def test_one_file_may_not_be_read_over_and_over(monkeypatch):

@@ -183,7 +183,7 @@ def test_a_lost_chain_ends_and_no_term_is_counted_twice(data: Data) -> None:
     members = lost(data[:2], cd.EKD(), 3, [(0, "a0", "a1")])
     sizes = {member.name: [len(term) for term in member.state["ensemble"]] for member in members}
     assert sizes == {"a0": [2, 1, 1], "a1": [1, 1, 1]}
-    signs = [[weight for weight, _ in term] for term in members[0].state["ensemble"]]
+    signs = [[weight for weight, *_ in term] for term in members[0].state["ensemble"]]
     assert signs == [[1.0, 1.0], [-1.0], [1.0]]
 
 
@@ -218,7 +218,7 @@ def test_a_remembered_sum_equals_a_fresh_one_to_the_bit(data: Data) -> None:
     other = PROBE + 1
     first = [ensemble.predict(PROBE, last=0.5), ensemble.predict(other)]
     term = me.state["ensemble"][0]
-    ensemble.append([(-1.0, Message.decode(data)) for _, data in term])
+    ensemble.append([(-1.0, Message.decode(data), sender) for _, data, sender in term])
     remembered = [ensemble.predict(PROBE, last=0.5), ensemble.predict(other)]
     me.memo.clear()
     fresh = [Ensemble(me).predict(PROBE, last=0.5), Ensemble(me).predict(other)]

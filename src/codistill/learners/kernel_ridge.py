@@ -11,6 +11,7 @@ from sklearn.metrics.pairwise import pairwise_kernels
 
 from codistill.errors import LearnerError
 from codistill.learners.ability import Ability, Learner
+from codistill.learners.portable.model_limits import BLOCK
 from codistill.message import Message
 
 
@@ -64,11 +65,19 @@ class KernelRidge(Learner):
         return self._inputs is not None
 
     def predict(self, x: np.ndarray) -> np.ndarray:
-        """k_xᵀ a, in double precision: the theory is checked to more digits than float32 has."""
+        """k_xᵀ a, in double precision: the theory is checked to more digits than float32 has.
+
+        Rows are taken in blocks, so that memory is bounded however many inputs a received model has.
+        """
         if self._inputs is None or self._coefficients is None:
             raise LearnerError("A model must be fitted before it predicts.", "kernel ridge without data", "Fit it.")
-        gram = self._gram(np.asarray(x, dtype=np.float64).reshape(len(x), -1), self._inputs)
-        return np.asarray(gram @ self._coefficients)
+        rows = np.asarray(x, dtype=np.float64).reshape(len(x), -1)
+        block = max(1, BLOCK // max(len(self._inputs), rows.shape[1]))
+        parts = [
+            self._gram(rows[i : i + block], self._inputs) @ self._coefficients
+            for i in range(0, max(len(rows), 1), block)
+        ]
+        return np.asarray(parts[0] if len(parts) == 1 else np.concatenate(parts))
 
     def _gram(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
         try:

@@ -36,6 +36,7 @@ class SklearnLearner(Learner):
                 "Choose one; a class of your own says so by ClassifierMixin or RegressorMixin.",
             )
         _use_one_thread(estimator)
+        self.block: int | None = None  # rows to predict at a time, if this is a received model
         self._columns = 0
         self._seen: np.ndarray | None = None  # labels behind the estimator's codes, if it takes no gaps
         self._weight_name = _sample_weight_name(estimator)
@@ -117,6 +118,8 @@ class SklearnLearner(Learner):
                 f"{self.describe()} has not seen any data yet",
                 "Run at least one round in which this agent is present.",
             )
+        if self.block and len(rows) > self.block:
+            return np.concatenate([self.predict(rows[i : i + self.block]) for i in range(0, len(rows), self.block)])
         if not self.classifies:
             values = np.asarray(self.estimator.predict(rows), dtype=np.float32)
             return values.reshape(len(rows), self._columns)

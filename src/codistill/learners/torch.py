@@ -302,8 +302,12 @@ class TorchLearner(GradientLearner):
             )
 
     def check_travel(self, x: np.ndarray, owner: str) -> None:
-        """A module of no registered architecture must be one that ONNX can express."""
-        if not hasattr(self.module, "architecture"):
+        """A module must be one that receivers accept; if its architecture is not registered, ONNX must express it."""
+        from codistill.learners.portable.torch_models import check_registered
+
+        if hasattr(self.module, "architecture"):
+            check_registered(self, owner)
+        else:
             portable_onnx.check_module(self, x, owner)
 
     def advice(self, missing: Ability) -> str:

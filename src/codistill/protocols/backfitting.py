@@ -79,7 +79,7 @@ class Backfitting(Protocol):
         total = np.zeros((len(x), me.shard.classes))
         for name in names:
             if name in me.state["models"]:
-                total += me.open_model(me.name, Message.decode(me.state["models"][name])).predict(x)
+                total += me.predict_with(name, me.state["models"][name], x)
         return total
 
     def predict(self, me: Agent, x: np.ndarray) -> np.ndarray:

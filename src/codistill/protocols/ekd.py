@@ -58,7 +58,7 @@ class EKD(Protocol):
         heard = {me.name: mine, **await me.exchange(mine)}
         models = {name: heard[name] for name in me.present if name in heard and _has_age(me, name, heard[name], t)}
         opened = {name: me.open_model(name, message) for name, message in models.items()}
-        term = [(1 - 2 * (models[name]["age"] % 2), models[name]) for name, g in opened.items() if g is not None]
+        term = [(1 - 2 * (models[name]["age"] % 2), models[name], name) for name, g in opened.items() if g is not None]
         if term:
             Ensemble(me).append(term)
         before, _ = parts.ring_neighbours(me)
@@ -125,9 +125,9 @@ class Ensemble:
     def __len__(self) -> int:
         return len(self._terms)
 
-    def append(self, term: Sequence[tuple[float, Message]]) -> None:
-        """Add the next term: valid models with their weights."""
-        self._terms.append([[float(weight), message.encoded] for weight, message in term])
+    def append(self, term: Sequence[tuple[float, Message, str]]) -> None:
+        """Add the next term: valid models with their weights and senders."""
+        self._terms.append([[float(weight), message.encoded, sender] for weight, message, sender in term])
 
     def predict(self, x: np.ndarray, *, last: float = 1.0) -> np.ndarray:
         """The sum of all terms at x, the newest one scaled by `last`."""
@@ -145,7 +145,6 @@ class Ensemble:
 
     def _answer(self, index: int, x: np.ndarray) -> np.ndarray:
         total = np.zeros((len(x), self._me.shard.classes))
-        for weight, data in self._terms[index]:
-            model = self._me.open_model(self._me.name, Message.decode(data))
-            total += weight * model.predict(x)
+        for weight, data, sender in self._terms[index]:
+            total += weight * self._me.predict_with(sender, data, x)
         return total

@@ -14,6 +14,7 @@ from codistill.agent import Agent
 from codistill.errors import NetworkError
 from codistill.runtimes.network.connections import Connections
 from codistill.runtimes.network.event_log import EventLog
+from codistill.runtimes.network.frame_header import FrameKind
 from codistill.runtimes.network.options import Network
 from codistill.runtimes.network.peer_runtime import PeerRuntime
 from codistill.runtimes.running import run
@@ -163,6 +164,61 @@ def test_peers_with_other_terms_are_told_and_do_not_start(tmp_path: Path) -> Non
     results = [peer.end() for peer in peers]
     assert any(isinstance(result, NetworkError) and "seed: " in result.found for result in results)
     assert all(peer.agent.state == {} for peer in peers)
+
+
+class Stranger:
+    """A neighbour that is on the network and says what a test lets it say."""
+
+    def __init__(self, net: Net, name: str, other: str, rounds: int, **content: Any) -> None:
+        self.wire = FakeTransport(net, name, (other,))
+        self.lines = Connections(self.wire, Network(), lambda text: None)  # type: ignore[arg-type]
+        if content:
+            self.lines.command(other, kind=FrameKind.HELLO, **content)
+
+
+def test_the_refusal_of_one_neighbour_does_not_end_a_peer(tmp_path: Path) -> None:
+    """In a ring of four, b refuses a; a starts with d, and says once that b refuses it."""
+    net = Net()
+    first = Peer(net, "a", 3, tmp_path)
+    for _ in range(3):
+        Stranger(net, "b", "a", 3, do="refused", why="the moon is full")
+    others = [Peer(net, name, 3, tmp_path, network=Network(patience=1)) for name in ("c", "d")]
+    assert first.end() is True
+    assert first.heard == [[t, "d"] for t in range(3) for _ in range(2)]
+    assert [text for text in first.told if "refuses" in text] == ["'b' refuses this peer: the moon is full"]
+    assert all(peer.end() is True for peer in others)
+
+
+def test_a_peer_that_all_neighbours_refuse_ends_with_their_reasons(tmp_path: Path) -> None:
+    net = Net()
+    first = Peer(net, "a", 3, tmp_path)
+    Stranger(net, "b", "a", 3, do="refused", why="the moon is full")
+    Stranger(net, "d", "a", 3, do="refused", why="another seed")
+    result = first.end()
+    assert isinstance(result, NetworkError)
+    assert "'b' says: the moon is full; 'd' says: another seed" in result.found
+
+
+def test_a_neighbour_that_never_joins_is_waited_for_until_the_deadline(tmp_path: Path) -> None:
+    """b is on the network and says nothing; without patience, only the deadline ends the wait for it."""
+    net = Net()
+    Stranger(net, "b", "a", 3)
+    network = Network(deadline=0.5)
+    peers = [Peer(net, name, 3, tmp_path, network=network, names=("a", "b", "d")) for name in ("a", "d")]
+    Stranger(net, "b", "d", 3)
+    assert [peer.end() for peer in peers] == [True, True]
+    assert peers[0].heard == [[t, "d"] for t in range(3) for _ in range(2)]
+
+
+def test_the_quorum_is_waited_for_until_the_deadline(tmp_path: Path) -> None:
+    """b leaves for good in round 1; a has no other neighbour, and ends alone."""
+    net = Net()
+    HOOKS["b", 1, 0] = lambda me: peers[1].wire.kill()
+    network = Network(deadline=0.3)
+    peers = [Peer(net, name, 4, tmp_path, network=network, names=("a", "b")) for name in ("a", "b")]
+    assert peers[1].end() == "killed"
+    assert peers[0].end() is True
+    assert [len(item) - 1 for item in peers[0].heard] == [1, 1, 0, 0, 0, 0, 0, 0]
 
 
 def test_a_peer_alone_runs_alone(tmp_path: Path) -> None:

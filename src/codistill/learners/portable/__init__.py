@@ -8,9 +8,10 @@
 | `kernel` | `kernel_models` | inputs and coefficients, if their owner agrees |
 
 `open_model` checks what arrives before it is built and before it is used, and returns a predictor or raises
-`MessageError`. `estimator_state` is for an agent's own checkpoints.
+`MessageError`. `model_limits` says how much a model may compute and hold. `estimator_state` is for an agent's own
+checkpoints.
 """
 
-from codistill.learners.portable.receiving import ReceivedModel, open_model
+from codistill.learners.portable.receiving import ReceivedModel, checked_predictions, open_model
 
-__all__ = ["ReceivedModel", "open_model"]
+__all__ = ["ReceivedModel", "checked_predictions", "open_model"]

@@ -30,17 +30,19 @@ _HIST_BOOSTING = (HistGradientBoostingClassifier, HistGradientBoostingRegressor)
 
 
 def check_structure(model: Any, classes: int) -> None:
-    """Raise ValueError unless every index and count in a model is valid; set it to one thread."""
-    for part in _inside(model):
+    """Raise ValueError unless every index and count in a model is valid; set it to one thread, and silent."""
+    for part in inside(model):
         own = vars(part)
         if "n_jobs" in own:
             part.n_jobs = None
+        if "verbose" in own:
+            part.verbose = 0  # it would write to the receiver's log
         for name in ("n_classes_", "n_outputs_", "n_trees_per_iteration_"):
             counts = np.asarray(own.get(name, 1))
             if counts.dtype.kind not in "iu" or counts.min() < 1 or counts.max() > classes:
                 raise ValueError(f"{name} = {own[name]!r}"[:100])
         if isinstance(part, BaseDecisionTree) and "tree_" in own:
-            _check_tree(part.tree_, _features(part))
+            _check_tree(part.tree_, _features(part), classes)
         elif isinstance(part, _FORESTS) and "estimators_" in own:
             _check_same_features(part, part.estimators_)
         elif isinstance(part, _BOOSTING) and "estimators_" in own:
@@ -49,7 +51,7 @@ def check_structure(model: Any, classes: int) -> None:
             _check_hist_boosting(part)
 
 
-def _inside(model: Any) -> Iterator[Any]:
+def inside(model: Any) -> Iterator[Any]:
     """Everything of scikit-learn that a model is made of."""
     stack = [model]
     while stack:
@@ -79,9 +81,11 @@ def _check_same_features(ensemble: Any, trees: Any) -> None:
             raise ValueError("trees for other features than those of their ensemble")
 
 
-def _check_tree(tree: Any, features: int) -> None:
+def _check_tree(tree: Any, features: int, classes: int) -> None:
     if not 1 <= tree.node_count == tree.capacity or tree.n_features != features:
         raise ValueError("a tree of the wrong size")
+    if tree.max_n_classes > classes:
+        raise ValueError(f"a tree of {tree.max_n_classes} classes")
     _check_nodes(tree.children_left, tree.children_right, tree.feature, tree.children_left == -1, features)
 
 
@@ -101,7 +105,7 @@ def _check_hist_boosting(model: Any) -> None:
     features = _features(model)
     if model._preprocessor is not None or vars(model).get("_in_fit", False) is not False:
         raise ValueError("boosting with categories, or in the middle of a fit")
-    for tree in _inside(model._predictors):
+    for tree in inside(model._predictors):
         nodes = tree.nodes
         if nodes.ndim != 1 or len(nodes) == 0 or nodes["is_categorical"].any():
             raise ValueError("a tree without nodes, or with categories")

@@ -44,7 +44,7 @@ def check_graph(model: ModelProto, shape: tuple[int, ...]) -> tuple[int, ...]:
     if model.functions or model.training_info or graph.initializer or graph.sparse_initializer:
         raise ValueError("functions, training or weights inside of the graph")
     if len(graph.node) > NODE_LIMIT:
-        raise ValueError(f"{len(graph.node)} nodes")
+        raise ValueError(f"{len(graph.node)} nodes, above the limit of {NODE_LIMIT}")
     for domain in [*(opset.domain for opset in model.opset_import), *(node.domain for node in graph.node)]:
         if domain not in OPERATORS:
             raise ValueError(f"operators of the domain '{domain[:60]}'")

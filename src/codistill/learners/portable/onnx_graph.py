@@ -18,7 +18,8 @@ from codistill.message import Message
 # Parsing takes up to 75 times the bytes of the graph; the numbers are copied three times on their way.
 GRAPH_LIMIT = 4 << 20
 NUMBERS_LIMIT = 1 << 28
-NODE_LIMIT = 10_000
+# onnxruntime takes time with the square of the nodes: 2 s for 2,000, a minute for 10,000.
+NODE_LIMIT = 2_000
 
 FLOATS: dict[int, np.dtype[Any]] = {
     TensorProto.FLOAT: np.dtype(np.float32),

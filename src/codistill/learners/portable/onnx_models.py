@@ -1,7 +1,8 @@
 """Models that travel as ONNX: torch modules of no registered architecture, and objects with a method `to_onnx()`.
 
-Needs the extra `onnx`. What arrives is parsed and checked (`onnx_checks`) before onnxruntime sees it, and then
-runs on one thread, without graph rewriting, in an arena of limited memory: the same bits everywhere.
+Needs the extra `onnx`. What arrives is parsed, checked (`onnx_checks`) and counted (`onnx_costs`) before onnxruntime
+sees it, and then runs on one thread, without graph rewriting, in an arena of limited memory and for a limited time: the
+same bits everywhere.
 """
 
 from __future__ import annotations
@@ -9,7 +10,11 @@ from __future__ import annotations
 import functools
 import importlib.util
 import io
+import threading
+import time
 import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +22,7 @@ import torch
 from torch import nn
 
 from codistill.errors import CodistillError, LearnerError
+from codistill.learners.portable.model_limits import Cost
 from codistill.message import Message
 
 if TYPE_CHECKING:
@@ -29,6 +35,8 @@ INSTALL = "pip install 'codistill[onnx]'"
 _OPSET = 17
 _CHUNK = 250  # rows per pass: a fixed size, since the last digits can depend on it
 _MEMORY_LIMIT = 2 << 30
+_SECONDS = 10.0  # of processor time that any pass may take; one of many operations may take more
+_SLOWEST = 1e9  # operations per second below which a pass is ended: a tenth of what they stand for
 _TRIED = 5  # samples by which an exported module is compared with itself, before round 0
 
 
@@ -118,11 +126,12 @@ def check_module(learner: TorchLearner, x: np.ndarray, owner: str) -> None:
 # --- receiving ----------------------------------------------------------------------------------
 
 
-def open_onnx(message: Message, shape: tuple[int, ...], classes: int) -> OnnxModel:
-    """The ONNX model in a message; anything unsound raises, in whatever way."""
+def open_onnx(message: Message, shape: tuple[int, ...], classes: int) -> tuple[OnnxModel, Callable[[int], Cost]]:
+    """The ONNX model in a message, and what its predictions take; anything unsound raises, in whatever way."""
     if not is_installed():
         raise ValueError(f"an ONNX model, which cannot be opened without the extra onnx ({INSTALL})")
     from codistill.learners.portable.onnx_checks import check_graph, check_numbers
+    from codistill.learners.portable.onnx_costs import count
     from codistill.learners.portable.onnx_graph import FLOATS, from_message, join
 
     model = from_message(message)
@@ -130,15 +139,31 @@ def open_onnx(message: Message, shape: tuple[int, ...], classes: int) -> OnnxMod
     join(model, message)
     check_numbers(model, taken)
     kind = FLOATS[model.graph.input[0].type.tensor_type.elem_type]
-    return OnnxModel(_session(model.SerializeToString()), taken, kind)
+    counted = functools.cache(lambda rows: count(model, taken, rows))
+    counted(min(classes + 1, _CHUNK))  # before onnxruntime prepares it
+    opened = OnnxModel(_session(model.SerializeToString()), taken, kind, counted)
+    return opened, opened.cost
 
 
 class OnnxModel:
-    """A received ONNX model."""
+    """A received ONNX model; `count` says what a pass of so many rows takes, and raises where that is too much."""
 
-    def __init__(self, session: onnxruntime.InferenceSession, taken: tuple[int, ...], kind: np.dtype[Any]) -> None:
-        self._session, self._taken, self._kind = session, taken, kind
+    def __init__(
+        self,
+        session: onnxruntime.InferenceSession,
+        taken: tuple[int, ...],
+        kind: np.dtype[Any],
+        count: Callable[[int], Cost],
+    ) -> None:
+        self._session, self._taken, self._kind, self._count = session, taken, kind, count
         self._input = session.get_inputs()[0].name
+
+    def cost(self, rows: int) -> Cost:
+        """What predictions for some rows take, chunk by chunk; ValueError where that is too much."""
+        full, rest = divmod(rows, _CHUNK)
+        whole = self._count(_CHUNK) if full else Cost(0, 0)
+        last = self._count(rest) if rest or not full else Cost(0, 0)
+        return Cost(rows, full * whole.operations + last.operations, max(whole.memory, last.memory))
 
     def predict(self, x: np.ndarray) -> np.ndarray:
         """The graph's output, chunk by chunk."""
@@ -149,9 +174,38 @@ class OnnxModel:
     def _run(self, rows: np.ndarray) -> np.ndarray:
         import onnxruntime
 
+        # What a graph computes can depend on the number of rows in any way, so it is counted for each number.
+        cost = self._count(len(rows))
         options = onnxruntime.RunOptions()
         options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
-        return np.asarray(self._session.run(None, {self._input: rows}, options)[0])
+        with _ended_after(options, _SECONDS + cost.operations / _SLOWEST):
+            return np.asarray(self._session.run(None, {self._input: rows}, options)[0])
+
+
+@contextmanager
+def _ended_after(options: onnxruntime.RunOptions, seconds: float) -> Iterator[None]:
+    """End a pass, between two nodes of its graph, after so much processor time: a paused machine does not count."""
+    began, over = time.process_time(), threading.Event()
+
+    def watch() -> None:
+        left = seconds
+        while not over.wait(left):
+            left = seconds - (time.process_time() - began)
+            if left <= 0:
+                options.terminate = True
+                return
+
+    watcher = threading.Thread(target=watch, daemon=True, name="limit of a received model")
+    watcher.start()
+    try:
+        yield
+    except Exception as error:
+        if options.terminate:
+            raise ValueError(f"a model that took more than {seconds:.3g} s of processor time") from error
+        raise
+    finally:
+        over.set()
+        watcher.join()
 
 
 def _session(data: bytes) -> onnxruntime.InferenceSession:

@@ -10,6 +10,7 @@ import numpy as np
 
 from codistill.errors import CodistillError, MessageError
 from codistill.learners.portable.kernel_models import open_kernel
+from codistill.learners.portable.model_limits import Cost
 from codistill.learners.portable.onnx_models import open_onnx
 from codistill.learners.portable.sklearn_models import open_estimator
 from codistill.learners.portable.torch_models import open_torch
@@ -24,8 +25,9 @@ class Predictor(Protocol):
         ...
 
 
-# By the value `kind` of a message. Each of them raises, in whatever way, on anything that is not a sound model.
-_OPENERS: dict[str, Callable[[Message, tuple[int, ...], int], Predictor]] = {
+# By the value `kind` of a message. Each of them returns a model and what its predictions for some rows take, or raises,
+# in whatever way, on anything that is not a sound model.
+_OPENERS: dict[str, Callable[[Message, tuple[int, ...], int], tuple[Predictor, Callable[[int], Cost]]]] = {
     "kernel": open_kernel,
     "onnx": open_onnx,
     "skops": open_estimator,
@@ -33,13 +35,18 @@ _OPENERS: dict[str, Callable[[Message, tuple[int, ...], int], Predictor]] = {
 }
 
 
-def open_model(message: Message, shape: tuple[int, ...], classes: int) -> Predictor:
-    """The model in a message, for samples of `shape`; anything that is not a sound model is a `MessageError`."""
+def open_model(message: Message, shape: tuple[int, ...], classes: int, rows: int = 0) -> Predictor:
+    """The model in a message, for samples of `shape`, of which so many `rows` are to be predicted.
+
+    Anything that is not a sound model, or takes more than the limits allow, is a `MessageError`.
+    """
     kind = message.plain.get("kind")
     try:
         if not isinstance(kind, str) or kind not in _OPENERS:
             raise ValueError(f"a model of unknown kind {kind!r}"[:200])
-        model = _OPENERS[kind](message, shape, classes)
+        model, cost = _OPENERS[kind](message, shape, classes)
+        for count in {rows or classes + 1, classes + 1}:
+            cost(count).check()
         _probe(model, shape, classes)
     except MessageError:
         raise
@@ -55,22 +62,28 @@ class ReceivedModel:
 
     def __init__(self, model: Predictor, x: np.ndarray, classes: int) -> None:
         self._model, self._x = model, x
-        try:
-            self._predictions = model.predict(x)
-            _check_predictions(self._predictions, (len(x), classes))
-        except Exception as error:  # a model that passed the probe may still fail on other samples
-            raise _refused(f"{type(error).__name__}: {str(error)[:200]}") from None
+        self._predictions = checked_predictions(model, x, classes)
 
     def predict(self, x: np.ndarray) -> np.ndarray:
         """Predict (n, C); predictions for the receiver's own samples are computed once."""
         return self._predictions.copy() if x is self._x else self._model.predict(x)
 
 
+def checked_predictions(model: Predictor, x: np.ndarray, classes: int) -> np.ndarray:
+    """Predictions (n, C) of a received model; a `MessageError` if it fails or they are not sound."""
+    try:
+        predictions = model.predict(x)
+        _check_predictions(predictions, (len(x), classes))
+    except Exception as error:  # a model that passed the probe may still fail on other samples
+        raise _refused(f"{type(error).__name__}: {str(error)[:200]}") from None
+    return predictions
+
+
 def _refused(found: str) -> MessageError:
     return MessageError(
-        "A received model must be of a known type, sound, and made for this task.",
+        "A received model must be of a known type, sound, within its limits, and made for this task.",
         found,
-        "The round continues without this model; its sender should use a registered architecture or a listed type.",
+        "The round continues without this model; its sender should use a smaller model, or a listed type.",
     )
 
 

@@ -9,7 +9,7 @@ import json
 import math
 import warnings
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,9 +17,11 @@ import skops.io
 from sklearn.exceptions import InconsistentVersionWarning
 
 from codistill.learners.portable import skops_archive
+from codistill.learners.portable.estimator_costs import estimator_cost
 from codistill.learners.portable.estimator_state import dump_estimator
 from codistill.learners.portable.estimator_structure import HELPERS, check_structure
-from codistill.learners.portable.skops_archive import canonical, nodes, read_array, unzipped, zipped
+from codistill.learners.portable.model_limits import Cost
+from codistill.learners.portable.skops_archive import canonical, nodes, read_array, read_outline, unzipped, zipped
 from codistill.message import Message
 
 if TYPE_CHECKING:
@@ -82,8 +84,10 @@ def export_estimator(learner: SklearnLearner) -> Message:
     return Message({"model": np.frombuffer(data, dtype=np.uint8)}, {"kind": "skops", "classes": learner.columns})
 
 
-def open_estimator(message: Message, shape: tuple[int, ...], classes: int) -> SklearnLearner:
-    """The estimator in a message; anything unsound raises, in whatever way."""
+def open_estimator(
+    message: Message, shape: tuple[int, ...], classes: int
+) -> tuple[SklearnLearner, Callable[[int], Cost]]:
+    """The estimator in a message, and what its predictions take; anything unsound raises, in whatever way."""
     from codistill.learners.sklearn import SklearnLearner
 
     if message.plain.get("classes") != classes:
@@ -101,12 +105,13 @@ def open_estimator(message: Message, shape: tuple[int, ...], classes: int) -> Sk
     check_structure(estimator, classes)
     learner = SklearnLearner(estimator)
     learner._columns = classes
-    return learner
+    learner.block, cost = estimator_cost(estimator, features)
+    return learner, cost
 
 
 def _check_outline(contents: Mapping[str, bytes], classes: int) -> None:
     left = skops_archive.UNPACKED_LIMIT
-    for node in nodes(json.loads(contents["schema.json"])):
+    for node in nodes(read_outline(contents)):
         if not _is_part(node["__loader__"], node["__module__"], node["__class__"]):
             raise ValueError(f"a part of type {node['__module__']}.{node['__class__']}, which may not travel")
         if "__id__" in node:

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import functools
 import json
-from typing import TYPE_CHECKING
+import math
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
+from codistill.errors import LearnerError
 from codistill.learners import zoo
+from codistill.learners.portable.model_limits import Cost
 from codistill.message import Message
 
 if TYPE_CHECKING:
     from codistill.learners.torch import TorchLearner
 
 _OPTIONS_LIMIT = 10_000  # letters
+_CHUNK = 250  # rows per forward pass of a TorchLearner
+_ELEMENT = 100  # operations per element that is read or written
+_HELD = 16  # bytes per value of the widest layer: its input, its output and what is between are held at a time
 
 
 def export_torch(learner: TorchLearner) -> Message:
@@ -30,8 +39,23 @@ def export_torch(learner: TorchLearner) -> Message:
     return Message(learner.weights(), plain)
 
 
-def open_torch(message: Message, shape: tuple[int, ...], classes: int) -> TorchLearner:
-    """The torch model in a message; anything unsound raises, in whatever way."""
+def check_registered(learner: TorchLearner, owner: str) -> None:
+    """Before round 0: a model that receivers would refuse as too large is an error of its owner."""
+    known: zoo.Architecture = learner.module.architecture  # type: ignore[assignment]
+    sizes = [tuple(tensor.shape) for tensor in learner.module.state_dict().values()]
+    options = json.dumps(dict(known.options), sort_keys=True)
+    try:
+        _cost(known.name, known.shape, known.classes, options, sizes)(_CHUNK).check()
+    except ValueError as error:
+        raise LearnerError(
+            f"The module of agent '{owner}' must be within the limits of models that travel.",
+            str(error),
+            "Use a smaller architecture, or smaller samples; or a protocol in which no models travel.",
+        ) from None
+
+
+def open_torch(message: Message, shape: tuple[int, ...], classes: int) -> tuple[TorchLearner, Callable[[int], Cost]]:
+    """The torch model in a message, and what its predictions take; anything unsound raises, in whatever way."""
     from codistill.learners.torch import TorchLearner
 
     plain = message.plain
@@ -45,13 +69,56 @@ def open_torch(message: Message, shape: tuple[int, ...], classes: int) -> TorchL
         # Sizes come from the sender: build on the meta device, which allocates nothing, before memory is taken.
         with torch.device("meta"):
             _compare(found, zoo.build(plain["name"], shape, classes, **options))
+    cost = _cost(plain["name"], shape, classes, plain["options"], found.values())
+    cost(_CHUNK).check()
     module = zoo.build(plain["name"], shape, classes, **options)
     _compare(found, module)
     learner = TorchLearner(module, loss="cross_entropy" if plain["probabilistic"] is True else "squared")
     learner.load(message.arrays)
-    return learner
+    return learner, cost
 
 
 def _compare(found: dict[str, tuple[int, ...]], module: torch.nn.Module) -> None:
     if found != {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}:
         raise ValueError("weights that do not fit the architecture")
+
+
+def _cost(
+    name: str, shape: tuple[int, ...], classes: int, options: str, weights: Iterable[tuple[int, ...]]
+) -> Callable[[int], Cost]:
+    """What predictions for some rows take."""
+    # At most every weight at every place of a sample, and there as many values as the widest convolution has.
+    places, sides = max(shape[0], math.prod(shape[1:])), [(1,), *filter(None, weights)]
+    values = max(side[0] * places if len(side) > 2 else max(side) for side in sides)
+    most = Cost(1, 2 * places * sum(map(math.prod, sides)), _HELD * values)
+
+    def cost(rows: int) -> Cost:
+        taken = _times(most, rows)
+        # Layers that make images smaller take far less. To count exactly takes seconds, the first time.
+        return taken if taken.is_within_limits() else _times(_count(name, shape, classes, options), rows)
+
+    return cost
+
+
+def _times(row: Cost, rows: int) -> Cost:
+    return Cost(rows, rows * row.operations, min(rows, _CHUNK) * row.memory)
+
+
+@functools.lru_cache(maxsize=64)
+def _count(name: str, shape: tuple[int, ...], classes: int, options: str) -> Cost:
+    """What a row takes in a registered architecture: run on the meta device, which computes nothing."""
+    sizes, products = [0], FlopCounterMode(display=False)
+
+    def add(module: torch.nn.Module, inputs: Any, output: Any) -> None:
+        sizes.extend(tensor.numel() for tensor in (*inputs, output) if isinstance(tensor, torch.Tensor))
+
+    with torch.device("meta"), torch.inference_mode():
+        module = zoo.build(name, shape, classes, **json.loads(options)).eval()
+        for part in module.modules():
+            part.register_forward_hook(add)
+        try:
+            with products:
+                module(torch.zeros(1, *shape))
+        except Exception:  # a user's own architecture may look at values: it cannot be counted
+            return Cost(1, 0)
+    return Cost(1, products.get_total_flops() + _ELEMENT * sum(sizes), _HELD * max(sizes))

@@ -26,10 +26,12 @@ from codistill.runtimes.network.options import RETURN
 from codistill.runtimes.network.terms import difference, terms_of
 from codistill.runtimes.running import measure_alone
 from codistill.runtimes.runtime import Runtime, ShouldStop, Stopped, load_nodes, never, one_thread, save_nodes
+from codistill.text import printable
 
 _POLL = 0.2  # seconds between checks while waiting for neighbours
 _RETRY = 1.0  # seconds between two hellos without an answer
 _REMIND = 30.0  # seconds between two reminders that say who is waited for
+_WHY = 300  # characters of why a neighbour refuses
 _LINGER = 60.0  # seconds that a peer which is done stays connected for neighbours that are not
 
 
@@ -46,6 +48,9 @@ class PeerRuntime(Runtime):
         self._resume_at = BEGIN  # phases before this one are skipped
         self._skipped = False
         self._finished: set[str] = set()  # neighbours that are done
+        self._refusals: dict[str, str] = {}  # neighbours that refused this peer at the start, and why
+        self._differences: dict[str, str] = {}  # neighbours that this peer refused, and why
+        self._seen: dict[str, float] = {}  # since when a neighbour that has not joined is visible
         self._single = ExitStack()
         self._single.enter_context(one_thread())
         connections.on_hello, connections.on_presence = self._on_hello, self._presence_changed
@@ -131,10 +136,24 @@ class PeerRuntime(Runtime):
 
     def _is_in_round(self, name: str, phase: int) -> bool:
         meets = self._connections.meeting_turn.get(name, Turn(phase)) <= Turn(phase)
-        return self._connections.is_connected(name) and meets and name not in self._connections.sessions.excluded
+        refused = name in self._connections.sessions.excluded or name in self._refusals
+        return self._connections.is_connected(name) and meets and not refused
+
+    def _is_possible(self, name: str) -> bool:
+        """Whether a neighbour may join: not one that is excluded, is done, refuses, or was silent for too long."""
+        if name in self._connections.sessions.excluded or name in self._finished or name in self._refusals:
+            return False
+        if self._connections.is_connected(name) or not self._connections.visible.get(name):
+            self._seen.pop(name, None)
+            return True
+        since, deadline = self._seen.setdefault(name, time.monotonic()), self._connections.network.deadline
+        return deadline is None or time.monotonic() - since <= deadline
 
     def _wait_for_neighbours(self) -> None:
-        """At first for all of them, later for the quorum: without neighbours there is nothing to learn from."""
+        """At first for all of them, later for the quorum: without neighbours there is nothing to learn from.
+
+        With a deadline, a neighbour that is visible and does not join is waited for that long, and so is the quorum.
+        """
         began = reminded = time.monotonic()
         others, patience = self._connections.transport.others, self._connections.network.patience
         if patience is None and self._at >= 0:  # restarted: some may never come back
@@ -142,16 +161,16 @@ class PeerRuntime(Runtime):
         while True:
             self._pump(0)
             self._repeat_hellos()
-            possible = [
-                name
-                for name in others
-                if name not in self._connections.sessions.excluded and name not in self._finished
-            ]
+            possible = [name for name in others if self._is_possible(name)]
+            if self._refusals and not possible and not self._started:
+                raise self._refused_by_all()
             connected = [name for name in possible if self._connections.is_connected(name)]
             waited = time.monotonic() - began
             everybody = not self._started and (patience is None or waited < patience)
             share = 1.0 if everybody else self._connections.network.quorum
-            if len(connected) >= math.ceil(share * len(possible) - 1e-9):
+            deadline = self._connections.network.deadline
+            late = self._started and deadline is not None and waited > deadline
+            if late or len(connected) >= math.ceil(share * len(possible) - 1e-9):
                 if not self._started:
                     self._agent.learner.join(sum(self._samples.values()))
                 self._started = True
@@ -162,6 +181,14 @@ class PeerRuntime(Runtime):
                 reminded = time.monotonic()
                 self._connections.tell(f"waiting for {', '.join(name for name in possible if name not in connected)}")
             self._pump(_POLL)
+
+    def _refused_by_all(self) -> NetworkError:
+        reasons = "; ".join(f"'{name}' says: {why}" for name, why in self._refusals.items())
+        return NetworkError(
+            "At least one neighbour must agree to the terms.",
+            reasons[:600],
+            "Give all peers the same recipe and the same version of codistill.",
+        )
 
     def _pump(self, timeout: float) -> None:
         control = self._connections.next_control(timeout)
@@ -179,6 +206,8 @@ class PeerRuntime(Runtime):
     def _presence_changed(self, name: str) -> None:
         """A session of a neighbour has appeared or disappeared: send a hello to a new one."""
         new = self._connections.visible.get(name, set()) - {self._connections.sessions.current(name)}
+        if not self._connections.visible.get(name):
+            self._differences.pop(name, None)  # what comes next may differ in something else
         if new:
             self._send_hello(name)
 
@@ -187,7 +216,8 @@ class PeerRuntime(Runtime):
         if time.monotonic() - self._last_hello > _RETRY:
             self._last_hello = time.monotonic()
             for name in self._connections.transport.others:
-                if self._connections.visible.get(name) and not self._connections.is_connected(name):
+                waits = self._connections.visible.get(name) and not self._connections.is_connected(name)
+                if waits and name not in self._refusals:
                     self._send_hello(name)
 
     def _send_hello(self, name: str) -> None:
@@ -202,17 +232,19 @@ class PeerRuntime(Runtime):
             self._connections.sessions.exclude(name, "it refuses to continue with this peer")
             return
         if hello.do == "refused":
-            raise NetworkError(
-                f"The neighbour '{name}' must agree to the terms.",
-                f"it says: {str(hello.content.get('why'))[:300]}",
-                "Give all peers the same recipe and the same version of codistill.",
-            )
+            # Its word counts for itself alone: this peer starts with the others, if there are any.
+            if name not in self._refusals:
+                self._refusals[name] = printable(str(hello.content.get("why")), _WHY)
+                self.tell(f"'{name}' refuses this peer: {self._refusals[name]}")
+            return
         terms: Any = hello.content.get("terms")
         at: Any = hello.content.get("at")
         is_well_formed = isinstance(terms, dict) and type(at) is int
         why = difference(self._terms, terms) if is_well_formed else "malformed join request"
         if why is not None:
-            self.tell(f"'{name}' may not join: {why}")
+            if name not in self._differences:
+                self._differences[name] = why
+                self.tell(f"'{name}' may not join: {why}")
             self._connections.command(name, kind=FrameKind.HELLO, do="refused", why=why)
             return
         samples = hello.content.get("samples")
@@ -222,6 +254,8 @@ class PeerRuntime(Runtime):
         if not new:
             return
         self._finished.discard(name)
+        self._refusals.pop(name, None)
+        self._differences.pop(name, None)
         meeting = min(max(self._at, at) + 1, int(self._terms["rounds"]))
         self._connections.meeting_turn[name] = Turn(meeting)
         self._connections.newest_turn.pop(name, None)
@@ -230,7 +264,10 @@ class PeerRuntime(Runtime):
         self._jump(meeting, f"'{name}'")
 
     def _refused_by(self, refusal: Refusal) -> None:
+        """A neighbour does not accept the connection itself: this peer is not in its graph, or revoked."""
         self._connections.tell(f"'{refusal.sender}' does not accept this peer: {refusal.why}")
+        if refusal.final and not self._started:
+            self._refusals[refusal.sender] = refusal.why
 
     def _jump(self, to: int, whom: str) -> None:
         """Skip the rounds up to one, and tell the other neighbours, which may be behind as well."""
