@@ -10,6 +10,7 @@ from codistill.cli import (
     compare_command,
     data_command,
     network_commands,
+    restore_command,
     run_commands,
     sweep_command,
     theory_command,
@@ -44,5 +45,6 @@ def make_parser() -> argparse.ArgumentParser:
     data_command.add_parser(commands)
     theory_command.add_parser(commands)
     network_commands.add_parsers(commands, add_recipe_arguments, print_results)
+    restore_command.add_parser(commands)
     certs_command.add_parser(commands)
     return parser

@@ -20,7 +20,7 @@ from codistill.runtimes.host import BEGIN, Host, Report
 from codistill.runtimes.network.answers import report_content
 from codistill.runtimes.network.connections import Connections, Control
 from codistill.runtimes.network.frame_header import FrameKind, Turn
-from codistill.runtimes.network.state_store import StateStore
+from codistill.runtimes.network.state_store import START, StateStore
 from codistill.runtimes.network.terms import Terms, check_terms
 from codistill.runtimes.network.waiting import missed_text
 from codistill.runtimes.running import measure_alone
@@ -141,12 +141,15 @@ class RemoteAgent:
                 )
             self._run = run
             self._states = StateStore(None if self._folder is None else self._folder / run)
-            for note in self._states.notes:
-                self._connections.tell(note)
-        self._states.forget_after(done)
+            if self._folder is not None:
+                self._states.begin_with(self._folder / START)
+        self._states.return_to(done)
+        for note in self._states.take_notes():
+            self._connections.tell(note)
         at = self._done = self._return_to(done)
+        new = "the state that was restored" if self._states.restored else "a new model"
         self._connections.tell(
-            f"joined run {run[:8]} after {done} rounds, with {f'the state of round {at}' if at else 'a new model'}"
+            f"joined run {run[:8]} after {done} rounds, with {f'the state of round {at}' if at else new}"
         )
         self._watch("joined", at, {})
         self._connections.command(HUB, do="ready", at=at)
