@@ -101,29 +101,27 @@ class AgentNode:
         name, joined = self.agent.name, []
         health = None if self.folder is None else self.folder / HEALTH
         log = EventLog(name, form=self.log_format, health=health, quiet=self.quiet)
-        warm_up()
-        trouble = probe(self.hub, HUB, self.own)
-        if trouble:
-            log.tell(f"{trouble}; trying again until somebody does")
-        transport = Transport(name, (HUB,), self.network, self.own, dial=[self.hub])
+        with ExitStack() as stack:
+            if self.folder is not None:
+                with writing(self.folder):
+                    self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+                stack.enter_context(locked(self.folder))  # two processes would overwrite each other's states
+            warm_up()
+            trouble = probe(self.hub, HUB, self.own)
+            if trouble:
+                log.tell(f"{trouble}; trying again until somebody does")
+            transport = Transport(name, (HUB,), self.network, self.own, dial=[self.hub])
+            stack.callback(transport.close)
+            stack.callback(log.closed)
 
-        def settle(terms: Terms) -> RunDescription:
-            joined.append(self.describe(terms))
-            return joined[0]
+            def settle(terms: Terms) -> RunDescription:
+                joined.append(self.describe(terms))
+                return joined[0]
 
-        connections = Connections(transport, self.network, log.tell)
-        try:
-            with ExitStack() as stack:
-                if self.folder is not None:
-                    with writing(self.folder):
-                        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-                    stack.enter_context(locked(self.folder))  # two processes would overwrite each other's states
-                hello = hello_of(self.agent, self.public)
-                remote = RemoteAgent(connections, hello, settle, self.folder, should_stop, log.progress)
-                complete = remote.run()
-        finally:
-            log.closed()
-            transport.close()
+            connections = Connections(transport, self.network, log.tell)
+            hello = hello_of(self.agent, self.public)
+            remote = RemoteAgent(connections, hello, settle, self.folder, should_stop, log.progress)
+            complete = remote.run()
         if complete:
             log.tell("the run is over")
         return complete, joined[0] if joined else None
