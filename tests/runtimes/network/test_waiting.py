@@ -135,6 +135,18 @@ def test_a_checkpoint_waits_once_for_all_that_have_not_kept_their_state() -> Non
     lives["c"].end()
 
 
+def test_an_agent_that_trains_alone_tells_which_rounds_are_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("codistill.runtimes.network.remote_agent._PROGRESS", 0.0)
+    net, whole = Net(), describe(NAMES, 4)
+    lives = {name: Life(net, name, whole) for name in NAMES}
+    centre = Centre(net, whole, network=Network(deadline=5))
+    centre.runtime.measure_baseline()
+    assert [status.trained for status in centre.runtime.statuses.values()] == [4, 4, 4]
+    assert not [text for text in centre.told if "strike" in text]
+    centre.finish()
+    lives["a"].end()
+
+
 # --- grace ------------------------------------------------------------------------------------------
 
 

@@ -13,12 +13,13 @@ from contextlib import ExitStack
 from datetime import UTC, datetime
 from typing import Any
 
-from codistill.errors import MessageError, NetworkError
+from codistill.errors import NetworkError
 from codistill.results.outputs import View
 from codistill.results.records import Scores
 from codistill.runtimes.description import RunDescription
 from codistill.runtimes.host import BEGIN, Report
-from codistill.runtimes.network.answers import checked_report, checked_scores, checked_view
+from codistill.runtimes.network.answers import checked_report, checked_view
+from codistill.runtimes.network.asking import Commands
 from codistill.runtimes.network.connections import Connections, Control
 from codistill.runtimes.network.frame_header import FrameKind, Turn
 from codistill.runtimes.network.options import RETURN, WIRE_VERSION
@@ -42,8 +43,7 @@ class HubRuntime(Runtime):
         self.done = 0  # rounds that count
         self.statuses = {name: AgentStatus() for name in description.names}
         self._stopping: ShouldStop = never
-        self._number = 0
-        self._answers: dict[str, Control] = {}
+        self._commands = Commands(connections, self.statuses, self.tell)
         self._keeping: dict[str, int] = {}  # who has not confirmed yet that it has kept the last round
         self._unstored: set[str] = set()  # who has kept its last round in memory only
         self._started = False  # everybody has joined once, or patience has ended
@@ -81,6 +81,7 @@ class HubRuntime(Runtime):
             joined = self._wait_for_agents(present)
             waited += time.monotonic() - began
             self._tell_missed(joined)
+            began = time.monotonic()
             report = self._attempt(Turn(phase, attempt), joined)
             done = report.present or ()
             if len(done) >= self._quorum(present):
@@ -97,7 +98,7 @@ class HubRuntime(Runtime):
         self._grace.completed(done, time.monotonic() - began)
         store = self.description.plan.has_checkpoint(self.done)
         self._unstored = self._unstored - set(done) if store else self._unstored | set(done)
-        number = self._ask(done, do="keep", round=self.done, store=store)
+        number = self._commands.ask(done, do="keep", round=self.done, store=store)
         self._keeping = dict.fromkeys(done, number)
         self._notify_excluded()
         report.events = self._connections.take_events()
@@ -116,7 +117,7 @@ class HubRuntime(Runtime):
             )
 
     def _attempt(self, turn: Turn, present: tuple[str, ...]) -> Report:
-        number = self._ask(
+        number = self._commands.ask(
             present, do="run", turn=[turn.phase, turn.attempt], present=list(present), samples=self._samples()
         )
         self._connections.begin(turn, present)
@@ -129,7 +130,9 @@ class HubRuntime(Runtime):
             if sender in self.statuses:
                 self._connections.sessions.strike(sender, reason)
         for name, answer in self._collect(number, present).items():
-            own = self._checked(name, checked_report, name, answer.content.get("report"), self.description.names)
+            own = self._commands.checked(
+                name, checked_report, name, answer.content.get("report"), self.description.names
+            )
             if own is not None and name not in self._connections.dropped and not self._is_excluded(name):
                 report = report.add(own)
                 done.append(name)
@@ -139,13 +142,13 @@ class HubRuntime(Runtime):
     def evaluate(self, samples: int | None, views: dict[str, View] | None = None) -> dict[str, Scores]:
         """Let every agent that is there measure itself; only figures come back."""
         free = [name for name in self.description.names if self._is_free(name, keeping=True)]
-        number = self._ask(free, do="evaluate", samples=samples, of=self._samples(), views=views is not None)
+        number = self._commands.ask(free, do="evaluate", samples=samples, of=self._samples(), views=views is not None)
         scores: dict[str, Scores] = {}
         for name, answer in self._collect(number, free).items():
-            scores[name] = self._scores(name, answer)
+            scores[name] = self._commands.scores(name, answer, errors=self._terms["errors"])
             if views is not None and self.description.test is not None:
                 labels, classes = self.description.test[1], int(self._terms["classes"])
-                view = self._checked(name, checked_view, answer.arrays, labels, classes)
+                view = self._commands.checked(name, checked_view, answer.arrays, labels, classes)
                 views.update({} if view is None else {name: view})
         if views:
             ordered = {name: views[name] for name in self.description.names if name in views}
@@ -160,12 +163,13 @@ class HubRuntime(Runtime):
             self.statuses[name].trained = 0
         self.tell_state(status="training alone, as a baseline")
         rounds = self.description.plan.rounds
-        self._alone = self._ask(joined, do="alone", rounds=rounds, samples=self._samples())
-        answers = self._collect(self._alone, joined, interruptible=True)
+        self._alone = self._commands.ask(joined, do="alone", rounds=rounds, samples=self._samples())
+        answers = self._collect(self._alone, joined, self._stopping)
         for name in joined:
             if name not in answers and not self._stopping():
                 self.tell(f"the baseline of '{name}' is missing")
-        return {name: self._scores(name, answers.get(name)) for name in self.description.names}
+        errors = bool(self._terms["errors"])
+        return {name: self._commands.scores(name, answers.get(name), errors=errors) for name in self.description.names}
 
     def save(self) -> dict[str, bytes]:
         """The hub's own state, once every agent has kept its own."""
@@ -173,7 +177,7 @@ class HubRuntime(Runtime):
             self._collect(number, [name for name, asked in self._keeping.items() if asked == number])
         self._keeping = {}
         behind = [name for name in self.description.names if name in self._unstored and self._is_free(name)]
-        self._unstored -= self._collect(self._ask(behind, do="store"), behind).keys()
+        self._unstored -= self._collect(self._commands.ask(behind, do="store"), behind).keys()
         return save_nodes(self.description.nodes)
 
     def load(self, saved: dict[str, bytes]) -> None:
@@ -246,11 +250,8 @@ class HubRuntime(Runtime):
     def _is_excluded(self, name: str) -> bool:
         return name in self._connections.sessions.excluded
 
-    def _is_active(self, name: str) -> bool:
-        return self._connections.is_connected(name) and not self._is_excluded(name)
-
     def _is_ready(self, name: str) -> bool:
-        return self.statuses[name].ready and self._is_active(name)
+        return self.statuses[name].ready and self._commands.is_active(name)
 
     def _is_free(self, name: str, *, keeping: bool = False) -> bool:
         """Whether an agent can take a command; `keeping`: also if all that it owes is to confirm the last round."""
@@ -293,7 +294,7 @@ class HubRuntime(Runtime):
             before, now = now, time.monotonic()
             self._grace.waited(covered, now - before)
             for name in absent:
-                self.statuses[name].joining += now - before if self._is_active(name) else 0.0
+                self.statuses[name].joining += now - before if self._commands.is_active(name) else 0.0
 
     def _joins_late(self, name: str) -> bool:
         """Whether an agent has been connected for as long as the deadline allows, and has not joined."""
@@ -306,33 +307,8 @@ class HubRuntime(Runtime):
                 name, "its certificate has been revoked; a new one is accepted after the hub is restarted"
             )
 
-    def _ask(self, names: Sequence[str], **content: Any) -> int:
-        self._number += 1
-        for name in names:
-            self.statuses[name].unanswered = self._number
-        self._connections.command(*names, number=self._number, **content)
-        return self._number
-
-    def _collect(self, number: int, names: Sequence[str], *, interruptible: bool = False) -> dict[str, Control]:
-        """The answers to a command, of the agents that answer before they disconnect or are late.
-
-        An answer that is waited for restarts the deadline of all; progress in training alone, of its sender.
-        """
-        since, deadline = time.monotonic(), self._connections.network.deadline
-        before = len(names)
-        while True:
-            pending = [name for name in names if self.statuses[name].unanswered == number and self._is_active(name)]
-            now = time.monotonic()
-            if len(pending) < before:
-                since, before = now, len(pending)
-            heard = {name: max(since, self.statuses[name].progressed) for name in pending}
-            late = deadline is not None and all(now - at > deadline for at in heard.values())
-            if not pending or late or (interruptible and self._stopping()):
-                for name in pending:
-                    self.tell(f"'{name}' is late: it takes part again once it has answered")
-                found = {name: self._answers.get(name) for name in names}
-                return {name: a for name, a in found.items() if a is not None and a.content.get("number") == number}
-            self._pump(_POLL)
+    def _collect(self, number: int, names: Sequence[str], should_stop: ShouldStop = never) -> dict[str, Control]:
+        return self._commands.collect(number, names, lambda: self._pump(_POLL), should_stop)
 
     def _pump(self, timeout: float) -> bool:
         control = self._connections.next_control(timeout)
@@ -340,19 +316,13 @@ class HubRuntime(Runtime):
             return False
         name, status = control.sender, self.statuses[control.sender]
         match control.do:
-            case "ready":
+            case "ready" if not status.ready:
                 status.ready, status.unanswered, status.joining = True, None, 0.0
                 self._grace.returned(name)
                 self._connections.tell(f"'{name}' joined")
                 self.tell_state()
-            case "answer" if not self._is_asked(status, control.content.get("number")):
-                self._connections.sessions.strike(name, "an unexpected answer")
             case "answer":
-                if control.content.get("number") == status.unanswered:  # not to a command that timed out
-                    status.unanswered = None
-                    self._answers[name] = control
-                if control.content.get("trouble"):
-                    self.tell(f"'{name}': {str(control.content['trouble'])[:300]}")
+                self._commands.take(control)
             case "working" if control.content.get("number") == self._alone == status.unanswered and status.progress(
                 control.content.get("round"), self.description.plan.rounds
             ):
@@ -365,31 +335,6 @@ class HubRuntime(Runtime):
             case _:
                 self._connections.sessions.strike(name, f"an unknown command '{control.do[:40]}'")
         return True
-
-    def _is_asked(self, status: AgentStatus, number: Any) -> bool:
-        """Whether an answer to this command is expected: each is answered once, in order."""
-        asked = type(number) is int and status.answered < number <= self._number
-        status.answered = number if asked else status.answered
-        return asked
-
-    def _scores(self, name: str, answer: Control | None) -> Scores:
-        """The scores of an answer, if they are of the kind that the targets of the run call for."""
-        found = None if answer is None else self._checked(name, checked_scores, answer.content.get("scores"))
-        errors = self._terms["errors"]
-        if found and any(("rmse" in key) != errors for key in found):
-            asked = "errors (rmse)" if errors else "accuracies"
-            self._connections.sessions.strike(name, f"scores named {', '.join(found)} where {asked} are asked for")
-            return {}
-        return found or {}
-
-    def _checked(self, name: str, check: Callable[..., Any], *given: Any) -> Any:
-        try:
-            return check(*given)
-        except MessageError as error:
-            self._connections.sessions.strike(name, str(error))
-        except Exception as error:  # a form that no check has foreseen must not end the rounds of the others
-            self._connections.sessions.strike(name, f"an answer that cannot be read ({type(error).__name__})")
-        return None
 
     # --- joining and leaving ----------------------------------------------------------------------
 
