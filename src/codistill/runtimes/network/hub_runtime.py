@@ -214,9 +214,8 @@ class HubRuntime(Runtime):
 
     def close(self) -> None:
         """Close all connections."""
-        if self._state.get("status") != "done":
-            self.tell_state(status="stopped")
         self._connections.transport.close()
+        self.on_state(status="done" if self._state.get("status") == "done" else "stopped", here=[])
         self._single.close()
 
     def tell(self, text: str) -> None:
