@@ -11,9 +11,10 @@ import pytest
 from tests.runtimes.network.fakes import Centre, Life, Net, describe
 
 from codistill.cli import main
+from codistill.errors import CheckpointError
 from codistill.files import locked
 from codistill.runtimes.network.state_store import START, StateStore, find_states, read_state
-from codistill.wire.state import unpack
+from codistill.wire.state import pack, unpack
 
 NAMES = ("a", "b")
 
@@ -84,6 +85,16 @@ def test_a_restored_state_is_equal_to_the_bit_and_serves_another_run_too(tmp_pat
     assert fresh.newest(0) == (0, b"learnt")
     assert StateStore(tmp_path / "run2").restored
     assert not StateStore(tmp_path / "run2").begin_with(tmp_path / START)
+
+
+def test_a_state_of_another_model_is_refused_with_an_error(tmp_path: Path) -> None:
+    StateStore(tmp_path / "old").put(8, pack({"learner": "of another kind"}), store=True)
+    assert main(["restore", str(tmp_path), "--round", "8"]) == 0
+    net, whole = Net(), describe(("a",), 1)
+    centre, life = Centre(net, whole), Life(net, "a", whole, tmp_path)
+    _until(lambda: (centre.runtime._pump(0.01), not life.is_alive())[1])
+    assert isinstance(life.end(), CheckpointError)
+    assert {state.done for state in find_states(tmp_path)} == {0, 8}
 
 
 def test_what_cannot_be_restored_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

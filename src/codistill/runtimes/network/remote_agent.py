@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-from codistill.errors import NetworkError, StorageError
+from codistill.errors import CheckpointError, NetworkError, StorageError
 from codistill.results.outputs import View
 from codistill.results.records import RoundEnded, Scores
 from codistill.runtimes.description import RunDescription
@@ -166,7 +166,14 @@ class RemoteAgent:
                 )
             self._uncounted = False
             return 0
-        self._agent.resume(unpack(found[1]))
+        try:
+            self._agent.resume(unpack(found[1]))
+        except Exception as error:  # a state of another model: each library has its own way to say so
+            raise CheckpointError(
+                "An agent must go on with the model and the protocol of its state.",
+                f"{type(error).__name__}: {error}"[:200],
+                "Use the model that it was trained with; or choose another state by 'codistill restore'.",
+            ) from error
         self._begun, self._uncounted = True, False
         return found[0]
 
