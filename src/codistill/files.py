@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from codistill.errors import StorageError
 
 LOCK = ".lock"
+T = TypeVar("T")
+_PATIENCE = 60.0  # seconds that a file waits for a free descriptor
+_AGAIN = 0.1  # seconds between two attempts
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -25,13 +29,33 @@ def replace_file(path: Path, data: bytes, part: Path, mode: int = 0o666) -> None
     """Write `data` to `part`, which has this mode from its first byte on, and rename it to `path`."""
     part.unlink(missing_ok=True)  # left by a process that was killed
     try:
-        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb", buffering=0) as file:
+        with open(open_patiently(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb", buffering=0) as file:
             write_all(file, data)
         part.replace(path)
         _sync_folder(path.parent)
     except BaseException:
         part.unlink(missing_ok=True)
         raise
+
+
+def patiently(act: Callable[[], T]) -> T:
+    """Do what needs a descriptor; while this process or the system has none left, wait for one.
+
+    Connections of others come and go: a run must not end because a file cannot be opened meanwhile.
+    """
+    end = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            return act()
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE) or time.monotonic() > end:
+                raise
+        time.sleep(_AGAIN)
+
+
+def open_patiently(path: Path, flags: int, mode: int = 0o666) -> int:
+    """The descriptor of an opened file."""
+    return patiently(lambda: os.open(path, flags | os.O_CLOEXEC, mode))
 
 
 def write_all(file: FileIO, data: bytes) -> None:
@@ -43,7 +67,7 @@ def write_all(file: FileIO, data: bytes) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
+    handle = open_patiently(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:
@@ -88,7 +112,7 @@ def writing(path: Path, do: str | None = None) -> Iterator[None]:
 
 def lock(folder: Path) -> Any:
     """Lock a folder for one run. The lock ends with its owner; forked workers do not inherit it."""
-    handle = (folder / LOCK).open("w")
+    handle = patiently(lambda: (folder / LOCK).open("w"))
     try:
         import fcntl
 

@@ -347,3 +347,54 @@ def test_an_agent_takes_part_only_in_what_it_accepts(here: Path, capsys: Any) ->
     arguments = ["join", "my_agent.py", "--recipe", "avgkd.toml", "--listen", "localhost:7447", "--name", "north"]
     assert main(arguments) == 9
     assert "avgkd; accepted: fedmd" in capsys.readouterr().err
+
+
+def test_a_second_start_in_the_same_folder_ends_at_once_and_touches_nothing(
+    here: Path, certs: Path, nodes: Nodes
+) -> None:
+    """A hub, an agent with a hub and a peer, each started twice."""
+    (here / "peers.toml").write_text(HELD.format(rounds=3).replace("fedmd", "avgkd").replace("public_file", "#"))
+    ports = {name: (free_port(), free_port()) for name in ("hub", "agent", "peer")}
+    own = ("--certs", str(certs / "north"))
+    commands = {
+        "hub": ("hub", "held.toml", "--certs", str(certs / "localhost"), "--out", "run", "--listen"),
+        "agent": ("join", "my_agent.py", *own, "--state", "agent", "--hub"),
+        "peer": ("join", "my_agent.py", "--recipe", "peers.toml", *own, "--state", "peer", "--listen"),
+    }
+    folders = {"hub": here / "run", "agent": here / "agent", "peer": here / "peer"}
+    for name, command in commands.items():
+        nodes.start(name, *command, f"127.0.0.1:{ports[name][0]}")
+        _until(lambda name=name: (folders[name] / "health.json").exists())
+    first = {name: json.loads((folder / "health.json").read_text()) for name, folder in folders.items()}
+    for name, command in commands.items():
+        began = time.monotonic()
+        second = nodes.start(f"{name}-again", *command, f"127.0.0.1:{ports[name][1]}")
+        assert second.wait(timeout=30) == 7, nodes.told(f"{name}-again")
+        assert time.monotonic() - began < 10
+        told = nodes.told(f"{name}-again")
+        assert "another run is writing there" in told
+        assert "hub: listens at" not in told
+        health = json.loads((folders[name] / "health.json").read_text())
+        assert {**health, "time": ""} == {**first[name], "time": ""}
+
+
+def test_a_hub_that_cannot_go_on_from_its_folder_does_not_stay(here: Path, nodes: Nodes) -> None:
+    hub = ("hub", "held.toml", "--out", "run", "--listen")
+    port = free_port()
+    first = nodes.start("hub", *hub, f"127.0.0.1:{port}")
+    nodes.until("hub", "waiting for 2 agents")
+    first.send(signal.SIGTERM)
+    assert first.wait(timeout=30) == 130
+    for name in ("round-000001.state", "round-000002.state"):
+        (here / "run" / "checkpoints" / name).write_bytes(b"damaged")
+    assert nodes.start("again", *hub, f"127.0.0.1:{port}").wait(timeout=30) == 6
+    assert "2 damaged" in nodes.told("again")
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port), timeout=5)
+
+
+def _until(true: Any, seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.05)

@@ -330,7 +330,7 @@ def test_agents_that_were_always_absent(report):
             row["present"] = False
             del row["accuracy"], row["own_accuracy"], row["test_samples"]
     page = report(summary)
-    assert page.table()[2][2:8] == ["50.0 %", "-", "-", "25.0 %", "-", "-"]
+    assert page.table()[2][2:9] == ["0 of 4", "50.0 %", "-", "-", "25.0 %", "-", "-"]
     notes = " ".join(page.texts["p"])
     assert "Of 3 agents, 2 to 2 could be evaluated." in notes
     assert "1 of 3 agents lack a score alone or together." in notes

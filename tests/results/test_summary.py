@@ -1,8 +1,11 @@
 """The figures that a person is shown, derived from the rows by hand."""
 
+from io import StringIO
+
 import pytest
 from rich.console import Console
 
+from codistill.results.run_scores import scores_of
 from codistill.results.summary import Summary, comparison_table
 from codistill.text import bytes_text, duration_text, percent_text
 
@@ -59,6 +62,48 @@ def test_the_table_shows_them_with_their_means():
     assert cells["mean"] == ["", "70.0 %", "80.0 %", "+10.0", "85.0 %", "+15.0", "444 B", "666 B"]
     assert "trial: accuracy on the common test set (50 samples) after 3 rounds" in text
     assert "1 min 15 s" in text
+
+
+def away_after(last, rounds=10):
+    """'b' takes part up to some round and is then away, with full marks; 'a' stays, at 50 %."""
+    rows = []
+    for done in range(1, rounds + 1):
+        rows.append(row(done, "a", accuracy=0.5, own_accuracy=0.5, test_samples=50))
+        rows.append(row(done, "b", accuracy=1.0, own_accuracy=1.0, test_samples=50))
+        if done > last:
+            rows[-1] = {**row(done, "b"), "present": False}
+    return rows
+
+
+def test_an_agent_that_was_away_at_the_end_is_marked_and_left_out_of_means():
+    """Means of 'a' alone: together 50 %, not (50 % + 100 %) / 2; alone 40 %, not (40 % + 100 %) / 2."""
+    shown = summary(away_after(8, 80), ALONE)
+    b = shown.lines()[1]
+    assert (b.rounds, b.scored, b.together) == (8, 8, 1.0)
+    console = Console(width=160, record=True, file=StringIO())
+    console.print(shown.table())
+    text = console.export_text()
+    cells = {
+        line.split("│")[1].strip(): [cell.strip() for cell in line.split("│")[2:-1]]
+        for line in text.splitlines()
+        if "│" in line
+    }
+    assert cells["a"][:4] == ["forest", "80 of 80", "40.0 %", "50.0 %"]
+    assert cells["b"][:4] == ["mlp (scores of round 8)", "8 of 80", "100.0 %", "100.0 %"]
+    assert cells["mean of the 1 agent at the end"][:4] == ["", "", "40.0 %", "50.0 %"]
+    assert "not evaluated at the end, left out of all means: 1 of 2 agents: b (scores of round 8)" in text
+    assert "better than alone on their own data: 0 of 1 agents; worse: a (-10.0 points); not measured: 1" in text
+    run = scores_of(shown)
+    assert (run.alone, run.together) == (0.4, 0.5)
+
+
+def test_an_agent_that_missed_rounds_and_is_back_at_the_end_counts():
+    rows = [{**one, "present": one["agent"] == "a" or one["round"] > 2} for one in away_after(10)]
+    shown = summary(rows)
+    assert [(line.rounds, line.scored) for line in shown.lines()] == [(10, None), (8, None)]
+    assert "8 of 10" in shown.table_text(140)
+    assert "left out" not in shown.table_text()
+    assert "rounds ┃" not in summary(ROWS).table_text(140)  # no such column where everybody took part in all
 
 
 def test_a_sample_of_the_test_set_is_said():

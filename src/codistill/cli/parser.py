@@ -11,6 +11,7 @@ from codistill.cli import (
     data_command,
     network_commands,
     policy_commands,
+    restore_command,
     run_commands,
     sweep_command,
     theory_command,
@@ -45,6 +46,7 @@ def make_parser() -> argparse.ArgumentParser:
     data_command.add_parser(commands)
     theory_command.add_parser(commands)
     network_commands.add_parsers(commands, add_recipe_arguments, print_results)
+    restore_command.add_parser(commands)
     certs_command.add_parser(commands)
     policy_commands.add_parsers(commands)
     return parser

@@ -108,11 +108,11 @@ class AgentNode:
         health = None if self.folder is None else self.folder / HEALTH
         log = EventLog(self.agent.name, form=self.log_format, health=health, quiet=self.quiet)
         with ExitStack() as stack:
-            stack.callback(log.closed)
             if self.folder is not None:
                 with writing(self.folder):
                     self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
                 stack.enter_context(locked(self.folder))  # two processes would overwrite each other's states
+            stack.callback(log.closed)
             audit = Audit.open(self.folder, self.policy, log, stack)
             audit.start(self.agent.name, self.own, {HUB: self.hub})
             if not audit.wait_for_allowance(should_stop):

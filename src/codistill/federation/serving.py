@@ -178,14 +178,14 @@ class HubNode:
 
     def run_apart(self) -> Result:
         """Run the rounds here, with the connections in a process of their own."""
-        own, log = self.description.of_hub(), self._log()
+        own, log = self.description.of_hub(), EventLog(HUB, form=self.log_format, quiet=self.quiet)
         with ExitStack() as stack:
             interrupt = stack.enter_context(GentleInterrupt())
             store, name = self._store(stack), run_name(self.folder)
             runtime = ForkedRuntime(
                 HUB,
                 own,
-                lambda: open_hub(own, self.network, self.own, self.listen, EventLog(HUB, quiet=self.quiet), name),
+                lambda: open_hub(own, self.network, self.own, self.listen, self._log(), name),
             )
             return self._result(self._run(runtime, log, store, lambda: interrupt.asked))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from codistill.reports import html
 from codistill.reports.score_cells import byzantine_note
+from codistill.results.agent_lines import left_out_text
 from codistill.results.metric_text import gain_text, metric_name, score_text
 from codistill.results.run_scores import RunScores
 from codistill.results.summary import Summary
@@ -28,7 +29,8 @@ def headline(summary: Summary, run: RunScores) -> str:
         f"<dt>{html.escaped(name)}</dt><dd>{html.escaped(value)}</dd></div>"
         for value, name in figures
     )
-    return f"<dl class='figures'>{items}</dl>{_worse(summary)}{_absent(summary)}{_behind(summary)}{byzantine_note(run)}"
+    notes = f"{_worse(summary)}{_absent(summary)}{_left_out(run)}{_behind(summary)}{byzantine_note(run)}"
+    return f"<dl class='figures'>{items}</dl>{notes}"
 
 
 def _better(summary: Summary) -> list[tuple[str, str]]:
@@ -80,6 +82,12 @@ def _absent(summary: Summary) -> str:
     else:
         who = ", ".join(f"{name} ({count} of {summary.rounds})" for name, count in missed.items())
     return html.note(f"Absent in some rounds: {who}.")
+
+
+def _left_out(run: RunScores) -> str:
+    """Whose scores are older than those of the others; empty if there is nobody."""
+    text = left_out_text(run.lines, _MOST_NAMED)
+    return html.note(f"{html.capitalised(text)}." if text else "")
 
 
 def _behind(summary: Summary) -> str:

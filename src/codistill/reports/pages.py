@@ -11,7 +11,7 @@ from codistill.reports import html, run_sections
 from codistill.reports.comparison_sections import all_outputs, chart_sections, runs_table
 from codistill.reports.headline import headline
 from codistill.reports.score_cells import gain_cell, gain_note, score_cells
-from codistill.results.agent_lines import AgentLine, honest_lines, mean_label, mean_of_known
+from codistill.results.agent_lines import AgentLine, counted_lines, mean_label, mean_of_known, rounds_text
 from codistill.results.metric_text import metric_name
 from codistill.results.run_scores import RunScores, scores_of
 from codistill.results.summary import Summary
@@ -57,16 +57,22 @@ def write_comparison(summaries: Sequence[Summary], path: Path) -> Path:
 
 
 def _agents_table(summary: Summary, run: RunScores) -> str:
+    missed = any(line.rounds < summary.rounds for line in run.lines)
     heads = [
-        "agent", "model", "alone", "together", "gain", "own data alone", "own data together", "own gain", "sent",
-        "received",
+        "agent", "model", *(["rounds"] if missed else []), "alone", "together", "gain", "own data alone",
+        "own data together", "own gain", "sent", "received",
     ]  # fmt: skip
+
+    def rounds(line: AgentLine) -> list[str]:
+        return html.numbers(rounds_text(line, summary.rounds), by=(line.rounds,)) if missed else []
+
     rows = [
-        [html.cell(line.name), html.cell(line.described), *_figures(run.metric, [line], [line])] for line in run.lines
+        [html.cell(line.name), html.cell(line.described), *rounds(line), *_figures(run.metric, [line], [line])]
+        for line in run.lines
     ]
     foot = [
-        html.cell(f"{mean_label(run.lines)} (bytes: sum)"), html.cell(""),
-        *_figures(run.metric, honest_lines(run.lines), run.lines),
+        html.cell(f"{mean_label(run.lines)} (bytes: sum)"), *[html.cell("")] * (1 + missed),
+        *_figures(run.metric, counted_lines(run.lines), run.lines),
     ]  # fmt: skip
     return html.table(heads, rows, left=(0, 1), foot=foot) + html.note(
         f"Alone, together and gain: {summary.scope()}.",

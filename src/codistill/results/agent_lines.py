@@ -22,11 +22,15 @@ class AgentLine:
     sent: int
     received: int
     byzantine: bool = False  # in some round, by an injected fault; such agents are left out of means
+    rounds: int = 0  # in which it took part
+    scored: int | None = None  # the round of its scores, if it was not evaluated with the others at the end
 
     @property
     def described(self) -> str:
-        """The model, marked where the agent is Byzantine."""
-        return f"{self.model} (Byzantine)" if self.byzantine else self.model
+        """The model, marked where the agent is Byzantine or was not there at the end."""
+        marks = ["Byzantine"] if self.byzantine else []
+        marks += [f"scores of round {self.scored}"] if self.scored is not None else []
+        return f"{self.model} ({', '.join(marks)})" if marks else self.model
 
     @property
     def gain(self) -> float | None:
@@ -40,14 +44,38 @@ class AgentLine:
 
 
 def honest_lines(lines: Sequence[AgentLine]) -> list[AgentLine]:
-    """Those that count in a mean."""
+    """Those of agents that are not Byzantine."""
     return [line for line in lines if not line.byzantine]
+
+
+def counted_lines(lines: Sequence[AgentLine]) -> list[AgentLine]:
+    """Those that count in a mean: of honest agents that were evaluated at the end."""
+    return [line for line in honest_lines(lines) if line.scored is None]
 
 
 def mean_label(lines: Sequence[AgentLine]) -> str:
     """What a mean is of, where it is not of all agents."""
-    honest = len(honest_lines(lines))
-    return "mean" if honest == len(lines) else f"mean of the {honest:,} honest agent{'' if honest == 1 else 's'}"
+    counted, honest = len(counted_lines(lines)), len(honest_lines(lines))
+    if counted == len(lines):
+        return "mean"
+    kind = " honest" if honest < len(lines) else ""
+    end = " at the end" if counted < honest else ""
+    return f"mean of the {counted:,}{kind} agent{'' if counted == 1 else 's'}{end}"
+
+
+def left_out_text(lines: Sequence[AgentLine], most: int = 3) -> str:
+    """Who does not count in the means because it was not evaluated at the end; empty if there is nobody."""
+    away = [line for line in honest_lines(lines) if line.scored is not None]
+    if not away:
+        return ""
+    named = ", ".join(f"{line.name} (scores of round {line.scored})" for line in away[:most])
+    more = f", and {len(away) - most:,} more" if len(away) > most else ""
+    return f"not evaluated at the end, left out of all means: {len(away):,} of {len(lines):,} agents: {named}{more}"
+
+
+def rounds_text(line: AgentLine, rounds: int) -> str:
+    """'8 of 80': in how many rounds an agent took part."""
+    return f"{line.rounds:,} of {rounds:,}"
 
 
 def mean_of_known(values: Sequence[float | None]) -> float | None:
@@ -70,8 +98,9 @@ class AgainstAlone:
     @classmethod
     def of(cls, metric: str, lines: Sequence[AgentLine]) -> AgainstAlone | None:
         """Compare all honest agents of which both scores on their own data are known; None if there are none."""
-        honest = [line.on_own_data for line in honest_lines(lines)]
-        verdicts = [(_verdict(metric, line), line) for line in honest if line.gain is not None]
+        honest = honest_lines(lines)
+        counted = [line.on_own_data for line in counted_lines(lines)]
+        verdicts = [(_verdict(metric, line), line) for line in counted if line.gain is not None]
         if not verdicts:
             return None
         better, unchanged, worse = ([line for found, line in verdicts if found == sign] for sign in (1, 0, -1))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from codistill.faults import Fault
-from codistill.results.agent_lines import AgentLine, honest_lines, mean_of_known
+from codistill.results.agent_lines import AgentLine, counted_lines, mean_of_known
 from codistill.results.metric_text import metric_name
 from codistill.results.summary import Summary
 
@@ -45,17 +45,17 @@ class RunScores:
     @property
     def alone(self) -> float | None:
         """Mean score of the agents alone."""
-        return mean_of_known([line.alone for line in honest_lines(self.compared)])
+        return mean_of_known([line.alone for line in counted_lines(self.compared)])
 
     @property
     def together(self) -> float | None:
         """Mean score of the agents after the run."""
-        return mean_of_known([line.together for line in honest_lines(self.compared)])
+        return mean_of_known([line.together for line in counted_lines(self.compared)])
 
     @property
     def gain(self) -> float | None:
         """Mean gain of the agents of which both scores are known."""
-        return mean_of_known([line.gain for line in honest_lines(self.compared)])
+        return mean_of_known([line.gain for line in counted_lines(self.compared)])
 
     def axis_label(self, *, own: bool | None = None) -> str:
         """The metric, what it is measured on and which way is better; by default that of the curves."""

@@ -13,7 +13,16 @@ from rich.markup import escape
 from rich.table import Table
 
 from codistill.faults import Fault
-from codistill.results.agent_lines import AgainstAlone, AgentLine, honest_lines, mean_label, mean_of_known
+from codistill.results.agent_lines import (
+    AgainstAlone,
+    AgentLine,
+    counted_lines,
+    honest_lines,
+    left_out_text,
+    mean_label,
+    mean_of_known,
+    rounds_text,
+)
 from codistill.results.metric_text import gain_text, metric_name, score_text
 from codistill.results.outputs import Outputs
 from codistill.results.records import Row
@@ -22,6 +31,7 @@ from codistill.topology import Topology
 
 # Accuracy lost since an agent's best round from which on it is reported: more than sampling of test data explains.
 FELL_BEHIND = 0.1
+_BYZANTINE_NOTE = "Byzantine agents are left out of all means"
 
 
 @dataclass(frozen=True)
@@ -75,8 +85,10 @@ class Summary:
         metric = own if self.by_own else self.metric
         last, alone = _newest(self.rows), _newest(self.alone_rows or [])
         byzantine = {row["agent"] for row in self.rows if row.get("lies")}
-        sent, received = dict.fromkeys(self.agents, 0), dict.fromkeys(self.agents, 0)
+        sent, received, present = (dict.fromkeys(self.agents, 0) for _ in range(3))
+        scored = {name: int(row["round"]) for name, row in last.items() if row["round"] < self.evaluated}
         for row in self.rows:
+            present[row["agent"]] += bool(row["present"])
             sent[row["agent"]] += row["sent"]
             received[row["agent"]] += row["received"]
         return [
@@ -90,6 +102,8 @@ class Summary:
                 sent[name],
                 received[name],
                 name in byzantine,
+                present[name],
+                scored.get(name),
             )
             for name, model in self.agents.items()
         ]
@@ -129,17 +143,21 @@ class Summary:
         table = Table(title=f"{escape(self.title)}: {self.scope()} after {self._when()}", title_justify="left")
         for heading in ("agent", "model"):
             table.add_column(heading, overflow="fold")
-        for heading in ("alone", "together", "gain", "own data", "own gain", "sent", "received"):
-            table.add_column(heading, justify="right")
         lines = self.lines()
+        missed = any(line.rounds < self.rounds for line in lines)
+        counts = ["rounds"] if missed else []  # a column where some agent was not in all of them
+        for heading in (*counts, "alone", "together", "gain", "own data", "own gain", "sent", "received"):
+            table.add_column(heading, justify="right")
         for line in lines[:most]:
             traffic = (bytes_text(line.sent), bytes_text(line.received))
-            table.add_row(escape(line.name), escape(line.described), *self._scores([line]), *traffic)
+            taken = [rounds_text(line, self.rounds)] if missed else []
+            table.add_row(escape(line.name), escape(line.described), *taken, *self._scores([line]), *traffic)
         if len(lines) > most:
-            table.add_row(f"... {len(lines) - most} more", *[""] * 8)
+            table.add_row(f"... {len(lines) - most} more", *[""] * (len(table.columns) - 1))
         table.add_section()
         traffic = (bytes_text(sum(line.sent for line in lines)), bytes_text(sum(line.received for line in lines)))
-        table.add_row(mean_label(lines), "", *self._scores(honest_lines(lines)), *traffic)
+        empty = [""] * (1 + missed)
+        table.add_row(mean_label(lines), *empty, *self._scores(counted_lines(lines)), *traffic)
         table.caption, table.caption_justify = "\n".join(self._notes(lines)), "left"
         return table
 
@@ -159,6 +177,8 @@ class Summary:
         notes = []
         if against := self.against_alone():
             notes.append(f"[not dim not italic]{escape(against.sentence())}[/]")
+        if left_out := left_out_text(lines):
+            notes.append(escape(left_out))
         if behind := self.fell_behind():
             more = f", and {len(behind) - 3} more" if len(behind) > 3 else ""
             notes.append(f"fell behind: {escape('; '.join(behind[:3]))}{more}")
@@ -194,12 +214,14 @@ def comparison_table(summaries: Sequence[Summary]) -> Table:
     for summary in summaries:
         lines, against = summary.lines(), summary.against_alone()
         byzantine = len(lines) - len(honest_lines(lines))
-        if byzantine and len(notes) == 1:
-            notes.append("Byzantine agents are left out of all means")
+        if byzantine and _BYZANTINE_NOTE not in notes:
+            notes.append(_BYZANTINE_NOTE)
+        if left_out := left_out_text(lines):
+            notes.append(f"{escape(summary.title)}: {escape(left_out)}")
         table.add_row(
             escape(summary.title), escape(summary.protocol),
             f"{len(lines)} ({byzantine} Byzantine)" if byzantine else f"{len(lines)}", str(summary.rounds),
-            *summary._scores(honest_lines(lines)), "-" if against is None else against.share,
+            *summary._scores(counted_lines(lines)), "-" if against is None else against.share,
             bytes_text(sum(line.sent + line.received for line in lines)), duration_text(summary.seconds),
         )  # fmt: skip
     table.caption, table.caption_justify = "\n".join(notes), "left"

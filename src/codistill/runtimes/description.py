@@ -51,6 +51,11 @@ class RunDescription:
         """The agents whose rows the metrics hold."""
         return self.reported or tuple(agent.name for agent in self.agents) or self.topology.names
 
+    @property
+    def measures_errors(self) -> bool:
+        """Whether errors are measured, and not accuracies: for real-valued targets, of one column if in doubt."""
+        return self.classes == 1 if self.test is None else self.test[1].ndim == 2
+
     def introduce(self) -> RunDescription:
         """Tell the nodes at hand who takes part and what is shared."""
         for node in self.nodes:

@@ -10,8 +10,6 @@ import multiprocessing
 import os
 import signal
 import sys
-import threading
-import time
 import traceback
 import warnings
 from collections.abc import Callable
@@ -28,6 +26,7 @@ from codistill.runtimes.description import RunDescription
 from codistill.runtimes.host import Report
 from codistill.runtimes.interrupt import GentleInterrupt
 from codistill.runtimes.links import describe_error, rebuild_error
+from codistill.runtimes.parent import Parent
 from codistill.runtimes.runtime import Runtime, ShouldStop, Stopped, never
 from codistill.wire.state import pack, unpack
 
@@ -76,7 +75,7 @@ class ForkedProcess:
         near, far = multiprocessing.Pipe()
         self.channel = Channel(near)
         process = multiprocessing.get_context("fork").Process(
-            target=_work, args=(work, near, far), name=f"codistill-{name}", daemon=True
+            target=_work, args=(work, near, far, Parent.here()), name=f"codistill-{name}", daemon=True
         )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of forks that copy only one thread
@@ -123,12 +122,12 @@ class ForkedProcess:
         self.channel.close()
 
 
-def _work(work: Callable[[Channel, ShouldStop], None], near: Connection, far: Connection) -> None:
+def _work(work: Callable[[Channel, ShouldStop], None], near: Connection, far: Connection, parent: Parent) -> None:
     """What the process does, from its start to its end."""
+    parent.end_with()
     near.close()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for whoever has forked this process, and asks it to stop
     torch.set_num_threads(1)
-    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     channel, code = Channel(far), 0
     try:
         with GentleInterrupt(quiet=True, signals=(signal.SIGTERM,)) as interrupt:
@@ -141,13 +140,6 @@ def _work(work: Callable[[Channel, ShouldStop], None], near: Connection, far: Co
             channel.send(error=describe_error(error, trace))
         code = _FAILED
     os._exit(code)  # at once: the threads of the network library need not be waited for
-
-
-def _end_with(parent: int) -> None:
-    """No process stays behind when the one that has forked it is killed."""
-    while os.getppid() == parent:
-        time.sleep(0.5)
-    os._exit(1)
 
 
 class ForkedRuntime(Runtime):

@@ -23,6 +23,7 @@ from codistill.runtimes.description import RunDescription
 from codistill.runtimes.evaluation import score
 from codistill.runtimes.host import Report
 from codistill.runtimes.links import Links, describe_error
+from codistill.runtimes.parent import Parent
 from codistill.runtimes.runtime import Runtime, load_nodes, one_thread, save_nodes, warm_up
 
 _BUFFER = 4 << 20  # bytes a link holds: the weights of several small models
@@ -149,7 +150,10 @@ def _start(
     ends: list[dict[int, socket.socket]],
     places: dict[str, int],
 ) -> multiprocessing.process.BaseProcess:
+    parent = Parent.here()
+
     def work() -> None:
+        parent.end_with()
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the owner of the run, who tells us
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         gc.freeze()  # what was inherited is not ours to collect: keeps its pages shared

@@ -81,13 +81,15 @@ def run(
     return Outcome(done, done == plan.rounds, history.rows, history.outputs, baseline, seconds, tuple(history.events))
 
 
-def measure_alone(description: RunDescription, should_stop: ShouldStop = never) -> dict[str, Scores]:
+def measure_alone(
+    description: RunDescription, should_stop: ShouldStop = never, observers: Sequence[Any] = ()
+) -> dict[str, Scores]:
     """Train copies of the agents at hand alone, as the baseline; their scores at the end, {} if stopped."""
     baseline = description.baseline()
     if baseline is None:
         return {}
     last = _LastScores()
-    run(baseline, Simulation(baseline), observers=[last], should_stop=should_stop)
+    run(baseline, Simulation(baseline), observers=[last, *observers], should_stop=should_stop)
     return last.scores
 
 

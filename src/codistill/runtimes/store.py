@@ -47,7 +47,7 @@ class RunFolder:
             raise occupied(self.folder, there[0])
         with writing(self.folder):
             for name in _FILES:
-                (self.folder / name).touch()
+                os.close(files.open_patiently(self.folder / name, os.O_WRONLY | os.O_CREAT))
 
     def round_ended(self, record: RoundEnded) -> None:
         """Append the metrics, the time and the events of a round."""
@@ -70,7 +70,8 @@ class RunFolder:
 
     def _append(self, name: str, text: str) -> None:
         path = self.folder / name
-        with writing(path), path.open("ab", buffering=0) as file:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        with writing(path), open(files.open_patiently(path, flags), "ab", buffering=0) as file:
             size = file.tell()
             try:
                 files.write_all(file, text.encode())
@@ -90,7 +91,7 @@ class RunFolder:
         return self._checkpoints / f"round-{done:06d}.state"
 
     def _found(self) -> list[Path]:
-        return sorted(self._checkpoints.glob("round-*.state"))
+        return files.patiently(lambda: sorted(self._checkpoints.glob("round-*.state")))
 
     def latest(self) -> tuple[int, dict[str, bytes] | None, list[Row]]:
         """Rounds done, what was saved, and the rows up to there; cuts the files back to that moment."""

@@ -153,6 +153,8 @@ class Rogue(transport.Transport):
                     yield Turn(*command["turn"]), command
                 elif command["do"] in ("stop", "refused"):
                     return
+                elif command["do"] == "missed":  # which rounds were counted without it: not answered
+                    continue
                 elif command["do"] == "evaluate" and self.evaluations:
                     self.answer(command, **self.evaluations.pop(0))
                 else:

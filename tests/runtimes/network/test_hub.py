@@ -54,7 +54,7 @@ def test_in_quiet_everyone_hears_the_sum_of_all() -> None:
 def test_an_agent_that_dies_in_a_round_is_missed_in_it_and_comes_back_with_its_state(tmp_path: Path) -> None:
     net, whole = Net(), describe(NAMES, 5)
     lives = {name: Life(net, name, whole, tmp_path / name) for name in NAMES}
-    centre = Centre(net, whole)
+    centre = Centre(net, whole, network=Network(grace=0))
     HOOKS["b", 1] = lambda me: lives["b"].wire.kill()
     reports = centre.rounds(0, 3)
     assert [report.present for report in reports] == [NAMES, ("a", "c"), ("a", "c")]
@@ -414,12 +414,33 @@ def test_a_checkpoint_waits_until_every_agent_has_kept_its_own_state(tmp_path: P
     lives["b"].end()
 
 
-def test_scores_of_another_kind_than_the_others_do_not_count() -> None:
-    centre = Centre(Net(), describe(NAMES, 1))
-    scores = {"a": {"accuracy": 0.5}, "b": {"rmse": 1.0}, "c": {"accuracy": 0.6}}
-    centre.runtime._strike_other_kinds(scores)
-    assert scores == {"a": {"accuracy": 0.5}, "b": {}, "c": {"accuracy": 0.6}}
-    assert centre.told == ["'b': strike 1 of 3: scores of another kind than the others'"]
+@pytest.mark.parametrize("names", [("a", "b"), ("b", "a"), NAMES])
+def test_scores_are_judged_by_the_terms_and_not_by_what_others_sent(names: tuple[str, ...]) -> None:
+    """The terms ask for accuracies (two classes): of two agents, whoever is listed first, 'b' alone is struck."""
+    net, whole = Net(), describe(names, 1)
+    lives = {name: Life(net, name, whole) for name in names}
+    for name, life in lives.items():
+        sent = {"own_rmse": 1.0} if name == "b" else {"own_accuracy": 0.5}
+        life.member._evaluate = lambda *given, sent=sent, **how: ({}, {"scores": sent})  # type: ignore[method-assign]
+    centre = Centre(net, whole)
+    centre.rounds(0, 1)
+    scores = centre.runtime.evaluate(None)
+    centre.finish()
+    assert scores == {name: {} if name == "b" else {"own_accuracy": 0.5} for name in names}
+    strikes = [text for text in centre.told if "strike" in text]
+    assert strikes == ["'b': strike 1 of 3: scores named own_rmse where accuracies are asked for"]
+    lives["a"].end()
+
+
+def test_an_agent_sends_only_scores_of_the_kind_that_the_terms_ask_for() -> None:
+    """Real-valued targets with as many columns as there are classes: only the agents know that they are none."""
+    net, whole = Net(), describe(("a",), 1)
+    life, centre = Life(net, "a", whole), Centre(net, whole)
+    centre.rounds(0, 1)
+    assert life.member._asked_for({"own_rmse": 1.0}) == {}
+    assert life.member._asked_for({"own_accuracy": 1.0}) == {"own_accuracy": 1.0}
+    centre.finish()
+    life.end()
 
 
 def test_a_quorum_that_cannot_be_reached_any_more_is_an_error() -> None:

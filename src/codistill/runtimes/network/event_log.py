@@ -38,15 +38,14 @@ class EventLog:
         self._last_progress = 0.0
         self._closed = threading.Event()
         self._write_lock = threading.Lock()
-        if health is not None:
-            threading.Thread(target=self._write_regularly, name="health", daemon=True).start()
+        self._writes = False  # from the first change on: only then is the folder this process's own
 
     def tell(self, text: str, level: str = "info", **more: Any) -> None:
         """Write one event."""
         if self._quiet:
             return
         text = printable(text, _WORDS)  # parts come from other nodes: no line breaks, no control characters
-        now = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+        now = _now().replace("+00:00", "Z")
         if self._form == "json":
             line = json.dumps({"time": now, "level": level, "node": self._node, "event": text, **more})
         else:
@@ -55,13 +54,17 @@ class EventLog:
             print(line, file=sys.stderr, flush=True)
 
     def state(self, **changes: Any) -> None:
-        """Change fields of `health.json`."""
-        self._state |= changes
+        """Change fields of `health.json`; by the thread of the rounds only, when they change."""
+        self._state = self._state | changes
+        if self._health is not None and not self._writes:
+            self._writes = True
+            threading.Thread(target=self._write_regularly, name="health", daemon=True).start()
         self._write()
 
-    def progress(self, what: str, done: int, scores: Mapping[str, float]) -> None:
+    def progress(self, what: str, done: int, scores: Mapping[str, float], **more: Any) -> None:
         """Write an agent's progress, at most one line every few seconds."""
-        self.state(status=what, round=done, **({"scores": dict(scores)} if scores else {}))
+        moved = {"moved": _now()} if done != self._state["round"] or scores else {}
+        self.state(status=what, round=done, **moved, **({"scores": dict(scores)} if scores else {}), **more)
         if scores and (self._form == "json" or time.monotonic() - self._last_progress > _PROGRESS_EVERY):
             self._last_progress = time.monotonic()
             figures = ", ".join(f"{name.replace('_', ' ')} {value:.3f}" for name, value in scores.items())
@@ -74,7 +77,8 @@ class EventLog:
         if self.hub is not None:
             agents, of = f"waiting for {len(record.agents)} agents", f"{record.done} of {record.rounds}"
             self.tell(f"{agents}; {of} rounds are done", round=record.done)
-        self.state(status="waiting", round=record.done, rounds=record.rounds)
+        else:  # a hub tells its state itself
+            self.state(status="waiting", round=record.done, rounds=record.rounds)
 
     def round_ended(self, record: RoundEnded) -> None:
         """Write the scores of a round."""
@@ -84,7 +88,8 @@ class EventLog:
             means = {key: sum(values) / len(values) for key, values in figures.items() if values}
             seconds = round(record.seconds, 3)
             self.tell("round ended", round=record.round, scores=means, present=present, seconds=seconds)
-        self.state(status="running", round=record.round, present=present)
+        if self.hub is None:
+            self.state(status="running", round=record.round, present=present, moved=_now())
 
     def finished(self, record: RunFinished) -> None:
         """The run is over."""
@@ -95,7 +100,8 @@ class EventLog:
         if not self._closed.is_set():
             self._closed.set()
             done = self._state["status"] == "done" or self._state.get("rounds") == self._state["round"]
-            self.state(status="done" if done else "stopped")
+            if self._writes:
+                self.state(status="done" if done else "stopped")
 
     def _write_regularly(self) -> None:
         while not self._closed.wait(_EVERY):
@@ -104,8 +110,9 @@ class EventLog:
     def _write(self) -> None:
         if self._health is None:
             return
-        now: dict[str, Any] = {"time": datetime.now(UTC).isoformat(timespec="seconds")}
-        if self.hub is not None:
-            now["here"] = [name for name, status in list(self.hub.statuses.items()) if status.ready]
         with self._write_lock, suppress(StorageError, OSError):  # a full disk is reported where checkpoints are written
-            write_atomically(self._health, json.dumps(self._state | now).encode())
+            write_atomically(self._health, json.dumps(self._state | {"time": _now()}).encode())
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

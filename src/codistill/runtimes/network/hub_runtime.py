@@ -8,38 +8,29 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
-from codistill.errors import MessageError, NetworkError
+from codistill.errors import NetworkError
 from codistill.results.outputs import View
 from codistill.results.records import Scores
 from codistill.runtimes.description import RunDescription
 from codistill.runtimes.host import BEGIN, Report
-from codistill.runtimes.network.answers import checked_report, checked_scores, checked_view
+from codistill.runtimes.network.answers import checked_report, checked_view
+from codistill.runtimes.network.asking import Commands
 from codistill.runtimes.network.connections import Connections, Control
 from codistill.runtimes.network.frame_header import FrameKind, Turn
 from codistill.runtimes.network.inbox import Refusal
 from codistill.runtimes.network.options import RETURN, WIRE_VERSION
 from codistill.runtimes.network.terms import objection, terms_of
+from codistill.runtimes.network.waiting import AgentStatus, Grace, MissedRounds, missed_text
 from codistill.runtimes.runtime import Runtime, ShouldStop, Stopped, load_nodes, never, one_thread, save_nodes
 from codistill.version import __version__
 
 _POLL = 0.2  # seconds between checks while the hub waits for agents
 _REMIND = 30.0  # seconds between two reminders that say who is waited for
-
-
-@dataclass
-class AgentStatus:
-    """What the hub knows of an agent of the roster."""
-
-    ready: bool = False  # it has joined: it knows the terms and has restored a state that counts
-    unanswered: int | None = None  # the number of the command that it has not answered yet
-    answered: int = 0  # the number of the last command that it has answered
-    samples: int = 0
 
 
 class HubRuntime(Runtime):
@@ -53,15 +44,19 @@ class HubRuntime(Runtime):
         self.done = 0  # rounds that count
         self.statuses = {name: AgentStatus() for name in description.names}
         self._stopping: ShouldStop = never
-        self._number = 0
-        self._answers: dict[str, Control] = {}
+        self._commands = Commands(connections, self.statuses, self.tell)
         self._keeping: dict[str, int] = {}  # who has not confirmed yet that it has kept the last round
         self._unstored: set[str] = set()  # who has kept its last round in memory only
         self._started = False  # everybody has joined once, or patience has ended
         self._duplicates: set[int] = set()  # sessions of agents that are already connected by another one
+        self._grace, self._missed = Grace(connections.network.grace), MissedRounds()
+        self._alone = 0  # the number of the command to train alone
+        self.on_state: Callable[..., None] = _ignore  # takes fields of the health file
+        self._state: dict[str, Any] = {}  # those that were told last
         self._single = ExitStack()
         self._single.enter_context(one_thread())
-        connections.on_hello, connections.on_presence = self._answer_hello, self._presence_changed
+        connections.on_hello = self._noticing(self._answer_hello)
+        connections.on_presence = self._noticing(self._presence_changed)
         connections.on_refusal = self._refused_by
         connections.backlog = self._host.backlog
 
@@ -70,6 +65,7 @@ class HubRuntime(Runtime):
     def start(self, done: int, should_stop: ShouldStop = never) -> None:
         """Set which rounds count; continue when all agents have joined, also those not sampled in the next round."""
         self.done, self._stopping = done, should_stop
+        self.tell_state(status="waiting", round=done, rounds=self.description.plan.rounds, moved=_now())
         if 0 < done < self.description.plan.rounds:
             self._wait_for_agents(self.description.names)
 
@@ -85,6 +81,8 @@ class HubRuntime(Runtime):
             began = time.monotonic()
             joined = self._wait_for_agents(present)
             waited += time.monotonic() - began
+            self._tell_missed(joined)
+            began = time.monotonic()
             report = self._attempt(Turn(phase, attempt), joined)
             done = report.present or ()
             if len(done) >= self._quorum(present):
@@ -95,16 +93,21 @@ class HubRuntime(Runtime):
             attempt += 1
             time.sleep(min(1.0, 0.05 * attempt))  # the cause may need time to pass
         self.done = phase + 1
+        for name in present:
+            if name not in done:
+                self._missed.add(name, self.done)
+        self._grace.completed(done, time.monotonic() - began)
         store = self.description.plan.has_checkpoint(self.done)
         self._unstored = self._unstored - set(done) if store else self._unstored | set(done)
-        number = self._ask(done, do="keep", round=self.done, store=store)
+        number = self._commands.ask(done, do="keep", round=self.done, store=store)
         self._keeping = dict.fromkeys(done, number)
         report.events = self._connections.take_events()
         report.waited = waited
+        self.tell_state(status="running", round=self.done, present=list(done), moved=_now())
         return report
 
     def _attempt(self, turn: Turn, present: tuple[str, ...]) -> Report:
-        number = self._ask(
+        number = self._commands.ask(
             present, do="run", turn=[turn.phase, turn.attempt], present=list(present), samples=self._samples()
         )
         self._connections.begin(turn, present)
@@ -117,7 +120,9 @@ class HubRuntime(Runtime):
             if sender in self.statuses:
                 self._connections.sessions.strike(sender, reason)
         for name, answer in self._collect(number, present).items():
-            own = self._checked(name, checked_report, name, answer.content.get("report"), self.description.names)
+            own = self._commands.checked(
+                name, checked_report, name, answer.content.get("report"), self.description.names
+            )
             if own is not None and name not in self._connections.dropped and not self._is_excluded(name):
                 report = report.add(own)
                 done.append(name)
@@ -127,45 +132,42 @@ class HubRuntime(Runtime):
     def evaluate(self, samples: int | None, views: dict[str, View] | None = None) -> dict[str, Scores]:
         """Let every agent that is there measure itself; only figures come back."""
         free = [name for name in self.description.names if self._is_free(name, keeping=True)]
-        number = self._ask(free, do="evaluate", samples=samples, of=self._samples(), views=views is not None)
+        number = self._commands.ask(free, do="evaluate", samples=samples, of=self._samples(), views=views is not None)
         scores: dict[str, Scores] = {}
         for name, answer in self._collect(number, free).items():
-            scores[name] = self._scores(name, answer)
+            scores[name] = self._commands.scores(name, answer, errors=self._terms["errors"])
             if views is not None and self.description.test is not None:
                 labels, classes = self.description.test[1], int(self._terms["classes"])
-                view = self._checked(name, checked_view, answer.arrays, labels, classes)
+                view = self._commands.checked(name, checked_view, answer.arrays, labels, classes)
                 views.update({} if view is None else {name: view})
-        self._strike_other_kinds(scores)
         if views:
             ordered = {name: views[name] for name in self.description.names if name in views}
             views.clear()
             views.update(ordered)
         return scores
 
-    def _strike_other_kinds(self, scores: dict[str, Scores]) -> None:
-        """An accuracy where the others sent errors, or the other way round, is not what was asked for."""
-        kinds = {name: any("rmse" in key for key in found) for name, found in scores.items() if found}
-        usual = Counter(kinds.values()).most_common(1)
-        for name, kind in kinds.items():
-            if kind != usual[0][0]:
-                self._connections.sessions.strike(name, "scores of another kind than the others'")
-                scores[name] = {}
-
     def measure_baseline(self) -> dict[str, Scores]:
         """Let every agent train a copy of its model alone, and tell its scores."""
         joined = self._wait_for_agents(self.description.names)
+        for name in joined:
+            self.statuses[name].trained = 0
+        self.tell_state(status="training alone, as a baseline")
         rounds = self.description.plan.rounds
-        number = self._ask(joined, do="alone", rounds=rounds, samples=self._samples())
-        answers = self._collect(number, joined, patient=True)
-        return {name: self._scores(name, answers.get(name)) for name in self.description.names}
+        self._alone = self._commands.ask(joined, do="alone", rounds=rounds, samples=self._samples())
+        answers = self._collect(self._alone, joined, self._stopping)
+        for name in joined:
+            if name not in answers and not self._stopping():
+                self.tell(f"the baseline of '{name}' is missing")
+        errors = bool(self._terms["errors"])
+        return {name: self._commands.scores(name, answers.get(name), errors=errors) for name in self.description.names}
 
     def save(self) -> dict[str, bytes]:
         """The hub's own state, once every agent has kept its own."""
-        for name, number in self._keeping.items():
-            self._collect(number, [name])
+        for number in set(self._keeping.values()):
+            self._collect(number, [name for name, asked in self._keeping.items() if asked == number])
         self._keeping = {}
         behind = [name for name in self.description.names if name in self._unstored and self._is_free(name)]
-        self._unstored -= self._collect(self._ask(behind, do="store"), behind).keys()
+        self._unstored -= self._collect(self._commands.ask(behind, do="store"), behind).keys()
         return save_nodes(self.description.nodes)
 
     def load(self, saved: dict[str, bytes]) -> None:
@@ -174,6 +176,7 @@ class HubRuntime(Runtime):
 
     def finish(self, *, complete: bool) -> None:
         """Tell all agents that the run is over, or that the hub pauses it."""
+        self.tell_state(status="done" if complete else "stopped")
         if complete:
             self.send_done()
         else:
@@ -189,6 +192,7 @@ class HubRuntime(Runtime):
         end, told = time.monotonic() + linger, set(self._connections.sessions.excluded)
         while True:
             ready = [name for name in self.description.names if name not in told and self._is_ready(name)]
+            self._tell_missed(ready)
             self._connections.command(*ready, do="stop", why="done", number=0)
             told.update(ready)
             missing = [name for name in self.description.names if name not in told]
@@ -201,11 +205,28 @@ class HubRuntime(Runtime):
     def close(self) -> None:
         """Close all connections."""
         self._connections.transport.close()
+        self.on_state(status="done" if self._state.get("status") == "done" else "stopped", here=[])
         self._single.close()
 
     def tell(self, text: str) -> None:
-        """Tell the operator something and add it to the log of this round."""
-        self._connections.note(text, self.done + 1)
+        """Tell the operator something and add it to the log of this round, if there is one."""
+        self._connections.note(text, self.done + 1 if self.done < self.description.plan.rounds else 0)
+
+    def tell_state(self, **changes: Any) -> None:
+        """Tell the health file what has changed, and who is connected."""
+        state = self._state | changes | {"here": [name for name in self.description.names if self._is_ready(name)]}
+        if state != self._state:
+            self._state = state
+            self.on_state(**state)
+
+    def _tell_missed(self, names: Sequence[str]) -> None:
+        """Tell agents that are back, and the operator, which rounds they have missed."""
+        for name in names:
+            missed = self._missed.take(name)
+            if missed is not None:
+                count, first, last = missed
+                self.tell(f"'{name}' is back: it {missed_text(*missed)}")
+                self._connections.command(name, do="missed", count=count, first=first, last=last)
 
     # --- commands and answers ---------------------------------------------------------------------
 
@@ -218,11 +239,8 @@ class HubRuntime(Runtime):
     def _is_excluded(self, name: str) -> bool:
         return name in self._connections.sessions.excluded
 
-    def _is_active(self, name: str) -> bool:
-        return self._connections.is_connected(name) and not self._is_excluded(name)
-
     def _is_ready(self, name: str) -> bool:
-        return self.statuses[name].ready and self._is_active(name)
+        return self.statuses[name].ready and self._commands.is_active(name)
 
     def _is_free(self, name: str, *, keeping: bool = False) -> bool:
         """Whether an agent can take a command; `keeping`: also if all that it owes is to confirm the last round."""
@@ -232,54 +250,47 @@ class HubRuntime(Runtime):
 
     def _wait_for_agents(self, wanted: Sequence[str]) -> tuple[str, ...]:
         """Those of the wanted agents that are free: at first wait for all of them, later a quorum is enough."""
-        began = reminded = time.monotonic()
+        began = reminded = now = time.monotonic()
         patience = self._connections.network.patience
         if patience is None and self.done:
             patience = RETURN
         while True:
             free = tuple(name for name in wanted if self._is_free(name, keeping=True))
             possible = [name for name in wanted if not self._is_excluded(name)]
-            waited = time.monotonic() - began
-            everybody = not self._started and (patience is None or waited < patience)
-            if len(free) >= max(1, len(possible) if everybody else self._quorum(wanted)):
-                self._started = True
-                return free
-            if self._stopping():
-                raise Stopped
             if len(possible) < self._quorum(wanted):
                 raise NetworkError(
                     f"A round needs {self._quorum(wanted)} of {len(wanted)} agents.",
                     f"only {len(possible)} are left; excluded: {', '.join(filter(self._is_excluded, wanted))}",
                     "Restart the hub, which lets excluded agents join again; or lower network.quorum.",
                 )
-            if waited > 1 and (reminded == began or time.monotonic() - reminded > _REMIND):
-                reminded = time.monotonic()
+            everybody = not self._started and (patience is None or now - began < patience)
+            absent = [name for name in possible if name not in free]
+            covered = [name for name in absent if self._grace.covers(name)]
+            awaited = [name for name in absent if everybody and not self._joins_late(name)] or covered
+            if len(free) >= self._quorum(wanted) and not awaited:
+                self._started = True
+                self.tell_state(status="running")
+                return free
+            if self._stopping():
+                raise Stopped
+            if now - began > 1 and (reminded == began or now - reminded > _REMIND):
+                reminded = now
                 missing = [name for name in wanted if name not in free]
                 self._connections.tell(f"waiting for {', '.join(missing)} ({len(free)} of {len(wanted)} joined)")
+                self.tell_state(status="waiting")
             self._pump(_POLL)
+            before, now = now, time.monotonic()
+            self._grace.waited(covered, now - before)
+            for name in absent:
+                self.statuses[name].joining += now - before if self._commands.is_active(name) else 0.0
 
-    def _ask(self, names: Sequence[str], **content: Any) -> int:
-        self._number += 1
-        for name in names:
-            self.statuses[name].unanswered = self._number
-        self._connections.command(*names, number=self._number, **content)
-        return self._number
+    def _joins_late(self, name: str) -> bool:
+        """Whether an agent has been connected for as long as the deadline allows, and has not joined."""
+        deadline = self._connections.network.deadline
+        return deadline is not None and self.statuses[name].joining > deadline
 
-    def _collect(self, number: int, names: Sequence[str], *, patient: bool = False) -> dict[str, Control]:
-        """The answers to a command, of the agents that answer before they disconnect or are late."""
-        since, deadline = time.monotonic(), None if patient else self._connections.network.deadline
-        before = len(names)
-        while True:
-            pending = [name for name in names if self.statuses[name].unanswered == number and self._is_active(name)]
-            late = deadline is not None and time.monotonic() - since > deadline
-            if not pending or late or (patient and self._stopping()):
-                for name in pending:
-                    self.tell(f"'{name}' is late: it takes part again once it has answered")
-                found = {name: self._answers.get(name) for name in names}
-                return {name: a for name, a in found.items() if a is not None and a.content.get("number") == number}
-            if len(pending) < before:  # only an answer that is waited for resets the deadline
-                since, before = time.monotonic(), len(pending)
-            self._pump(_POLL)
+    def _collect(self, number: int, names: Sequence[str], should_stop: ShouldStop = never) -> dict[str, Control]:
+        return self._commands.collect(number, names, lambda: self._pump(_POLL), should_stop)
 
     def _pump(self, timeout: float) -> bool:
         control = self._connections.next_control(timeout)
@@ -287,41 +298,40 @@ class HubRuntime(Runtime):
             return False
         name, status = control.sender, self.statuses[control.sender]
         match control.do:
-            case "ready":
-                status.ready, status.unanswered = True, None
+            case "ready" if not status.ready:
+                status.ready, status.unanswered, status.joining = True, None, 0.0
+                self._grace.returned(name)
                 self._connections.tell(f"'{name}' joined")
-            case "answer" if not self._is_asked(status, control.content.get("number")):
-                self._connections.sessions.strike(name, "an unexpected answer")
+                self.tell_state()
             case "answer":
-                if control.content.get("number") == status.unanswered:  # not to a command that timed out
-                    status.unanswered = None
-                    self._answers[name] = control
-                if control.content.get("trouble"):
-                    self.tell(f"'{name}': {str(control.content['trouble'])[:300]}")
+                self._commands.take(control)
+            case "working" if control.content.get("number") == self._alone == status.unanswered and status.progress(
+                control.content.get("round"), self.description.plan.rounds
+            ):
+                self.tell_state(moved=_now())
             case "leaving":
                 status.ready = False
+                self._grace.returned(name)  # nobody waits for it
+                self.tell_state()
                 self.tell(f"'{name}' leaves: {str(control.content.get('why'))[:300]}")
             case _:
                 self._connections.sessions.strike(name, f"an unknown command '{control.do[:40]}'")
         return True
 
-    def _is_asked(self, status: AgentStatus, number: Any) -> bool:
-        """Whether an answer to this command is expected: each is answered once, in order."""
-        asked = type(number) is int and status.answered < number <= self._number
-        status.answered = number if asked else status.answered
-        return asked
-
-    def _scores(self, name: str, answer: Control | None) -> Scores:
-        return {} if answer is None else self._checked(name, checked_scores, answer.content.get("scores")) or {}
-
-    def _checked(self, name: str, check: Callable[..., Any], *given: Any) -> Any:
-        try:
-            return check(*given)
-        except MessageError as error:
-            self._connections.sessions.strike(name, str(error))
-            return None
-
     # --- joining and leaving ----------------------------------------------------------------------
+
+    def _noticing(self, handle: Callable[[Any], None]) -> Callable[[Any], None]:
+        """Also note which agents are no longer ready after an event."""
+
+        def handled(event: Any) -> None:
+            before = [name for name, status in self.statuses.items() if status.ready]
+            handle(event)
+            for name in before:
+                if not self.statuses[name].ready:
+                    self._grace.disconnected(name)
+            self.tell_state()
+
+        return handled
 
     def _answer_hello(self, hello: Control) -> None:
         """Open a session for an agent, or tell it why not."""
@@ -362,3 +372,11 @@ class HubRuntime(Runtime):
 
     def _refused_by(self, refusal: Refusal) -> None:
         self._connections.tell(f"'{refusal.sender}' does not accept this hub: {refusal.why}")
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _ignore(**changes: Any) -> None:
+    pass

@@ -19,11 +19,17 @@ class Network:
     )
     deadline: float | None = setting(
         None,
-        "seconds without a message after which a round continues without the agents it waits for; "
-        "unset: drop only disconnected agents",
+        "seconds without a message after which a round, an evaluation or a baseline continues without the agents it "
+        "waits for; unset: drop only disconnected agents",
         above=0,
     )
     patience: float | None = setting(None, "seconds that the start waits for all agents; unset: no limit", above=0)
+    grace: float = setting(
+        10.0,
+        "seconds that a round waits for an agent that was connected a moment ago; what an agent that comes and goes "
+        "has used of them grows again by a tenth of the time of the rounds that it completes",
+        at_least=0,
+    )
     linger: float = setting(
         30.0,
         "seconds that a hub waits at the end for disconnected agents, to tell them that the run is over",

@@ -9,11 +9,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from codistill.errors import NetworkError, PolicyError, StorageError
+from codistill.errors import CheckpointError, NetworkError, PolicyError, StorageError
 from codistill.results.outputs import View
-from codistill.results.records import Scores
+from codistill.results.records import RoundEnded, Scores
 from codistill.runtimes.description import RunDescription
 from codistill.runtimes.evaluation import score
 from codistill.runtimes.host import BEGIN, Host, Report
@@ -22,8 +22,9 @@ from codistill.runtimes.network.connections import Connections, Control
 from codistill.runtimes.network.frame_header import FrameKind, Turn
 from codistill.runtimes.network.inbox import Refusal
 from codistill.runtimes.network.policy import ANYTHING, Policy
-from codistill.runtimes.network.state_store import StateStore
+from codistill.runtimes.network.state_store import START, StateStore
 from codistill.runtimes.network.terms import Terms, check_terms
+from codistill.runtimes.network.waiting import missed_text
 from codistill.runtimes.running import measure_alone
 from codistill.runtimes.runtime import never, one_thread
 from codistill.topology import HUB
@@ -31,14 +32,21 @@ from codistill.wire.state import pack, unpack
 
 _RETRY = 1.0  # seconds between two hellos without an answer
 _COUNTED = 10.0  # seconds that an agent asked to stop waits for the confirmation that its last round counts
+_PROGRESS = 0.5  # seconds between two messages of an agent that trains alone
 _HINT = 15.0  # seconds after which the operator is told what may be wrong
 
 Describe = Callable[[Terms], RunDescription]  # the run under the hub's terms, with this agent introduced to it
-Watch = Callable[[str, int, Scores], None]  # takes what the agent does, how many rounds are done, and its scores
 Joined = Callable[[str, int], None]  # takes the name of the run, and the round whose state the agent has
 
 
-def _ignore(what: str, done: int, scores: Scores) -> None:
+class Watch(Protocol):
+    """Takes what the agent does, how many rounds are done, its scores, and other fields of the health file."""
+
+    def __call__(self, what: str, done: int, scores: Scores, **more: Any) -> None:
+        """Take it."""
+
+
+def _ignore(what: str, done: int, scores: Scores, **more: Any) -> None:
     pass
 
 
@@ -72,6 +80,7 @@ class RemoteAgent:
         self._answered = 0.0  # when it last answered
         self._beginning = Report()  # of the phase before the first round; sent with that of the first round
         self._done = 0
+        self._missed = 0  # rounds that the hub has counted without it
         connections.on_hello, connections.on_refusal = self._on_hello, self._on_refusal
 
     # --- joining ----------------------------------------------------------------------------------
@@ -81,6 +90,7 @@ class RemoteAgent:
         with one_thread():
             try:
                 while True:
+                    self._watch("waiting", self._done, {})
                     if not self._join():
                         return False
                     ended = self._serve()
@@ -150,14 +160,18 @@ class RemoteAgent:
                 )
             self._run = run
             self._states = StateStore(None if self._folder is None else self._folder / run)
-            for note in self._states.notes:
-                self._connections.tell(note)
-        self._states.forget_after(done)
+            if self._folder is not None:
+                self._states.begin_with(self._folder / START)
+        self._states.return_to(done)
+        for note in self._states.take_notes():
+            self._connections.tell(note)
         at = self._done = self._return_to(done)
+        new = "the state that was restored" if self._states.restored else "a new model"
         self._connections.tell(
-            f"joined run {run[:8]} after {done} rounds, with {f'the state of round {at}' if at else 'a new model'}"
+            f"joined run {run[:8]} after {done} rounds, with {f'the state of round {at}' if at else new}"
         )
         self._joined(run, at)
+        self._watch("joined", at, {})
         self._connections.command(HUB, do="ready", at=at)
 
     def _return_to(self, done: int) -> int:
@@ -172,7 +186,14 @@ class RemoteAgent:
                 )
             self._uncounted = False
             return 0
-        self._agent.resume(unpack(found[1]))
+        try:
+            self._agent.resume(unpack(found[1]))
+        except Exception as error:  # a state of another model: each library has its own way to say so
+            raise CheckpointError(
+                "An agent must go on with the model and the protocol of its state.",
+                f"{type(error).__name__}: {error}"[:200],
+                "Use the model that it was trained with; or choose another state by 'codistill restore'.",
+            ) from error
         self._begun, self._uncounted = True, False
         return found[0]
 
@@ -201,10 +222,25 @@ class RemoteAgent:
                     self._watch("done", int(self._terms["rounds"]), {})
                     return True
                 self._connections.tell("the hub has paused the run; waiting for it to come back")
+                self._watch("paused", self._done, {})
+                continue
+            if control.do == "missed":
+                self._note_missed(control)
                 continue
             self._execute(control)
         self._connections.tell("the hub disconnected; waiting for it to come back")
         return None
+
+    def _note_missed(self, control: Control) -> None:
+        try:
+            told = [control.content[key] for key in ("count", "first", "last")]
+            count, first, last = (_integer(number, int(self._terms["rounds"])) for number in told)
+        except (KeyError, ValueError) as error:
+            self._connections.sessions.strike(HUB, f"an invalid command 'missed': {error!r}"[:300])
+            return
+        self._missed += count
+        self._connections.tell(f"{missed_text(count, first, last)}: counted by the hub without this agent")
+        self._watch("running", self._done, {}, missed=self._missed)
 
     def _execute(self, control: Control) -> None:
         """Check a command of the hub, execute it and answer."""
@@ -240,7 +276,7 @@ class RemoteAgent:
                 return lambda: self._evaluate(part, samples, views=views), number
             case "alone":
                 samples = _integer(content["samples"], 1 << 62)
-                return lambda: ({}, {"scores": self._alone(samples)}), number
+                return lambda: ({}, {"scores": self._alone(samples, number)}), number
         raise ValueError("unknown command")
 
     @property
@@ -251,12 +287,19 @@ class RemoteAgent:
     def _report(self, report: Report) -> dict[str, Any]:
         return self._policy.reported(report_content(report))
 
-    def _alone(self, samples: int) -> Scores:
+    def _alone(self, samples: int, number: int) -> Scores:
         if not self._policy.report.alone:
             return {}
         self._agent.learner.join(samples)
         self._watch("training alone, as a baseline", 0, {})
-        return self._policy.scored(measure_alone(self._the_description, self._stopping).get(self._agent.name, {}))
+        progress = _TrainingAlone(self._connections, number)
+        scores = measure_alone(self._the_description, self._stopping, [progress]).get(self._agent.name, {})
+        return self._told(scores)
+
+    def _told(self, scores: Scores) -> Scores:
+        """Scores of the kind that the terms ask for (the hub refuses others), and that the policy lets pass."""
+        errors = self._terms.get("errors") is True
+        return self._policy.scored({name: value for name, value in scores.items() if ("rmse" in name) == errors})
 
     def _check_hub(self) -> None:
         if HUB in self._connections.transport.revoked():
@@ -310,7 +353,20 @@ class RemoteAgent:
         seen: dict[str, View] | None = {} if views and self._policy.report.outputs else None
         scores = score(self._the_description, self._agent, part, seen)
         self._watch("running", self._done, scores)
-        return (seen or {}).get(self._agent.name, {}), {"scores": self._policy.scored(scores)}
+        return (seen or {}).get(self._agent.name, {}), {"scores": self._told(scores)}
+
+
+class _TrainingAlone:
+    """Tells the hub which rounds of training alone are done, so that its deadline is about the next one only."""
+
+    def __init__(self, connections: Connections, number: int) -> None:
+        self._connections, self._number = connections, number
+        self._told = time.monotonic()
+
+    def round_ended(self, record: RoundEnded) -> None:
+        if time.monotonic() - self._told > _PROGRESS:
+            self._told = time.monotonic()
+            self._connections.command(HUB, do="working", number=self._number, round=record.round)
 
 
 def _refusal(control: Control) -> NetworkError:

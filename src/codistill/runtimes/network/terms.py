@@ -43,6 +43,8 @@ def terms_of(description: RunDescription) -> Terms:
         "seed": description.seed,
         "classes": description.classes,
         "roster": list(topology.names),
+        # Peers report to nobody, and one of them may have a test set that others do not have.
+        "errors": description.measures_errors if topology.hub else None,
         "links": None if topology.hub else _digest(topology),
         "shape": None if description.shape is None else list(description.shape),
         "public": describe_public(public) if description.protocol.needs_public else None,

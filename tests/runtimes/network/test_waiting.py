@@ -1,0 +1,299 @@
+"""How long a hub waits for whom, what it tells those who come back, and what its health file says meanwhile."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.runtimes.network.fakes import HOOKS, Centre, Life, Net, describe
+
+from codistill.runtimes.network.event_log import EventLog
+from codistill.runtimes.network.options import Network
+from codistill.runtimes.network.waiting import Grace, MissedRounds, missed_text
+
+NAMES = ("a", "b", "c")
+
+
+@pytest.fixture(autouse=True)
+def no_hooks() -> Iterator[None]:
+    HOOKS.clear()
+    yield
+    HOOKS.clear()
+
+
+def until(true: Any, seconds: float = 15.0) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.005)
+
+
+def with_baseline(lives: dict[str, Life], slow: str, alone: Any) -> None:
+    """Let everybody answer at once what it reaches alone, except one."""
+    for name, life in lives.items():
+        reached = alone if name == slow else (lambda samples, number: {"own_accuracy": 0.5})
+        life.member._alone = reached  # type: ignore[method-assign]
+
+
+# --- the deadline -----------------------------------------------------------------------------------
+
+
+def test_an_agent_that_never_answers_alone_holds_nobody_up() -> None:
+    net, whole = Net(), describe(NAMES, 2)
+    lives, gate = {name: Life(net, name, whole) for name in NAMES}, threading.Event()
+    with_baseline(lives, "b", lambda samples, number: gate.wait(20) and {})
+    centre = Centre(net, whole, network=Network(deadline=0.5))
+    began = time.monotonic()
+    assert centre.runtime.measure_baseline() == {"a": {"own_accuracy": 0.5}, "b": {}, "c": {"own_accuracy": 0.5}}
+    assert [report.present for report in centre.rounds(0, 2)] == [("a", "c")] * 2
+    assert time.monotonic() - began < 5
+    assert "the baseline of 'b' is missing" in "".join(centre.told)
+    gate.set()
+    centre.finish()
+    lives["a"].end()
+
+
+def test_progress_in_training_alone_restarts_the_deadline_once_for_each_round() -> None:
+    """Two rounds, a deadline of 0.5 s, and a message every 0.3 s: 'b' is waited for until 0.3 + 0.3 + 0.5 s at most."""
+    net, whole = Net(), describe(NAMES, 2)
+    lives, stop = {name: Life(net, name, whole) for name in NAMES}, threading.Event()
+
+    def chatter(samples: int, number: int) -> dict[str, float]:
+        done = 0
+        while not stop.wait(0.3):
+            done += 1
+            lives["b"].member._connections.command("hub", do="working", number=number, round=done)
+        return {}
+
+    with_baseline(lives, "b", chatter)
+    centre = Centre(net, whole, network=Network(deadline=0.5))
+    began = time.monotonic()
+    assert centre.runtime.measure_baseline()["b"] == {}
+    assert 1.0 < time.monotonic() - began < 2.5
+    until(lambda: (centre.runtime._pump(0.01), any("strike" in text for text in centre.told))[1])
+    assert "'b': strike 1 of 3: an unknown command 'working'" in centre.told
+    stop.set()
+    centre.finish()
+    lives["a"].end()
+
+
+def test_a_slow_agent_that_shows_progress_has_its_baseline_measured() -> None:
+    """It needs 1.2 s for its four rounds, each within the deadline of 0.6 s."""
+    net, whole = Net(), describe(NAMES, 4)
+    lives = {name: Life(net, name, whole) for name in NAMES}
+
+    def slowly(samples: int, number: int) -> dict[str, float]:
+        for done in range(1, 5):
+            time.sleep(0.3)
+            lives["b"].member._connections.command("hub", do="working", number=number, round=done)
+        return {"own_accuracy": 0.75}
+
+    with_baseline(lives, "b", slowly)
+    centre = Centre(net, whole, network=Network(deadline=0.6))
+    assert centre.runtime.measure_baseline()["b"] == {"own_accuracy": 0.75}
+    centre.finish()
+    lives["a"].end()
+
+
+def test_the_start_does_not_wait_longer_than_the_deadline_for_an_agent_that_never_says_ready() -> None:
+    net, whole = Net(), describe(NAMES, 1)
+    lives = {name: Life(net, name, whole) for name in ("a", "c")}
+    gate = threading.Event()
+
+    class Hanging(Life):
+        def run(self) -> None:
+            self.member._enter = lambda welcome: gate.wait(20)  # type: ignore[method-assign,assignment,return-value]
+            super().run()
+
+    lives["b"] = Hanging(net, "b", whole)
+    centre = Centre(net, whole, network=Network(deadline=0.5))
+    began = time.monotonic()
+    assert centre.rounds(0, 1)[0].present == ("a", "c")
+    assert 0.4 < time.monotonic() - began < 5
+    gate.set()
+    centre.finish()
+    lives["a"].end()
+
+
+def test_a_checkpoint_waits_once_for_all_that_have_not_kept_their_state() -> None:
+    net, whole = Net(), describe(NAMES, 1)
+    lives, gate = {name: Life(net, name, whole) for name in NAMES}, threading.Event()
+    for name in ("a", "b"):
+        lives[name].member._keep = lambda *given, **how: gate.wait(20) and None  # type: ignore[method-assign]
+    centre = Centre(net, whole, network=Network(deadline=0.5))
+    centre.rounds(0, 1)
+    began = time.monotonic()
+    centre.runtime.save()
+    assert time.monotonic() - began < 0.95  # and not a deadline for each
+    gate.set()
+    centre.finish()
+    lives["c"].end()
+
+
+def test_an_agent_that_trains_alone_tells_which_rounds_are_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("codistill.runtimes.network.remote_agent._PROGRESS", 0.0)
+    net, whole = Net(), describe(NAMES, 4)
+    lives = {name: Life(net, name, whole) for name in NAMES}
+    centre = Centre(net, whole, network=Network(deadline=5))
+    centre.runtime.measure_baseline()
+    assert [status.trained for status in centre.runtime.statuses.values()] == [4, 4, 4]
+    assert not [text for text in centre.told if "strike" in text]
+    centre.finish()
+    lives["a"].end()
+
+
+# --- grace ------------------------------------------------------------------------------------------
+
+
+def test_a_round_waits_for_an_agent_that_was_there_a_moment_ago(tmp_path: Path) -> None:
+    net, whole = Net(), describe(NAMES, 4)
+    lives = {name: Life(net, name, whole, tmp_path / name) for name in NAMES}
+    centre = Centre(net, whole, network=Network(grace=5))
+    HOOKS["b", 1] = lambda me: lives["b"].wire.kill()
+    centre.rounds(0, 2)
+    lives["b"].end()
+    HOOKS.clear()
+    threading.Timer(0.5, lambda: lives.update(b=Life(net, "b", whole, tmp_path / "b"))).start()
+    assert [report.present for report in centre.rounds(2, 4)] == [NAMES, NAMES]
+    centre.finish()
+    lives["b"].end()
+    assert "round 3: 'b' is back: it missed round 2" in centre.told
+    assert "missed round 2: counted by the hub without this agent" in lives["b"].told
+
+
+def test_without_grace_rounds_go_on_and_who_comes_back_is_told_what_it_missed(tmp_path: Path) -> None:
+    net, whole = Net(), describe(NAMES, 60)
+    lives = {name: Life(net, name, whole, tmp_path / name) for name in NAMES}
+    centre = Centre(net, whole, network=Network(grace=0))
+    HOOKS["b", 5] = lambda me: lives["b"].wire.kill()
+    centre.rounds(0, 59)
+    lives["b"].end()
+    HOOKS.clear()
+    states: list[dict[str, Any]] = []
+    back = Life(net, "b", whole, tmp_path / "b")
+    back.member._watch = lambda what, done, scores, **more: states.append({"status": what, **more})
+    until(lambda: (centre.runtime._pump(0.01), centre.runtime.statuses["b"].ready)[1])
+    centre.rounds(59, 60)
+    centre.finish()
+    back.end()
+    assert "round 60: 'b' is back: it missed 54 rounds: 6 to 59" in centre.told
+    assert "missed 54 rounds: 6 to 59: counted by the hub without this agent" in back.told
+    assert {"status": "running", "missed": 54} in states
+
+
+def test_an_agent_that_leaves_is_not_waited_for() -> None:
+    net, whole = Net(), describe(NAMES, 3)
+    lives = {name: Life(net, name, whole) for name in NAMES}
+    centre = Centre(net, whole, network=Network(grace=20))
+    centre.rounds(0, 1)
+    lives["b"].stop = True
+    lives["b"].end()
+    began = time.monotonic()
+    centre.rounds(1, 3)
+    assert time.monotonic() - began < 5
+    centre.finish()
+    lives["a"].end()
+
+
+def test_the_grace_of_an_agent_that_comes_and_goes_is_used_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("codistill.runtimes.network.waiting.time.monotonic", lambda: now[0])
+    grace, waited = Grace(10.0), 0.0
+    for _ in range(1000):  # rounds of 1 s; in each it disconnects, and is back after 3 s
+        grace.disconnected("b")
+        for _ in range(30):
+            if not grace.covers("b"):
+                break
+            now[0] += 0.1
+            grace.waited(["b"], 0.1)
+            waited += 0.1
+        grace.returned("b")
+        now[0] += 1.0
+        grace.completed(["b"], 1.0)
+    assert waited < 10 + 0.2 * 1000  # its grace, and a tenth of the rounds' time up to the step of a check
+    assert not grace.covers("a")
+
+
+def test_missed_rounds_in_words() -> None:
+    missed = MissedRounds()
+    for number in (4, 5, 9):
+        missed.add("b", number)
+    assert missed_text(*(missed.take("b") or ())) == "missed 3 rounds from 4 to 9"
+    assert missed.take("b") is None
+    assert missed_text(1, 7, 7) == "missed round 7"
+    assert missed_text(55, 6, 60) == "missed 55 rounds: 6 to 60"
+
+
+# --- what the operator sees -------------------------------------------------------------------------
+
+
+def test_the_health_file_says_what_the_log_says_at_each_change(tmp_path: Path) -> None:
+    net, whole, path = Net(), describe(NAMES, 3), tmp_path / "health.json"
+    centre = Centre(net, whole, network=Network(grace=0, quorum=1.0))
+    log = EventLog("hub", health=path, quiet=True)
+    centre.runtime.on_state = log.state
+
+    def health() -> dict[str, Any]:
+        return dict(json.loads(path.read_text()))
+
+    centre.runtime.start(0)
+    assert (health()["status"], health()["here"], health()["round"]) == ("waiting", [], 0)
+    lives = {name: Life(net, name, whole, tmp_path / name) for name in NAMES}
+    centre.rounds(0, 1)
+    assert (health()["status"], health()["here"], health()["round"]) == ("running", ["a", "b", "c"], 1)
+    moved = health()["moved"]
+    net.cut("b", "hub")
+    until(lambda: (centre.runtime._pump(0.01), health()["here"] == ["a", "c"])[1])
+    seen: list[dict[str, Any]] = []
+    centre.lines.tell = lambda text: seen.append({"told": text, **health()})
+    threading.Timer(1.5, lambda: net.heal("b", "hub")).start()
+    centre.rounds(1, 2)
+    told = [state["told"] for state in seen]
+    joined = seen[told.index("'b' joined")]
+    assert told.index("waiting for b (2 of 3 joined)") < told.index("'b' joined")
+    assert (joined["status"], joined["here"], joined["moved"]) == ("waiting", ["a", "c"], moved)
+    assert (health()["status"], health()["here"], health()["round"]) == ("running", ["a", "b", "c"], 2)
+    assert health()["moved"] > moved
+    centre.rounds(2, 3)
+    centre.runtime.finish(complete=True)
+    assert health()["status"] == "done"
+    centre.runtime.close()
+    log.closed()
+    assert (health()["status"], health()["here"]) == ("done", [])
+    lives["a"].end()
+
+
+def test_the_thread_of_the_health_file_changes_nothing_but_its_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("codistill.runtimes.network.event_log._EVERY", 0.05)
+    path = tmp_path / "health.json"
+    log = EventLog("hub", health=path, quiet=True)
+    time.sleep(0.2)
+    assert not path.exists()  # nothing is written before the folder is this process's own
+    log.closed()
+    assert not path.exists()
+    log = EventLog("hub", health=path, quiet=True)
+    log.state(status="running", moved="then")
+    first = json.loads(path.read_text())
+    until(lambda: json.loads(path.read_text())["time"] > first["time"])
+    assert {**json.loads(path.read_text()), "time": first["time"]} == first
+    log.closed()
+
+
+def test_a_normal_end_names_no_round_after_the_last() -> None:
+    net, whole = Net(), describe(NAMES, 2)
+    lives = {name: Life(net, name, whole) for name in NAMES}
+    centre = Centre(net, whole)
+    centre.rounds(0, 2)
+    centre.runtime.finish(complete=True)
+    assert [life.end() for life in lives.values()] == [True] * 3
+    until(lambda: (centre.runtime._pump(0.01), sum("disconnected" in text for text in centre.told) == 3)[1])
+    assert not [text for text in centre.told if "round 3" in text]
+    assert "'a' disconnected" in centre.told
+    centre.runtime.close()
