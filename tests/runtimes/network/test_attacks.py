@@ -296,6 +296,7 @@ def test_agents_that_misbehave_are_excluded_and_the_run_continues(make: Callable
     _start_with_insiders(scene, names)
     assert scene.told("insiders", "turncoat")["turncoat"] == {"at": "waiting"}
     scene.authority.revoke("turncoat")
+    scene.wait_until("hub", "'turncoat' is disconnected")  # in the middle of a round
     (scene.folder / "revoked").touch()
     assert scene.end("hub", "a", "b") == {"hub": 0, "a": 0, "b": 0}
 

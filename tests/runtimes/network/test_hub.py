@@ -437,8 +437,8 @@ def test_an_agent_sends_only_scores_of_the_kind_that_the_terms_ask_for() -> None
     net, whole = Net(), describe(("a",), 1)
     life, centre = Life(net, "a", whole), Centre(net, whole)
     centre.rounds(0, 1)
-    assert life.member._asked_for({"own_rmse": 1.0}) == {}
-    assert life.member._asked_for({"own_accuracy": 1.0}) == {"own_accuracy": 1.0}
+    assert life.member._told({"own_rmse": 1.0}) == {}
+    assert life.member._told({"own_accuracy": 1.0}) == {"own_accuracy": 1.0}
     centre.finish()
     life.end()
 
