@@ -10,11 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.runtimes.network.fakes import HOOKS, Centre, Life, Net, describe
+from tests.runtimes.network.fakes import HOOKS, Centre, FakeTransport, Life, Net, agent, describe
 
 from codistill.runtimes.network.event_log import EventLog
+from codistill.runtimes.network.frame_header import FrameKind, Turn
 from codistill.runtimes.network.options import Network
-from codistill.runtimes.network.waiting import Grace, MissedRounds, missed_text
+from codistill.runtimes.network.terms import hello_of
+from codistill.runtimes.network.waiting import Grace, MissedRounds, Unreliable, missed_text
+from codistill.wire.codec import encode
 
 NAMES = ("a", "b", "c")
 
@@ -297,3 +300,37 @@ def test_a_normal_end_names_no_round_after_the_last() -> None:
     assert not [text for text in centre.told if "round 3" in text]
     assert "'a' disconnected" in centre.told
     centre.runtime.close()
+
+
+# --- agents that take part and do not complete ---------------------------------------------------------
+
+
+def test_an_agent_that_fails_again_and_again_is_left_out_for_longer_each_time() -> None:
+    """After k failed rounds in a row: 2^(k-1) - 1 rounds; a completed one makes up for all of them."""
+    unreliable, number = Unreliable(), 0
+    for rounds in (0, 1, 3, 7):
+        assert unreliable.ended(number, NAMES, ("a", "c")) == ({"b": rounds} if rounds else {})
+        assert all(unreliable.among(NAMES, number + ahead) == ["b"] for ahead in range(1, rounds + 1))
+        assert unreliable.among(NAMES, number + rounds + 1) == []
+        number += rounds + 1
+    assert unreliable.ended(number, NAMES, NAMES) == {}
+    assert unreliable.ended(number + 1, NAMES, ("a",)) == {}
+
+
+def test_an_agent_that_joins_and_is_silent_costs_the_others_few_rounds() -> None:
+    """It joins anew whenever it is late: of eleven rounds it delays four."""
+    net, whole = Net(), describe(NAMES, 11)
+    lives = {name: Life(net, name, whole) for name in ("a", "b")}
+    centre = Centre(net, whole, network=Network(deadline=0.3, grace=0.0))
+    silent = FakeTransport(net, "c", ("hub",))
+    hello = {"do": "hello", **hello_of(agent("c"), None)}
+    for number in range(11):
+        silent.send(("hub",), FrameKind.HELLO, Turn(0), encode({}, {"json": json.dumps(hello)}))
+        silent.send(("hub",), FrameKind.CONTROL, Turn(0), encode({}, {"json": json.dumps({"do": "ready"})}))
+        until(lambda: (centre.runtime._pump(0.01), centre.runtime._is_free("c"))[1])
+        assert centre.runtime.run(number, NAMES).present == ("a", "b")
+    rounds = [text.partition(":")[0] for text in centre.told if "continues without 'c'" in text]
+    assert rounds == ["round 1", "round 2", "round 4", "round 8"]
+    assert sum("'c' has not completed its last rounds" in text for text in centre.told) == 3
+    centre.finish()
+    assert lives["a"].end() is True

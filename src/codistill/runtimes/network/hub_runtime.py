@@ -25,7 +25,7 @@ from codistill.runtimes.network.frame_header import FrameKind, Turn
 from codistill.runtimes.network.inbox import Refusal
 from codistill.runtimes.network.options import RETURN, WIRE_VERSION
 from codistill.runtimes.network.terms import objection, terms_of
-from codistill.runtimes.network.waiting import AgentStatus, Grace, MissedRounds, missed_text
+from codistill.runtimes.network.waiting import AgentStatus, Grace, MissedRounds, Unreliable, missed_text
 from codistill.runtimes.runtime import Runtime, ShouldStop, Stopped, load_nodes, never, one_thread, save_nodes
 from codistill.version import __version__
 
@@ -50,6 +50,7 @@ class HubRuntime(Runtime):
         self._started = False  # everybody has joined once, or patience has ended
         self._duplicates: set[int] = set()  # sessions of agents that are already connected by another one
         self._grace, self._missed = Grace(connections.network.grace), MissedRounds()
+        self._unreliable = Unreliable()
         self._alone = 0  # the number of the command to train alone
         self.on_state: Callable[..., None] = _ignore  # takes fields of the health file
         self._state: dict[str, Any] = {}  # those that were told last
@@ -81,6 +82,9 @@ class HubRuntime(Runtime):
             began = time.monotonic()
             joined = self._wait_for_agents(present)
             waited += time.monotonic() - began
+            left_out = self._unreliable.among(joined, phase)
+            if len(joined) - len(left_out) >= self._quorum(present):
+                joined = tuple(name for name in joined if name not in left_out)
             self._tell_missed(joined)
             began = time.monotonic()
             report = self._attempt(Turn(phase, attempt), joined)
@@ -93,6 +97,8 @@ class HubRuntime(Runtime):
             attempt += 1
             time.sleep(min(1.0, 0.05 * attempt))  # the cause may need time to pass
         self.done = phase + 1
+        for name, rounds in self._unreliable.ended(phase, joined, done).items():
+            self.tell(f"'{name}' has not completed its last rounds: it is left out of the next {rounds}")
         for name in present:
             if name not in done:
                 self._missed.add(name, self.done)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+_LONGEST = 10  # an agent is left out of at most 2^10 rounds at a time
 _REFILL = 0.1  # part of the time of a completed round by which an agent's allowance grows again
 
 
@@ -65,6 +66,32 @@ class Grace:
         for name in names:
             if name in self._allowance:
                 self._allowance[name] = min(self._seconds, self._allowance[name] + _REFILL * seconds)
+
+
+class Unreliable:
+    """Agents that take part in rounds and do not complete them: each such round costs the others a deadline.
+
+    After k of them in a row an agent is left out of the next 2^(k-1) - 1 rounds: of none after the first.
+    """
+
+    def __init__(self) -> None:
+        self._failed: dict[str, int] = {}  # rounds in a row
+        self._until: dict[str, int] = {}  # the first round in which it takes part again
+
+    def ended(self, number: int, asked: Sequence[str], done: Sequence[str]) -> dict[str, int]:
+        """A round has ended; returns who is left out of the next rounds, and of how many."""
+        left_out = {}
+        for name in asked:
+            self._failed[name] = 0 if name in done else self._failed.get(name, 0) + 1
+            rounds = 2 ** min(self._failed[name] - 1, _LONGEST) - 1 if self._failed[name] else 0
+            self._until[name] = number + 1 + rounds
+            if rounds:
+                left_out[name] = rounds
+        return left_out
+
+    def among(self, names: Sequence[str], number: int) -> list[str]:
+        """Those that are left out of a round."""
+        return [name for name in names if self._until.get(name, 0) > number]
 
 
 class MissedRounds:
