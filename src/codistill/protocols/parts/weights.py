@@ -26,9 +26,8 @@ def accepted_weights(me: Hub, heard: Mapping[str, Message]) -> dict[str, Message
         said, samples = me.hellos.get(name), message.plain.get("samples")
         counts = type(samples) is int and (samples == said.samples if said else 0 < samples < _MOST_SAMPLES)
         if not counts or len(message.plain) > 1:
-            must = (
-                f"Weights must come with the number of samples behind them: {said.samples if said else 'at least 1'}."
-            )
+            wanted = said.samples if said else "at least 1"
+            must = f"Weights must come with the number of samples behind them, and nothing else: {wanted}."
             found = f"{message.plain}"[:80]
         elif said and message.layout != said.weights:
             must = "Weights must have the names, shapes and dtypes that their sender joined with."
