@@ -185,6 +185,8 @@ def _metadata(data: bytes) -> tuple[Values, Any]:
         values, packed = read_json(metadata.get("v", "{}"), len(header)), None
     if not isinstance(values, dict) or not all(_is_plain(value) for value in values.values()):
         raise ValueError("the plain values are not a flat table")
+    for name in values:
+        _check_name(name)  # what was received can be encoded again
     return values, packed
 
 
