@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+from codistill.learners.ability import Ability
 from codistill.runtimes.runtime import one_thread
 from trials.fuzz_cases import CASES, Case, Recorded
 from trials.fuzz_controls import CONTROLS
@@ -79,15 +80,18 @@ def run(name: str, attempt: Try, count: int, seed: int) -> Outcome:
 
 
 def run_all(cases: int, seed: int = 0, only: str = "") -> Iterator[Outcome]:
-    """An equal number of cases for each protocol and each kind of command."""
-    attempts: list[tuple[str, Callable[[], Try]]] = [(case.name, partial(protocol_cases, case)) for case in CASES]
-    attempts += CONTROLS
-    chosen = [(name, make) for name, make in attempts if only in name]
-    for index, (name, make) in enumerate(chosen):
-        count = cases // len(chosen) + (index < cases % len(chosen))
+    """Cases of each protocol and each kind of command; a quarter as many where models are sent, which take longer."""
+    weights = {True: 1, False: 4}
+    attempts: list[tuple[str, Callable[[], Try], int]] = [
+        (case.name, partial(protocol_cases, case), weights[Ability.PORTABLE in case.protocol.needs]) for case in CASES
+    ]
+    attempts += [(name, make, 4) for name, make in CONTROLS]
+    chosen = [each for each in attempts if only in each[0]]
+    total = sum(weight for _, _, weight in chosen)
+    for name, make, weight in chosen:
         with one_thread(), warnings.catch_warnings():
             warnings.simplefilter("error")
-            yield run(name, make(), count, seed)
+            yield run(name, make(), -(-cases * weight // total), seed)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
