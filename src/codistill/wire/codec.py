@@ -80,7 +80,7 @@ def decode(
     if len(data) > limit:
         raise MessageError(f"A message must have at most {limit} bytes.", f"{len(data)} bytes", _TO_DO)
     header = int.from_bytes(data[:8], "little")
-    if header > header_limit:
+    if header_limit < header <= len(data):
         found = f"{header} bytes"
         raise MessageError(f"The header of a message must have at most {header_limit} bytes.", found, _TO_DO)
     try:
