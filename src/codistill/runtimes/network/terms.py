@@ -82,7 +82,7 @@ def description_under(
             compression=None if compression is None else from_table(Compression, compression, "compression"),
             tells_class_mix=False,  # the hub is another operator's
         )
-    except (TypeError, KeyError, AttributeError) as error:
+    except (TypeError, KeyError, AttributeError, ValueError, OverflowError) as error:
         raise NetworkError(
             "The terms of a federation must be complete.", f"{error!r}"[:200], "Ask whoever runs the hub."
         ) from None
