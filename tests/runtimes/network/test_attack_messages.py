@@ -289,7 +289,7 @@ def test_scores_are_of_the_kind_of_the_run() -> None:
 
 def test_changed_messages_of_every_protocol_are_refused_or_used(time_limit: None) -> None:
     """The same with 100,000: python -m trials.fuzz."""
-    outcomes = list(run_all(1000))
+    outcomes = list(run_all(1500))
     assert [error for outcome in outcomes for error in outcome.errors] == []
     assert sum(outcome.refused for outcome in outcomes) > 500
     assert all(outcome.cases >= 5 for outcome in outcomes)
