@@ -273,7 +273,9 @@ def taking_turns(sides: Sequence[Side], turns: int) -> list[list[list[float]]]:
 
 def live_as_hub(description: RunDescription, certs: Path, port: int, by_exchange: bool, pipe: Connection) -> None:
     names = description.topology.names
-    wire = Transport(HUB, names, Network(), read_credentials(certs / HUB, HUB), listen=f"127.0.0.1:{port}")
+    wire = Transport(
+        HUB, names, Network(), read_credentials(certs / HUB, HUB), listen=f"127.0.0.1:{port}", limit=1 << 26
+    )
     runtime = HubRuntime(description, Connections(wire, Network(), quiet, leads=True), run=secrets.token_hex(8))
     pipe.send(bare_network.resident())
     runtime.run(BEGIN, names)

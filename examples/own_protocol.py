@@ -33,7 +33,7 @@ class Coverage(cd.Protocol):
             me.learner.fit(x, np.concatenate([me.shard.targets] * self.own_weight + [reply["vote"]]))
 
     async def hub(self, me: cd.Hub, t: int) -> None:
-        heard = await me.gather(expect={"p": (len(me.public), None), "seen": (None,)}, alike=True)
+        heard = await me.gather(expect={"p": (len(me.public), me.classes), "seen": (me.classes,)})
         if heard:
             votes = np.sum([message["p"] * message["seen"] for message in heard.values()], axis=0) + 1e-6
             await me.broadcast(vote=votes / votes.sum(axis=1, keepdims=True))

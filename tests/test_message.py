@@ -58,7 +58,17 @@ def test_what_is_expected_must_be_there():
     message.check({})
     message.check({"z": (4, 10), "ids": (4,)})
     message.check({"z": (None, 10), "ids": (None,)})
-    message.check({"z": np.ones((4, 10), np.float32)})
+    message.check({"z": np.ones((4, 10), np.float32), "ids": np.arange(4)})
+
+
+def test_what_was_not_asked_for_is_refused():
+    message = Message.of(z=np.zeros(2), extra=np.zeros(1), n=1)
+    message.check({"z": (2,), "extra": (1,), "n": int})
+    for left_out in ("extra", "n"):
+        expect = {"z": (2,), "extra": (1,), "n": int}
+        del expect[left_out]
+        with pytest.raises(MessageError, match=f"nothing that was not asked for.*'{left_out}'"):
+            message.check(expect)
 
 
 @pytest.mark.parametrize(

@@ -85,6 +85,11 @@ def test_a_table_is_read_as_toml_writes_it():
     assert oven.minutes == 20
 
 
+def test_a_number_that_no_float_holds_is_an_error():
+    with pytest.raises(RecipeError, match="oven.degrees must be"):
+        from_table(Oven, {"degrees": 10**400}, "oven")
+
+
 def test_an_unknown_key_names_its_nearest_neighbour():
     with pytest.raises(RecipeError) as caught:
         from_table(Oven, {"degrees": 200, "minuts": 3}, "oven")

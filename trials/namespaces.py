@@ -354,6 +354,12 @@ class Trial:
     def _simulated(self, name: str) -> bytes:
         return (self._folder / "simulation" / name / "metrics.jsonl").read_bytes()
 
+    def _simulated_under_a_hub(self) -> bytes:
+        """Without the accuracy on an agent's own mix of classes, which tells its class counts: no hub is told it."""
+        rows = [json.loads(line) for line in self._simulated("fedmd").splitlines()]
+        told = [{key: value for key, value in row.items() if key != "own_accuracy"} for row in rows]
+        return "".join(json.dumps(row) + "\n" for row in told).encode()
+
     def hub(self, links: str, *, behind: bool = False) -> Outcome:
         """A hub and its agents; the last of them behind NAT, if asked for."""
         net, recipe = self._net, str(self._recipe("fedmd"))
@@ -367,7 +373,7 @@ class Trial:
             commands[name] = net.inside(place[name], CODISTILL, "join", recipe, "--hub", address, *secure)
         rtt, sent = net.round_trip(place[AGENTS[-1]], HUB), net.segments()
         others = run_nodes(commands, folder)
-        equal = (folder / "run" / "metrics.jsonl").read_bytes() == self._simulated("fedmd")
+        equal = (folder / "run" / "metrics.jsonl").read_bytes() == self._simulated_under_a_hub()
         title = f"fedmd, a hub and {len(AGENTS)} agents" + (", one behind NAT" if behind else "")
         return Outcome(title, links, rtt, _seconds(folder / "run"), self._again(sent), others, equal)
 

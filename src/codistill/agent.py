@@ -9,8 +9,8 @@ from __future__ import annotations
 import copy
 import re
 import types
-from collections import Counter
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -21,7 +21,7 @@ from codistill.data.shard import PublicData, Shard
 from codistill.data.validation import validate_samples
 from codistill.errors import MessageError, RecipeError, RuntimeFault
 from codistill.learners import Learner, as_learner
-from codistill.learners.ability import AnyLearner
+from codistill.learners.ability import Ability, AnyLearner
 from codistill.learners.portable import ReceivedModel, checked_predictions, open_model
 from codistill.message import Expectation, Message
 from codistill.randomness import Key, generator, seed_libraries
@@ -48,6 +48,15 @@ class Receive:
 
 
 Effect = Send | Receive
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """What an agent says of itself when it joins; the hub judges its messages by it."""
+
+    samples: int
+    weights: str | None = None  # digest of the names, shapes and dtypes of its weights
+    features: int | None = None  # how many its model has
 
 
 class Node:
@@ -209,6 +218,17 @@ class Agent(Node):
         if self._test is not None:
             self.test = validate_samples(*self._test, classes, f"the test data of agent '{self.name}'")
 
+    def hello(self, about: Ability) -> Hello:
+        """What it says of its data and, as far as these abilities are concerned, of its model."""
+        about &= self.learner.abilities
+        x = np.asarray(self._data[0])
+        features = None
+        if Ability.FEATURES in about:
+            with suppress(Exception):  # what is wrong with the samples is told when they are checked
+                features = int(self.learner.evaluated_features(x[:1]).shape[1])
+        weights = Message(self.learner.weights()).layout if Ability.WEIGHTS in about else None
+        return Hello(len(x), weights, features)
+
     def twin(self) -> Agent:
         """An agent with the same data and an untouched copy of the model."""
         return Agent(self.name, copy.deepcopy(self.learner), *self._data, test=self._test)
@@ -295,22 +315,14 @@ class Hub(Node):
 
     def __init__(self) -> None:
         super().__init__(HUB)
+        self.hellos: dict[str, Hello] = {}  # what each agent has said of itself; set by the runtime
 
-    async def gather(self, *, expect: Expectation | None = None, alike: bool = False) -> dict[str, Message]:
-        """One message of every agent that is present, by name; `alike` refuses those unlike the majority."""
-        arrived = await self._receive(self.present, expect)
-        if alike and len({message.signature for message in arrived.values()}) > 1:
-            usual = Counter(message.signature for message in arrived.values()).most_common(1)[0][0]
-            for name in [name for name, message in arrived.items() if message.signature != usual]:
-                self.refuse(
-                    name,
-                    MessageError(
-                        "All agents must send arrays of equal names and shapes.",
-                        f"{arrived.pop(name)}",
-                        "Give every agent the same architecture.",
-                    ),
-                )
-        return arrived
+    async def gather(self, *, expect: Expectation | Callable[[str], Expectation] | None = None) -> dict[str, Message]:
+        """One message of every agent that is present, by name; `expect`: equal for all, or a function of the name."""
+        if not callable(expect):
+            return await self._receive(self.present, expect)
+        arrived = await self._receive(self.present, None)
+        return {name: message for name, message in arrived.items() if self.accepts(name, message, expect(name))}
 
     async def scatter(self, messages: Mapping[str, Message]) -> None:
         """To each agent its own message."""
@@ -342,4 +354,4 @@ def count_classes(y: Any) -> int:
     return int(labels.max()) + 1 if numeric else 0
 
 
-__all__ = ["Agent", "Hub", "Learner", "Node", "Receive", "Send", "count_classes"]
+__all__ = ["Agent", "Hello", "Hub", "Learner", "Node", "Receive", "Send", "count_classes"]

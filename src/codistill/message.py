@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Any
@@ -9,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from codistill.errors import MessageError
-from codistill.wire.codec import decode, encode
+from codistill.wire.codec import SIZE_LIMIT, decode, encode
 from codistill.wire.compression import Compression, Residue
 
 # What a receiver expects of a message: for each array its shape (None = any length) or an array like it, for
@@ -31,10 +33,13 @@ class Message(Mapping[str, Any]):
         return cls(arrays, {name: item for name, item in items.items() if name not in arrays})
 
     @classmethod
-    def decode(cls, data: bytes) -> Message:
-        """Read a message that arrived; raises `MessageError` on anything but a valid, finite one."""
+    def decode(cls, data: bytes, *, limit: int = SIZE_LIMIT, packed: bool | Compression = True) -> Message:
+        """Read a message that arrived; raises `MessageError` on anything but a valid, finite one.
+
+        `limit`: bytes that it and its arrays may have; `packed`: see `codistill.wire.codec.decode`.
+        """
         message = cls.__new__(cls)
-        message.arrays, message.plain = decode(data)
+        message.arrays, message.plain = decode(data, limit=limit, packed=packed)
         both = sorted(message.arrays.keys() & message.plain.keys())
         if both:
             raise MessageError(
@@ -58,7 +63,7 @@ class Message(Mapping[str, Any]):
         return {}
 
     def check(self, expect: Expectation) -> None:
-        """Raise `MessageError` unless the message is what its receiver expects."""
+        """Raise `MessageError` unless the message holds what its receiver expects, and nothing else; {}: anything."""
         for name, like in expect.items():
             if isinstance(like, type):
                 self._check_plain(name, like)
@@ -75,6 +80,9 @@ class Message(Mapping[str, Any]):
             if isinstance(like, np.ndarray) and array.dtype != like.dtype:
                 do = f"The sender must send it as {like.dtype}, by .astype."
                 raise MessageError(f"'{name}' must have dtype {like.dtype}.", str(array.dtype), do)
+        if expect and len(self) > len(expect):
+            extra = sorted(self.keys() - expect.keys())
+            raise MessageError("The message must hold nothing that was not asked for.", f"{extra}"[:200], _SAME)
 
     def _check_plain(self, name: str, kind: type[Any]) -> None:
         value = self.plain.get(name)
@@ -85,6 +93,11 @@ class Message(Mapping[str, Any]):
     def signature(self) -> tuple[tuple[str, tuple[int, ...], str], ...]:
         """Names, shapes and dtypes of the arrays: equal for messages of the same kind."""
         return tuple((name, self.arrays[name].shape, self.arrays[name].dtype.str) for name in sorted(self.arrays))
+
+    @property
+    def layout(self) -> str:
+        """A digest of the signature: of the names, shapes and dtypes of the arrays."""
+        return hashlib.sha256(json.dumps(self.signature).encode()).hexdigest()
 
     def __getitem__(self, name: str) -> Any:
         if name in self.arrays:

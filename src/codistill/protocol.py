@@ -72,6 +72,13 @@ class Protocol:
         """How an agent predicts: (n, C) class probabilities or real values."""
         return me.learner.predict(x)
 
+    def message_bytes(self, classes: int, public: int) -> int | None:
+        """Bytes of the arrays of its largest message, for so many classes and public samples.
+
+        None: that depends on the models, so a node between machines cannot know how much to accept.
+        """
+        return None
+
     def check(self, agents: Sequence[Agent]) -> None:
         """Before round 0: raise if these agents cannot follow this protocol."""
 

@@ -67,7 +67,7 @@ def from_table(cls: type[Any], table: Mapping[str, Any], owner: str) -> Any:
 def _widen(value: Any, hint: Any) -> Any:
     """TOML writes 1 for the float 1.0, and lists for tuples."""
     kinds = _alternatives(hint)
-    if type(value) is int and float in kinds and int not in kinds:
+    if type(value) is int and float in kinds and int not in kinds and abs(value) < 1 << 1023:  # what a float can hold
         return float(value)
     if isinstance(value, list) and any(typing.get_origin(kind) is tuple for kind in kinds):
         return tuple(value)

@@ -2,8 +2,9 @@
 
 Simulation, processes and network are equal, to the bit and in bytes; stop and resume changes nothing, nor does the
 number of workers, but the seed does; a lone agent reduces to local training; an absent agent and lost messages do not
-stop the others; compression is the same everywhere, and shorter; no message holds private data; unmet needs fail
-before anything runs; and where the paper says so, it beats learning alone.
+stop the others; compression is the same everywhere, and shorter; no message holds private data, and nothing that an
+agent tells gives its class counts; no message exceeds the limit that follows from the run; unmet needs fail before
+anything runs; and where the paper says so, it beats learning alone.
 
 One uninterrupted simulation of each case is what the others are compared with. It is small: these are questions of
 equality, not of accuracy.
@@ -29,6 +30,8 @@ from codistill.learners.zoo import build
 from codistill.protocol import Agent, Hub, Message, Protocol
 from codistill.protocols import PROTOCOLS
 from codistill.protocols.alone import baseline_of
+from codistill.runtimes.network.limits import UNKNOWN, derived_limit
+from codistill.runtimes.observers.label_guard import LabelGuard
 from codistill.runtimes.observers.privacy_guard import PrivacyGuard
 from codistill.topology import HUB
 
@@ -147,7 +150,10 @@ class Whole:
     result: cd.Result
     folder: Path
     messages: int = 0
+    largest: int = 0  # bytes of a message
+    limit: int = 0  # that a node between machines would accept
     leaks: list[str] = field(default_factory=list)  # what must stay at home, and was in a message
+    label_leaks: list[str] = field(default_factory=list)  # class counts, in what an agent would tell
 
     @property
     def metrics(self) -> bytes:
@@ -185,6 +191,7 @@ def whole_of(federation: Any, tmp_path_factory: pytest.TempPathFactory) -> Calla
         guarded, folder = federation(case), tmp_path_factory.mktemp(case.protocol.name)
         models = not case.protocol.needs & (cd.Ability.WEIGHTS | cd.Ability.PORTABLE)
         guard = PrivacyGuard(guarded.agents, guarded.description.hub, models=models)
+        labels = LabelGuard(replace(guarded.description, tells_class_mix=False))
         leaks: list[str] = []
         sizes: list[int] = []
 
@@ -195,9 +202,10 @@ def whole_of(federation: Any, tmp_path_factory: pytest.TempPathFactory) -> Calla
             except RuntimeFault as fault:
                 leaks.append(str(fault))
 
-        guarded.description = replace(guarded.description, watchers=(watch,))
-        result = guarded.run(ROUNDS, runtime="simulation", folder=folder, progress=False)
-        return Whole(result, folder, len(sizes), leaks)
+        guarded.description = replace(guarded.description, watchers=(watch, labels))
+        result = guarded.run(ROUNDS, runtime="simulation", folder=folder, progress=False, observers=[labels])
+        limit = derived_limit(guarded.description)
+        return Whole(result, folder, len(sizes), max(sizes, default=0), limit, leaks, labels.leaks)
 
     def once(case: Case) -> Whole:
         if id(case) not in known:
@@ -263,6 +271,22 @@ def test_no_message_holds_what_must_stay_at_home(case: Case, whole_of: Any) -> N
     assert whole.leaks == []
     assert (whole.messages > 0) == (sum(row["sent"] for row in whole.result.rows) > 0)
     assert whole.messages > 0 or case.protocol.name in ("alone", "centralised", "silo_sgd")
+
+
+@rows_of([*CASES, RELAY])
+def test_nothing_that_an_agent_tells_gives_its_class_counts(case: Case, whole_of: Any) -> None:
+    """Messages, measures, remarks, and the scores that it reports to a hub of another operator."""
+    assert whole_of(case).label_leaks == []
+
+
+@rows_of([*CASES, RELAY])
+def test_no_message_exceeds_the_limit_that_follows_from_the_run(case: Case, whole_of: Any) -> None:
+    whole = whole_of(case)
+    assert whole.largest <= whole.limit
+    if case.protocol.message_bytes(CLASSES, SMALL.public) is None:
+        assert whole.limit == UNKNOWN
+    else:
+        assert whole.limit <= 4 * whole.largest + (1 << 20)
 
 
 @rows_of(CASES)

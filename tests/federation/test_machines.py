@@ -108,6 +108,11 @@ def assert_equal_models(trained: dict[str, cd.TrainedAgent], simulated: cd.Resul
         np.testing.assert_array_equal(agent.predict(x), simulated.agents[name].predict(x))
 
 
+def told(rows: Any) -> list[dict[str, Any]]:
+    """Rows as a hub gets them: an accuracy on an agent's own mix of classes would tell its class counts."""
+    return [{key: value for key, value in row.items() if key != "own_accuracy"} for row in rows]
+
+
 # --- equal to the simulation ------------------------------------------------------------------------
 
 
@@ -136,8 +141,8 @@ def test_a_hub_and_two_agents_in_the_background_equal_the_simulation(
     assert hub.is_running
     trained = {agent.name: agent for agent in (node.wait(WAIT) for node in joined)}
     result = hub.wait(WAIT)
-    assert result.rows == simulated.rows
-    assert result.alone_rows == simulated.alone_rows
+    assert result.rows == told(simulated.rows)
+    assert result.alone_rows == told(simulated.alone_rows)
     assert not result.interrupted
     assert result.agents == {}  # their models stay with them
     assert set(trained) == {"north", "south"}
@@ -172,14 +177,14 @@ def test_a_hub_in_the_foreground_tells_its_observers_and_stops_for_one(
     first = cd.serve(cd.FedMD(), ["north", "south"], observers=[StopAfterOne()], **options)
     assert StopAfterOne.rounds == [1]
     assert first.interrupted
-    assert first.rows == simulated.rows[:2]
+    assert first.rows == told(simulated.rows[:2])
     for node in joined:  # a hub that stops may come back: its agents wait for it until they are asked to stop
         node.stop()
         node.wait(WAIT)
     joined = join()
     second = cd.serve(cd.FedMD(), ["north", "south"], **options)
     assert not second.interrupted
-    assert second.rows == simulated.rows
+    assert second.rows == told(simulated.rows)
     assert_equal_models({agent.name: agent for agent in (node.wait(WAIT) for node in joined)}, simulated, shared.public)
 
 

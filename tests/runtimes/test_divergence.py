@@ -148,3 +148,44 @@ def test_an_averaged_model_that_diverges_does_not_ruin_the_others() -> None:
     result = cd.Federation(agents, cd.FedAvg(local_steps=5)).run(3, runtime="simulation", alone=False, progress=False)
     assert all(np.isfinite(weights(agent)).all() for agent in agents)
     assert len(result.rows) == 6
+
+
+ONE_CLASS = np.tile([[1.0, 0.0]], (len(X), 1)).astype(np.float32)
+
+
+def test_a_model_that_cannot_be_fitted_to_what_was_received_is_fitted_to_its_own_labels(tmp_path: Path) -> None:
+    """A logistic regression needs two classes; a Byzantine model may predict one only."""
+
+    def step(me: Agent, t: int) -> None:
+        me.learner.fit(me.shard.x, ONE_CLASS)
+
+    agent = run(step, LogisticRegression(), tmp_path)
+    expected = LogisticRegression().fit(X, Y).predict_proba(X)
+    np.testing.assert_allclose(agent.learner.predict(X), expected, atol=1e-6)
+    log = (tmp_path / "log.txt").read_text()
+    assert "could not be fitted to what it received, and is fitted to its own labels" in log
+
+
+class _Broken(LogisticRegression):  # type: ignore[misc]
+    def fit(self, x: Any, y: Any, sample_weight: Any = None) -> Any:
+        raise OSError("out of order")
+
+
+def test_a_model_that_cannot_be_fitted_to_its_own_labels_is_an_error() -> None:
+    def step(me: Agent, t: int) -> None:
+        me.learner.fit(me.shard.x, me.shard.targets)
+
+    with pytest.raises(OSError, match="out of order"):
+        run(step, _Broken())
+
+
+def test_a_network_that_diverges_while_it_is_fitted_stays_as_it_was(tmp_path: Path) -> None:
+    def step(me: Agent, t: int) -> None:
+        me.learner.fit(me.shard.x, np.full((len(X), 1), 1e300))
+        assert me.diverged
+
+    model = network("squared", outputs=1)
+    before = model.weights()["weight"].copy()
+    agent = run(step, model, tmp_path, y=X[:, :1])
+    np.testing.assert_array_equal(weights(agent), before)
+    assert "diverged" in (tmp_path / "log.txt").read_text()

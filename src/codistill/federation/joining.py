@@ -129,7 +129,10 @@ class AgentNode:
         trouble = probe(self.hub, HUB, self.own)
         if trouble:
             log.tell(f"{trouble}; trying again until somebody does")
-        transport = Transport(self.agent.name, (HUB,), self.network, self.own, dial={HUB: self.hub}, tell=log.tell)
+        transport = Transport(
+            self.agent.name, (HUB,), self.network, self.own, dial={HUB: self.hub}, limit=self.network.message_limit,
+            tell=log.tell,
+        )  # fmt: skip
 
         def settle(terms: Terms) -> RunDescription:
             told.update(terms)

@@ -28,6 +28,10 @@ class Alone(Protocol):
     batch_size: int = setting(32, "samples per gradient step", at_least=1)
     refit: bool = setting(False, "fit every learner anew in every round, as protocols do whose models travel")
 
+    def message_bytes(self, classes: int, public: int) -> int:
+        """Nothing is sent."""
+        return 0
+
     async def begin(self, me: Agent) -> None:
         """Fit learners without gradients."""
         if Ability.GRADIENTS not in me.learner.abilities and not self.refit:

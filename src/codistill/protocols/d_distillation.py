@@ -29,7 +29,6 @@ class DDistillation(Protocol):
     printed scaling hardly moves z (γ of 2e-4). `start`: z begins as the agent's own soft-decision when a point is
     first met, or uniform. A learner without gradients keeps s from the start of the round, and is fitted anew at
     its end on its labels and on z for λ M_n at most of the points it has met.
-
     Deviations of "mean": above. In `warm_up` rounds nobody communicates.
     """
 
@@ -124,6 +123,10 @@ class DDistillation(Protocol):
         """η_t / η_0 in iteration i of round t."""
         return parts.lr_factor(self.schedule, self.decay, t, t * self.local_steps + i)
 
+    def message_bytes(self, classes: int, public: int) -> int:
+        """z of a batch of public points."""
+        return 4 * min(self.network_batch, public) * classes
+
     def check(self, agents: Sequence[Agent]) -> None:
         """The agents must be connected and have classes; the form "printed" has conditions of its own."""
         agents[0].topology.check_mixing()
@@ -148,8 +151,7 @@ class DDistillation(Protocol):
             if optimiser is not None and (momentum or not isinstance(optimiser, torch.optim.SGD)):
                 raise LearnerError(
                     "The form 'printed' takes plain gradient steps (5).",
-                    f"agent '{agent.name}' steps by {type(optimiser).__name__}"
-                    + (" with momentum" if momentum else ""),
+                    f"agent '{agent.name}' steps by {type(optimiser).__name__}{' with momentum' if momentum else ''}",
                     "Give it optimiser = \"sgd\" without momentum, or use the form 'mean'.",
                 )
 

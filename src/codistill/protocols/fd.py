@@ -56,7 +56,7 @@ class FD(Protocol):
         if len(me.present) == 1:
             return  # nobody to learn from: the last targets stay
         means, seen = parts.class_means(sums, shares)  # F_n,c
-        reply = await me.ask_hub(means=means, seen=seen, expect={"means": means.shape, "known": seen})
+        reply = await me.ask_hub(means=means, seen=seen, expect={"means": means, "known": seen})
         if reply is not None:  # where it was lost, the last targets stay
             me.state |= {"told": reply["means"].astype(np.float32), "known": reply["known"].copy()}
 
@@ -67,12 +67,12 @@ class FD(Protocol):
 
     async def hub(self, me: Hub, t: int) -> None:
         """To each agent, for each class, the aggregate of the others who have it."""
-        heard = await me.gather(expect={"means": (None, None), "seen": (None,)}, alike=True)
+        like = np.empty((me.classes, me.classes), np.float32)
+        heard = await me.gather(expect={"means": like, "seen": np.empty(me.classes, bool)})
         if not heard:
             return await me.skip()
         # A squared distance depends on a constant per sample: no log-probabilities there.
         aggregation = parts.Aggregation(kind=self.aggregate, trim=self.trim, outputs=self.distance == "kl")
-        like = next(iter(heard.values()))["means"]
         told = {name: np.zeros_like(like) for name in me.present}
         known = {name: np.zeros(len(like), dtype=bool) for name in me.present}
         for c in range(len(like)):
@@ -81,6 +81,10 @@ class FD(Protocol):
             for name, target in parts.class_means_of_others(aggregation, held, me.present).items():
                 told[name][c], known[name][c] = target, True
         await me.scatter({name: Message.of(means=told[name], known=known[name]) for name in me.present})
+
+    def message_bytes(self, classes: int, public: int) -> int:
+        """A mean output for each class, and which classes there are."""
+        return 4 * classes * classes + classes
 
     def check(self, agents: Sequence[Agent]) -> None:
         """There must be classes."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from codistill.protocol import Ability, Agent, Hub, Protocol, setting
@@ -36,6 +35,7 @@ class FedAL(Protocol):
     exchanges = "outputs on public data to the hub; their mean and a gradient of outputs back"
     needs = Ability.GRADIENTS
     needs_public = True
+    message_bytes = parts.output_bytes
 
     local_epochs: int = setting(1, "epochs of local training per round", at_least=0)
     local_steps: int | None = setting(5, "τ, gradient steps per round, instead of epochs", at_least=0)
@@ -94,7 +94,7 @@ class FedAL(Protocol):
             lr=self.discriminator_lr, temperature=self.discriminator_temperature, hidden=self.discriminator_hidden
         )
         for ids, _ in me.public.batches(t, self.batch_size, self.transfer_steps) if len(me.present) > 1 else ():
-            heard = await me.gather(expect={"f": np.empty((len(ids), me.classes), np.float32)}, alike=True)
+            heard = await me.gather(expect=parts.expected_outputs(me, len(ids), self.aggregate))
             if not heard:
                 await me.skip()
                 continue

@@ -15,6 +15,9 @@ class FedAvg(Protocol):
 
     In each round every agent trains the common model on its shard and sends the weights w_k; the hub
     returns their mean, weighted by the number of samples n_k. All agents need the same architecture.
+
+    Deviations: n_k counts for at most `cap` times the median of all. `aggregate` = "median" or "trimmed" takes, of each
+    weight, the median or trimmed mean (Yin et al., ICML 2018) instead, in which every agent counts alike.
     """
 
     name = "fedavg"
@@ -25,6 +28,9 @@ class FedAvg(Protocol):
     local_epochs: int = setting(1, "epochs of local training per round", at_least=0)
     local_steps: int | None = setting(None, "gradient steps per round, instead of epochs", at_least=0)
     batch_size: int = setting(32, "samples per gradient step", at_least=1)
+    aggregate: str = setting("mean", "how the weights of all become one", choices=parts.PLAIN_KINDS)
+    trim: float = setting(0.2, "share that 'trimmed' leaves out at each end", at_least=0, at_most=0.49)
+    cap: float = setting(10.0, "largest n_k in the mean, in medians of all n_k", at_least=1)
     synchronise: bool = setting(True, "start all agents from the same initial weights")
 
     async def begin(self, me: Agent) -> None:
@@ -41,12 +47,18 @@ class FedAvg(Protocol):
             me.learner.load({name: mean[name] for name in weights})
 
     async def hub(self, me: Hub, t: int) -> None:
-        """Average the weights that arrived."""
-        heard = parts.with_samples(me, await me.gather(expect={"samples": int}, alike=True))
-        if not heard:
-            return await me.skip()
-        # w ← Σ_k n_k / n · w_k
-        await me.broadcast(Message(parts.mean_weights(heard)))
+        """Average the weights that arrived; should agents have joined with different ones, each kind by itself."""
+        heard = parts.accepted_weights(me, await me.gather())
+        groups = parts.groups_alike(me, heard, "weights")
+        if len(groups) > 1:
+            kinds = "; ".join(", ".join(names) for names, _ in groups)
+            me.remark(f"agents with different architectures, each averaged by itself: {kinds}")
+        answers = dict.fromkeys(me.present, Message())
+        for names, group in groups:
+            # w ← Σ_k n_k / n · w_k
+            mean = Message(parts.combined_weights(group, self.aggregate, self.trim, self.cap))
+            answers |= dict.fromkeys(names, mean)
+        await me.scatter(answers)
 
     def check(self, agents: Sequence[Agent]) -> None:
         """All agents must have the same weights by name and shape."""

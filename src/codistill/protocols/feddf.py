@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from codistill.protocol import Ability, Agent, Hub, Message, Protocol, setting
@@ -47,6 +46,8 @@ class FedDF(Protocol):
     discriminator_hidden: tuple[int, ...] = setting(
         (32, 256), "neurons in the discriminator's hidden layers", at_least=1
     )
+    aggregate_weights: str = setting("mean", "how the weights of a group become one", choices=parts.PLAIN_KINDS)
+    cap: float = setting(10.0, "largest n_k in the mean of weights, in medians of all n_k", at_least=1)
     synchronise: bool = setting(True, "start agents of equal architecture from the same initial weights")
 
     async def begin(self, me: Agent) -> None:
@@ -98,7 +99,7 @@ class FedDF(Protocol):
             lr=self.discriminator_lr, temperature=self.discriminator_temperature, hidden=self.discriminator_hidden
         )
         for ids, _ in me.public.batches(t, self.batch_size, self.transfer_steps) if len(me.present) > 1 else ():
-            heard = await me.gather(expect={"f": np.empty((len(ids), me.classes), np.float32)}, alike=True)
+            heard = await me.gather(expect=parts.expected_outputs(me, len(ids), self.aggregate))
             if not heard:
                 await me.skip()
                 continue
@@ -113,15 +114,13 @@ class FedDF(Protocol):
             discriminator.save(me)
 
     async def _average_weights(self, me: Hub) -> None:
-        heard = parts.with_samples(me, await me.gather(expect={"samples": int}))
-        groups: dict[tuple[object, ...], dict[str, Message]] = {}
-        for name, message in heard.items():
-            groups.setdefault(message.signature, {})[name] = message
+        heard = parts.accepted_weights(me, await me.gather())
         # An agent whose weights were lost gets an empty reply, and keeps its own.
         answers = dict.fromkeys(me.present, Message())
-        for group in groups.values():
+        for _, group in parts.groups_alike(me, heard, "weights"):
             # w ← Σ_k n_k / n · w_k, over the agents k of one architecture
-            answers |= dict.fromkeys(group, Message(parts.mean_weights(group)))
+            mean = parts.combined_weights(group, self.aggregate_weights, self.trim, self.cap)
+            answers |= dict.fromkeys(group, Message(mean))
         await me.scatter(answers)
 
     def check(self, agents: Sequence[Agent]) -> None:

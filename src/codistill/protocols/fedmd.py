@@ -23,9 +23,8 @@ class FedMD(Protocol):
     = 1 this is FedMD-LF: each stage also holds the model to what it was before the stage, (13) and (14).
 
     Black-box form, for learners that only fit and predict: f_n = log p_n, a logit up to a constant that cancels in ψ,
-    so both kinds mix in one federation. Such an agent keeps ψ(f_-n, E) of the public samples that it has seen, and is
-    fitted anew at the end of the round, on its labels and on those soft labels together.
-    Deviations: outputs are those of training mode, as in the step that follows. (13) begins after the first transfer.
+    so both kinds mix. Such an agent keeps ψ(f_-n, E) of public samples that it has seen, and is fitted anew at the end
+    of a round, on its labels and these. Deviations: outputs of training mode, as in the next step; no (13) in round 1.
     """
 
     name = "fedmd"
@@ -33,6 +32,7 @@ class FedMD(Protocol):
     exchanges = "outputs on public data, to and from the hub"
     needs = Ability.PREDICT
     needs_public = True
+    message_bytes = parts.output_bytes
 
     local_epochs: int = setting(1, "epochs of local training per round", at_least=0)
     local_steps: int | None = setting(None, "τ, gradient steps per round, instead of epochs", at_least=0)
@@ -96,7 +96,7 @@ class FedMD(Protocol):
         """Aggregate the outputs that arrived, batch by batch."""
         aggregation = parts.Aggregation(kind=self.aggregate, trim=self.trim, temperature=self.temperature)
         for ids, _ in me.public.batches(t, self.batch_size, self.transfer_steps) if len(me.present) > 1 else ():
-            heard = await me.gather(expect={"f": np.empty((len(ids), me.classes), np.float32)}, alike=True)
+            heard = await me.gather(expect=parts.expected_outputs(me, len(ids), self.aggregate))
             if not heard:
                 await me.skip()
                 continue

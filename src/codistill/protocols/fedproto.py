@@ -69,7 +69,7 @@ class FedProto(Protocol):
         y, h = targets.astype(np.float64), me.learner.evaluated_features(x)
         prototypes, seen = parts.class_means(y.T @ h, y.sum(axis=0))  # C_n,c
         message = Message.of(prototypes=prototypes, seen=seen)
-        reply = await me.ask_hub(message, expect={"prototypes": prototypes.shape, "known": seen})
+        reply = await me.ask_hub(message, expect={"prototypes": prototypes, "known": seen})
         if reply is not None:  # where it was lost, the last prototypes stay
             me.state |= {"told": reply["prototypes"].astype(np.float32), "known": reply["known"].copy()}
 
@@ -87,24 +87,26 @@ class FedProto(Protocol):
         if self.form == "classes":
             return await self._mean_prototypes(me, aggregation)
         for ids, _ in me.public.batches(t, self.batch_size, self.transfer_steps) if len(me.present) > 1 else ():
-            heard = await me.gather(expect={"f": (len(ids), None)}, alike=True)
-            if not heard:
-                await me.skip()
-                continue
-            h, _ = parts.stacked(heard)
-            await me.scatter(parts.replies(me.present, list(heard), h, aggregation.of_all(h), aggregation))
+            heard = await me.gather(expect=parts.expected_features(me, "f", len(ids)))
+            answers = dict.fromkeys(me.present, Message())
+            for names, group in parts.groups_alike(me, heard, "features"):
+                h, _ = parts.stacked(group)
+                answers |= parts.replies(names, list(group), h, aggregation.of_all(h), aggregation)
+            await me.scatter(answers)
 
     async def _mean_prototypes(self, me: Hub, aggregation: parts.Aggregation) -> None:
-        heard = await me.gather(expect={"prototypes": (None, None), "seen": (None,)}, alike=True)
-        if not heard:
-            return await me.skip()
-        told = np.zeros_like(next(iter(heard.values()))["prototypes"])
-        known = np.zeros(len(told), dtype=bool)
-        for c in range(len(told)):
-            held = [message["prototypes"][[c]] for message in heard.values() if message["seen"][c : c + 1].any()]
-            if held:
-                told[c], known[c] = aggregation.of_all(np.stack(held)), True  # C̄_c
-        await me.broadcast(prototypes=told, known=known)
+        like = {"seen": np.empty(me.classes, bool)}
+        heard = await me.gather(expect=parts.expected_features(me, "prototypes", me.classes, **like))
+        answers = dict.fromkeys(me.present, Message())
+        for names, group in parts.groups_alike(me, heard, "features"):
+            told = np.zeros_like(next(iter(group.values()))["prototypes"])
+            known = np.zeros(len(told), dtype=bool)
+            for c in range(len(told)):
+                held = [message["prototypes"][[c]] for message in group.values() if message["seen"][c]]
+                if held:
+                    told[c], known[c] = aggregation.of_all(np.stack(held)), True  # C̄_c
+            answers |= dict.fromkeys(names, Message.of(prototypes=told, known=known))
+        await me.scatter(answers)
 
     def check(self, agents: Sequence[Agent]) -> None:
         """All features must have one dimension, and the mean of a class may not be a mean of private samples."""

@@ -29,6 +29,10 @@ class SiloSGD(Protocol):
     schedule: str = setting("constant", "how η_t continues; summable: as Theorem 3 needs", choices=parts.SCHEDULES)
     decay: float = setting(0.95, "factor per round of the schedule 'decayed'", above=0, at_most=1)
 
+    def message_bytes(self, classes: int, public: int) -> int:
+        """Nothing is sent."""
+        return 0
+
     async def begin(self, me: Agent) -> None:
         """Fit learners without gradients."""
         if Ability.GRADIENTS not in me.learner.abilities:

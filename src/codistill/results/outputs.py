@@ -55,7 +55,7 @@ class Outputs:
     @classmethod
     def decode(cls, data: bytes) -> Outputs:
         """From a file; a `MessageError` if it is none."""
-        arrays, values = decode(data, finite=False)
+        arrays, values = decode(data, finite=False, header_limit=len(data), packed=False)
         done, agents = values.get("round"), values.get("agents")
         shapes = {name: array.shape for name, array in arrays.items()}
         k = shapes.get("samples", (0,))[:1]

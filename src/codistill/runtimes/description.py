@@ -39,6 +39,7 @@ class RunDescription:
     shape: tuple[int, ...] | None = None  # of a sample; None: whatever the agents have
     compression: Compression | None = None
     watchers: tuple[Watcher, ...] = ()  # called for every message that is sent: (sender, receiver, bytes)
+    tells_class_mix: bool = True  # whether scores may depend on an agent's class counts: not if others see them
     reported: tuple[str, ...] = ()  # whose rows the metrics hold; empty: the agents at hand, or else all
 
     @property
@@ -68,6 +69,8 @@ class RunDescription:
                 node.shard.seed = self.seed
                 if self.samples is not None:
                     node.learner.join(self.samples)
+        if self.hub is not None:
+            self.hub.hellos |= {agent.name: agent.hello(self.protocol.needs) for agent in self.agents}
         return self
 
     def of_agent(self, name: str) -> RunDescription:
@@ -101,6 +104,7 @@ class RunDescription:
             test=self.test,
             samples=self.samples,
             shape=self.shape,
+            tells_class_mix=self.tells_class_mix,
         ).introduce()
 
     def host(self, nodes: list[Node], links: Carrier | None = None) -> Host:

@@ -1,4 +1,4 @@
-"""The guard against divergence: around `me.learner` in every round, whatever the protocol."""
+"""Guards around `me.learner` in every round, whatever the protocol: against divergence, and unfit targets."""
 
 from __future__ import annotations
 
@@ -62,6 +62,12 @@ class GuardedLearner:
         else:
             self._remark("its loss was not finite, or beyond a billion; that step is left out")
 
+    def fit(self, x: np.ndarray, targets: np.ndarray) -> None:
+        """Fit to targets; where these are such that the model diverges, it stays as it was."""
+        self._copy_start()
+        self._learner.fit(x, targets)
+        self.check()
+
     def load(self, weights: dict[str, np.ndarray]) -> None:
         """Take over weights."""
         self._copy_start()
@@ -108,17 +114,43 @@ class GuardedLearner:
         self._me.diverged = True
 
 
+class GuardedFit:
+    """A learner without gradients that is fitted to its own labels where it cannot be fitted to what was received.
+
+    Targets from other agents can be such that no model of its kind can be fitted: all of one class, or far too large.
+    """
+
+    def __init__(self, me: Agent) -> None:
+        self._me, self._learner = me, me.learner
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._learner, name)
+
+    def fit(self, x: np.ndarray, targets: np.ndarray) -> None:
+        """Fit to targets, or to the agent's own labels."""
+        own = self._me.shard
+        try:
+            self._learner.fit(x, targets)
+        except Exception as error:
+            if np.array_equal(targets, own.targets):
+                raise  # what its owner must know
+            why = f"{type(error).__name__}: {error}"[:200]
+            self._me.remark(f"it could not be fitted to what it received, and is fitted to its own labels ({why})")
+            self._learner.fit(own.x, own.targets)
+
+
 async def guarded_round(protocol: Protocol, me: Agent, t: int) -> None:
-    """Round t of a protocol, with the guard around a learner that has gradients."""
+    """Round t of a protocol, with a guard around the learner."""
     me.diverged = False
     learner = me.learner
-    if Ability.GRADIENTS not in learner.abilities:
-        return await protocol.round(me, t)
-    guarded = GuardedLearner(me)
+    guarded = GuardedLearner(me) if Ability.GRADIENTS in learner.abilities else GuardedFit(me)
     me.learner = cast(AnyLearner, guarded)
     try:
         await protocol.round(me, t)
-        guarded.check()
+        if isinstance(guarded, GuardedLearner):
+            guarded.check()
     finally:
         me.learner = learner
 

@@ -18,12 +18,13 @@ from codistill.errors import MessageError, RuntimeFault
 from codistill.message import Message
 from codistill.runtimes.divergence import guarded_round
 from codistill.topology import HUB
+from codistill.wire.codec import SIZE_LIMIT
+from codistill.wire.compression import Compression
 
 if TYPE_CHECKING:
     from codistill.faults import Faults
     from codistill.protocol import Protocol
     from codistill.runtimes.links import Carrier, Frame
-    from codistill.wire.compression import Compression
 
 Watcher = Callable[[str, str, bytes], None]  # sender, receiver, encoded message
 
@@ -33,14 +34,14 @@ BEGIN = -1  # the phase before round 0
 class Parcel:
     """The bytes of a message in transit; decoded once, however many local nodes receive it."""
 
-    def __init__(self, data: bytes) -> None:
-        self.data = data
+    def __init__(self, data: bytes, limit: int, packed: bool | Compression) -> None:
+        self.data, self._limit, self._packed = data, limit, packed
 
     @cached_property
     def message(self) -> Message | MessageError:
         """The message, or the error if it is malformed."""
         try:
-            return Message.decode(self.data)
+            return Message.decode(self.data, limit=self._limit, packed=self._packed)
         except MessageError as error:
             return error
 
@@ -102,8 +103,10 @@ class Host:
         links: Carrier | None = None,
         watchers: Sequence[Watcher] = (),
         compression: Compression | None = None,
+        message_limit: int = SIZE_LIMIT,
     ) -> None:
         self.compression = compression
+        self.message_limit = message_limit  # bytes of a message, as it arrives and decoded
         self.nodes = {node.name: node for node in nodes}
         self.protocol, self.faults, self.links, self.watchers = protocol, faults, links, watchers
         self._early: list[Frame] = []
@@ -235,11 +238,15 @@ class Host:
     def _deliver(self, sender: str, receivers: list[str], data: bytes | None) -> None:
         """To local nodes at once, to others by their host's link; None stands for a lost message."""
         here = [name for name in receivers if name in self.nodes]
-        self._arrive(sender, here, None if data is None else Parcel(data))
+        self._arrive(sender, here, None if data is None else self._parcel(data))
         if self.links and len(here) < len(receivers):
             self.links.post(self._phase, sender, [name for name in receivers if name not in self.nodes], data)
 
     # --- receiving ----------------------------------------------------------------------------
+
+    def _parcel(self, data: bytes) -> Parcel:
+        """A message in transit; it may be packed only as the run's compression does."""
+        return Parcel(data, self.message_limit, self.compression or False)
 
     def _take(self, frame: Frame) -> None:
         if frame.phase > self._phase:
@@ -248,9 +255,11 @@ class Host:
             if frame.is_end:
                 self._end(frame.sender)
             else:
-                parcel = None if frame.lost else Parcel(frame.payload)
-                if parcel:
-                    parcel.open()  # decode now, while other nodes still compute
+                parcel = None if frame.lost else self._parcel(frame.payload)
+                if parcel and not any(self._queues.get((frame.sender, name)) for name in frame.receivers):
+                    # Decode now, while other nodes still compute; but no second message of a sender, since a packed
+                    # message takes more memory once it is decoded.
+                    parcel.open()
                 self._arrive(frame.sender, frame.receivers, parcel)
 
     def _arrive(self, sender: str, receivers: Sequence[str], parcel: Parcel | None) -> None:

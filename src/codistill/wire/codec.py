@@ -2,8 +2,8 @@
 
 The encoding is safetensors: a JSON header and raw array bytes, nothing that could be executed. Plain
 values are in the header's metadata as one JSON text, so that equal messages are equal bytes.
-`decode` takes any byte string: it returns valid arrays or raises `MessageError`, and allocates no more
-than the length of what it was given, or a fixed multiple of it if the message is packed (`wire.packing`).
+`decode` takes any byte string: it returns valid arrays or raises `MessageError`. The limit counts what is decoded: the
+arrays of a packed message (`wire.packing`) may not have more bytes than an unpacked message may.
 """
 
 from __future__ import annotations
@@ -19,13 +19,16 @@ from safetensors.numpy import save
 
 from codistill.errors import MessageError
 from codistill.wire import layouts
-from codistill.wire.packing import BODY, unpack
+from codistill.wire.packing import BODY, Agreed, unpack
 
 Arrays = dict[str, np.ndarray]
 Values = dict[str, Any]
 
-# Bytes of one message; a larger one is rejected before it is parsed.
+# Bytes of one message, as it arrives and of its arrays once decoded; a larger one is rejected before it is parsed.
 SIZE_LIMIT = 1 << 30
+# Bytes of its header: names, shapes and plain values. As Python objects they take up to 24 times as much.
+HEADER_LIMIT = 1 << 20
+_DEPTH = 16  # of nested tables and lists
 
 _DTYPES = {
     "BOOL": np.bool_,
@@ -62,10 +65,24 @@ def encode_packed(arrays: Mapping[str, np.ndarray], values: Mapping[str, Any], p
     return bytes(save({**contiguous, BODY: np.frombuffer(body, np.uint8)}, {"p": text}))
 
 
-def decode(data: bytes, *, finite: bool = True, limit: int = SIZE_LIMIT) -> tuple[Arrays, Values]:
-    """Read-only arrays and plain values of an encoded message; anything else is a `MessageError`."""
+def decode(
+    data: bytes,
+    *,
+    finite: bool = True,
+    limit: int = SIZE_LIMIT,
+    header_limit: int = HEADER_LIMIT,
+    packed: bool | Agreed = True,
+) -> tuple[Arrays, Values]:
+    """Read-only arrays and plain values of an encoded message; anything else is a `MessageError`.
+
+    `packed`: whether the message may be packed; or a compression, if it may be packed in no other way than by it.
+    """
     if len(data) > limit:
         raise MessageError(f"A message must have at most {limit} bytes.", f"{len(data)} bytes", _TO_DO)
+    header = int.from_bytes(data[:8], "little")
+    if header_limit < header <= len(data):
+        found = f"{header} bytes"
+        raise MessageError(f"The header of a message must have at most {header_limit} bytes.", found, _TO_DO)
     try:
         layout = layouts.of(data)
         if layout is not None:
@@ -74,9 +91,11 @@ def decode(data: bytes, *, finite: bool = True, limit: int = SIZE_LIMIT) -> tupl
                 return arrays, {}
         tensors = safetensors.deserialize(data)  # type: ignore[no-untyped-call]
         arrays = {name: _array(tensor) for name, tensor in tensors}
-        values, packed = _metadata(data)
-        if packed is not None:
-            arrays = unpack(arrays, packed, len(data), limit)
+        values, description = _metadata(data)
+        if description is not None:
+            if packed is False:
+                raise ValueError("a packed message, where no compression was agreed on")
+            arrays = unpack(arrays, description, len(data), limit, None if packed is True else packed)
         elif not values:
             layouts.learn(data, arrays)
     except (safetensors.SafetensorError, ValueError, KeyError, TypeError, RecursionError, OverflowError) as error:
@@ -86,6 +105,21 @@ def decode(data: bytes, *, finite: bool = True, limit: int = SIZE_LIMIT) -> tupl
             if array.dtype.kind == "f" and not np.isfinite(array).all():
                 raise MessageError("Arrays in a message must be finite.", f"NaN or infinity in '{name}'", _TO_DO)
     return arrays, values
+
+
+def read_json(text: str, limit: int) -> Any:
+    """The content of a received JSON text; a `ValueError` if it is too long, nested too deeply, or no JSON."""
+    if len(text) > limit:
+        raise ValueError(f"a text of {len(text)} characters, above {limit}")
+    content = json.loads(text)
+    level, depth = [content], 0
+    while level:  # what is nested deeply cannot even be printed
+        depth += 1
+        if depth > _DEPTH:
+            raise ValueError(f"a text with more than {_DEPTH} levels")
+        inside = [node for node in level if isinstance(node, dict | list)]
+        level = [item for node in inside for item in (node.values() if isinstance(node, dict) else node)]
+    return content
 
 
 def is_sendable(dtype: np.dtype[Any]) -> bool:
@@ -142,15 +176,17 @@ def _metadata(data: bytes) -> tuple[Values, Any]:
     header = data[8 : 8 + length]
     if b"__metadata__" not in header:
         return {}, None
-    metadata = json.loads(header).get("__metadata__") or {}
+    metadata = read_json(header.decode(), len(header)).get("__metadata__") or {}
     if "p" in metadata:
-        values, packed = json.loads(metadata["p"])
+        values, packed = read_json(metadata["p"], len(header))
         if packed is None or "v" in metadata:
             raise ValueError("a packed body without a description")
     else:
-        values, packed = json.loads(metadata.get("v", "{}")), None
+        values, packed = read_json(metadata.get("v", "{}"), len(header)), None
     if not isinstance(values, dict) or not all(_is_plain(value) for value in values.values()):
         raise ValueError("the plain values are not a flat table")
+    for name in values:
+        _check_name(name)  # what was received can be encoded again
     return values, packed
 
 

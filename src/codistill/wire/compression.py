@@ -52,6 +52,12 @@ class Compression:
     def __bool__(self) -> bool:
         return self.is_lossy or self.lossless
 
+    def allows(self, form: Form, *, deflated: bool) -> bool:
+        """Whether these settings can pack an array in such a form."""
+        if form.bits not in (0, self.bits) or form.k not in (0, self.top_k):
+            return False
+        return self.lossless or (not deflated and bool(form.bits or form.k))
+
     def encode(self, arrays: Mapping[str, np.ndarray], values: Mapping[str, Any], residue: Residue) -> bytes:
         """The encoded bytes; with error feedback, `residue` is added to arrays first, and updated."""
         if not self.error_feedback:

@@ -11,7 +11,7 @@ import math
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -25,6 +25,14 @@ _DTYPES = {kind: np.dtype(kind) for kind in "efd"}  # float16, float32, float64
 _SIDES = 32
 _LONGEST = 1 << 40  # far beyond any side of an array: larger numbers are slow to multiply
 _WIDEST = 1 << 16  # columns that two bytes can count
+
+
+class Agreed(Protocol):
+    """The compression that sender and receiver have agreed on."""
+
+    def allows(self, form: Form, *, deflated: bool) -> bool:
+        """Whether an array may be packed like this."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -130,19 +138,26 @@ def _joined(planes: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
     return np.ascontiguousarray(planes.reshape(dtype.itemsize, -1).T).view(dtype).ravel()
 
 
-def unpack(arrays: Mapping[str, np.ndarray], packed: Any, message: int, limit: int) -> dict[str, np.ndarray]:
+def unpack(
+    arrays: Mapping[str, np.ndarray], packed: Any, message: int, limit: int, agreed: Agreed | None = None
+) -> dict[str, np.ndarray]:
     """All arrays of a message of `message` bytes: those packed in its body, and those beside it.
 
     `packed` describes the body: a list of names with forms, and the body's length if it is deflated, otherwise 0.
+    All arrays together have at most `limit` bytes. `agreed`: how they may be packed; None: in any way.
     """
     items, inflated = packed
     beside = {name: array for name, array in arrays.items() if name != BODY}
     forms = {_checked(name): Form.read(form) for name, *form in items}
     if len(forms) < len(items) or forms.keys() & beside.keys():
         raise ValueError("two arrays of one name")
+    if agreed is not None and not all(agreed.allows(form, deflated=bool(inflated)) for form in forms.values()):
+        raise ValueError("a message packed in another way than was agreed on")
     length, total = sum(form.length for form in forms.values()), sum(form.nbytes for form in forms.values())
-    if total > min(limit, EXPANSION * message) or length > INFLATION * message:
+    if total > EXPANSION * message or length > INFLATION * message:
         raise ValueError(f"{message} bytes that unpack to {max(length, total)}, too many times as much")
+    if max(length, total + sum(array.nbytes for array in beside.values())) > limit:
+        raise ValueError(f"{message} bytes that unpack to {max(length, total)}, above the limit of {limit}")
     body = arrays[BODY]
     if body.dtype != np.uint8 or body.ndim != 1 or type(inflated) is not int or inflated not in (0, length):
         raise ValueError("a packed body that is not as described")

@@ -54,7 +54,7 @@ def pack(tree: Any) -> bytes:
 def unpack(data: bytes) -> Any:
     """The tree that `pack` was given; arrays are fresh and writable."""
     try:
-        arrays, _ = decode(data, finite=False, limit=_STATE_LIMIT)
+        arrays, _ = decode(data, finite=False, limit=_STATE_LIMIT, header_limit=_STATE_LIMIT, packed=False)
         return _rebuild(json.loads(arrays[_OUTLINE].tobytes()), arrays)
     except (MessageError, KeyError, ValueError, TypeError, RecursionError) as error:
         raise CheckpointError(

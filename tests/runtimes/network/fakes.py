@@ -81,6 +81,9 @@ class FakeTransport:
     def limit_of(self, name: str) -> int:
         return min((far.limit for far in self.net.wires.get(name, ())), default=self.limit)
 
+    def accept(self, limit: int) -> None:
+        self.limit = limit
+
     def bar(self, name: str, why: str) -> None:
         """Its links are closed, and it is told why."""
         self.barred[name] = why

@@ -82,7 +82,7 @@ class Rogue(transport.Transport):
         place = f"127.0.0.1:{port}"
         super().__init__(
             name, others, Network(message_limit=1 << 30), Certificates(certs),  # type: ignore[arg-type]
-            listen=place if listen else None, dial={} if listen else dict.fromkeys(others, place),
+            listen=place if listen else None, dial={} if listen else dict.fromkeys(others, place), limit=1 << 30,
         )  # fmt: skip
 
     def arrived(self, link: stream.Stream, event: Event) -> bool:

@@ -56,7 +56,8 @@ class Site:
     def _keep(self, name: str, others: tuple[str, ...], settings: dict[str, Any], **place: Any) -> Transport:
         own = read_credentials(self.folder(name), "hub" if name == "hub" else "agent")
         network = Network(**{"message_limit": LIMIT, **settings})
-        self.open.append(Transport(name, others, network, own, tell=self.told.append, **place))
+        limit = network.message_limit
+        self.open.append(Transport(name, others, network, own, limit=limit, tell=self.told.append, **place))
         return self.open[-1]
 
     def caller(self, name: str | None) -> socket.socket:
@@ -291,7 +292,7 @@ def test_what_is_not_taken_from_the_inbox_is_not_read_ahead(site: Site) -> None:
     wait_for(lambda: hub.inbox.is_full("a"), "a full queue")
     time.sleep(0.3)
     held = hub.inbox._held["a"]
-    assert held <= hub.inbox._room + 2 * LIMIT, held
+    assert held <= hub.inbox.room + 2 * LIMIT, held
     b = site.agent("b")
     wait_for(lambda: bool(hub._links["b"]), "b is there")
     b.send(("hub",), FrameKind.MESSAGE, Turn(0), b"of b")

@@ -12,24 +12,30 @@ from codistill.protocols.parts.schedules import SCHEDULES, communication_steps, 
 from codistill.protocols.parts.shared_outputs import (
     coverage,
     disagreement,
+    expected_features,
+    expected_outputs,
     expected_reply,
     leave_one_out,
+    output_bytes,
     replies,
     stacked,
 )
 from codistill.protocols.parts.simplex import accepted_probabilities, on_simplex
 from codistill.protocols.parts.training import train_locally
 from codistill.protocols.parts.weights import (
+    accepted_weights,
     check_equal_weights,
+    combined_weights,
+    groups_alike,
     mean_weights,
     same_initial_weights,
-    with_samples,
 )
 
 __all__ = [
-    "KINDS", "PLAIN_KINDS", "SCHEDULES", "Aggregation", "Discriminator", "accepted_probabilities", "as_targets",
-    "check_classes", "check_equal_weights", "class_means", "class_means_of_others", "class_targets", "clip_rows",
-    "communication_steps", "coverage", "disagreement", "distillation", "expected_reply", "leave_one_out", "lr_factor",
-    "mean_weights", "on_simplex", "replies", "ring_neighbours", "same_initial_weights", "set_lr", "stacked",
-    "train_locally", "with_samples",
+    "KINDS", "PLAIN_KINDS", "SCHEDULES", "Aggregation", "Discriminator", "accepted_probabilities",
+    "accepted_weights", "as_targets", "check_classes", "check_equal_weights", "class_means", "class_means_of_others",
+    "class_targets", "clip_rows", "combined_weights", "communication_steps", "coverage", "disagreement", "distillation",
+    "expected_features", "expected_outputs", "expected_reply", "groups_alike", "leave_one_out", "lr_factor",
+    "mean_weights", "on_simplex", "output_bytes", "replies", "ring_neighbours", "same_initial_weights", "set_lr",
+    "stacked", "train_locally",
 ]  # fmt: skip

@@ -7,17 +7,41 @@ with `own`, whether the receiver is among them (1) or not (0).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from codistill.protocol import Agent, Message
+from codistill.protocol import Agent, Hub, Message
 from codistill.protocols.parts.aggregation import Aggregation
 
 
 def coverage(me: Agent, aggregate: str) -> dict[str, np.ndarray]:
     """The share of each class among an agent's samples; sent only where the aggregate is weighted by it."""
     return {"coverage": me.shard.targets.mean(axis=0, dtype=np.float32)} if aggregate == "coverage" else {}
+
+
+def expected_outputs(me: Hub, rows: int, aggregate: str) -> dict[str, np.ndarray]:
+    """What the hub expects of an agent: outputs for so many public samples and, where it is used, the coverage."""
+    f = np.empty((rows, me.classes), np.float32)
+    return {"f": f, "coverage": np.empty(me.classes, np.float32)} if aggregate == "coverage" else {"f": f}
+
+
+def expected_features(me: Hub, array: str, rows: int, **others: Any) -> Callable[[str], dict[str, Any]]:
+    """What the hub expects of an agent: so many rows of as many features as it said when it joined, and `others`."""
+
+    def of(name: str) -> dict[str, Any]:
+        said = me.hellos.get(name)
+        features = (rows, None) if said is None else np.empty((rows, said.features or 0), np.float32)
+        return {array: features, **others}
+
+    return of
+
+
+def output_bytes(protocol: Any, classes: int, public: int) -> int:
+    """Bytes of a reply: for each sample of a public batch the aggregate and, with a discriminator, a gradient."""
+    rows = 2 if getattr(protocol, "adversarial", 0) else 1
+    return 4 * (rows * min(int(protocol.batch_size), public) + 1) * classes
 
 
 def expected_reply(f: np.ndarray, rows: int = 1) -> dict[str, np.ndarray | type[int]]:
@@ -37,11 +61,10 @@ def leave_one_out(reply: Message | None, f: np.ndarray) -> np.ndarray | None:
 
 
 def stacked(heard: Mapping[str, Message]) -> tuple[np.ndarray, np.ndarray | None]:
-    """The outputs (n, |P|, K) of all who were heard and, if all have sent it, their coverage (n, K)."""
+    """The outputs (n, |P|, K) of all who were heard and, if they have sent it, their coverage (n, K)."""
     f = np.stack([message["f"] for message in heard.values()]).astype(np.float32)
-    shares = [message.arrays.get("coverage") for message in heard.values()]
-    known = [share for share in shares if share is not None and share.shape == f.shape[2:]]
-    return f, np.clip(np.stack(known), 0, 1) if len(known) == len(shares) else None
+    shares = [message["coverage"] for message in heard.values() if "coverage" in message]
+    return f, np.clip(np.stack(shares), 0, 1) if shares else None
 
 
 def replies(

@@ -16,10 +16,11 @@ def accepted_probabilities(me: Agent, heard: Mapping[str, Message], array: str) 
     accepted = {}
     for sender, message in heard.items():
         p = message[array]
-        if p.min(initial=0) >= -_TOLERANCE and np.abs(p.sum(axis=1) - 1).max(initial=0) <= _TOLERANCE:
+        with np.errstate(over="ignore"):
+            sums = p.sum(axis=1)
+        if p.min(initial=0) >= -_TOLERANCE and np.abs(sums - 1).max(initial=0) <= _TOLERANCE:
             accepted[sender] = p
             continue
-        sums = p.sum(axis=1)
         found = f"sums from {sums.min():.3g} to {sums.max():.3g}, smallest entry {p.min():.3g}"
         me.refuse(sender, MessageError(f"'{array}' must be probabilities.", found, "Look at what the sender does."))
     return accepted

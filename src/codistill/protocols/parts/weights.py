@@ -1,4 +1,4 @@
-"""Weights that are averaged: the same start, the weighted mean, and who can take part."""
+"""Weights that are combined: the same start, the weighted mean or a robust one, and who can take part."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from codistill.protocol import Agent, Hub, LearnerError, Message, MessageError
+from codistill.protocols.parts.aggregation import Aggregation
+
+_MOST_SAMPLES = 1 << 48
 
 
 def same_initial_weights(me: Agent) -> None:
@@ -16,18 +19,61 @@ def same_initial_weights(me: Agent) -> None:
         me.learner.reset()
 
 
-def with_samples(me: Hub, heard: Mapping[str, Message]) -> dict[str, Message]:
-    """The messages with a positive number of samples; others are refused by name."""
-    for name in [name for name, message in heard.items() if message["samples"] < 1]:
-        found = f"{heard[name]['samples']} samples"
-        me.refuse(name, MessageError("Weights must come with the number of samples behind them.", found, "Look there."))
-    return {name: message for name, message in heard.items() if message["samples"] >= 1}
+def accepted_weights(me: Hub, heard: Mapping[str, Message]) -> dict[str, Message]:
+    """The messages that hold weights and `samples` as their sender said when it joined; others are refused by name."""
+    accepted = {}
+    for name, message in heard.items():
+        said, samples = me.hellos.get(name), message.plain.get("samples")
+        counts = type(samples) is int and (samples == said.samples if said else 0 < samples < _MOST_SAMPLES)
+        if not counts or len(message.plain) > 1:
+            wanted = said.samples if said else "at least 1"
+            must = f"Weights must come with the number of samples behind them, and nothing else: {wanted}."
+            found = f"{message.plain}"[:80]
+        elif said and message.layout != said.weights:
+            must = "Weights must have the names, shapes and dtypes that their sender joined with."
+            found = f"{[*message.arrays]}"[:200]
+        else:
+            accepted[name] = message
+            continue
+        me.refuse(name, MessageError(must, found, "The sender must join again with the model that it uses."))
+    return accepted
 
 
-def mean_weights(heard: Mapping[str, Message]) -> dict[str, np.ndarray]:
-    """w ← Σ_k n_k / n · w_k, of messages that hold weights of equal names and shapes, and `samples`."""
-    n = sum(message["samples"] for message in heard.values())
-    shares = {name: np.float32(message["samples"] / n) for name, message in heard.items()}
+def groups_alike(me: Hub, heard: Mapping[str, Message], what: str) -> list[tuple[list[str], dict[str, Message]]]:
+    """Agents that are present and joined with the same `what` ("weights" or "features"), and their messages, if any.
+
+    What cannot be combined is kept apart. Which of two groups is right is no question of a majority: nobody is refused.
+    """
+    groups: dict[object, tuple[list[str], dict[str, Message]]] = {}
+    for name in me.present:
+        kind = getattr(me.hellos[name], what) if name in me.hellos else name in heard and heard[name].signature
+        names, messages = groups.setdefault(kind, ([], {}))
+        names.append(name)
+        messages |= {name: heard[name]} if name in heard else {}
+    return [(names, messages) for names, messages in groups.values() if messages]
+
+
+def combined_weights(heard: Mapping[str, Message], aggregate: str, trim: float, cap: float) -> dict[str, np.ndarray]:
+    """The mean, weighted by samples, or the median or trimmed mean of each weight, in which all count alike.
+
+    The messages hold weights of equal names and shapes, and `samples`.
+    """
+    if aggregate == "mean":
+        return mean_weights(heard, cap)
+    robust = Aggregation(kind=aggregate, trim=trim, outputs=False)
+    return {
+        name: _of_dtype(robust.of_all(np.stack([message[name] for message in heard.values()]).astype(np.float64)), like)
+        for name, like in next(iter(heard.values())).arrays.items()
+    }
+
+
+def mean_weights(heard: Mapping[str, Message], cap: float = np.inf) -> dict[str, np.ndarray]:
+    """w ← Σ_k n_k / n · w_k, where no n_k counts for more than `cap` times the (lower) median of all."""
+    counts = {name: message["samples"] for name, message in heard.items()}
+    most = cap * sorted(counts.values())[(len(counts) - 1) // 2]
+    counts = {name: min(count, most) for name, count in counts.items()}
+    n = sum(counts.values())
+    shares = {name: np.float32(count / n) for name, count in counts.items()}
     names = next(iter(heard.values())).arrays
     return {name: _mean([(shares[k], message[name]) for k, message in heard.items()]) for name in names}
 
@@ -38,11 +84,20 @@ def _mean(shared: list[tuple[np.float32, np.ndarray]]) -> np.ndarray:
         return like  # a mask has no mean
     total = np.zeros(like.shape, dtype=np.float64 if like.dtype.kind in "iu" else like.dtype)
     part = np.empty_like(total)
-    for share, array in shared:
-        np.multiply(array, share, out=part)
-        total += part
-    # Counters of batch norm are integers; their mean is rounded back.
-    return np.rint(total).astype(like.dtype) if like.dtype.kind in "iu" else total
+    with np.errstate(over="ignore"):
+        for share, array in shared:
+            np.multiply(array, share, out=part)
+            total += part
+    return _of_dtype(total, like)
+
+
+def _of_dtype(values: np.ndarray, like: np.ndarray) -> np.ndarray:
+    """Finite values of the same dtype: counters of batch norm are integers, to which their mean is rounded."""
+    dtype = like.dtype
+    if dtype.kind == "f":
+        return np.asarray(np.clip(values, np.finfo(dtype).min, np.finfo(dtype).max), dtype=dtype)
+    with np.errstate(invalid="ignore"):  # of counters that nothing could have counted
+        return np.asarray(np.rint(values), dtype=dtype)
 
 
 def check_equal_weights(agents: Sequence[Agent], protocol: str) -> None:

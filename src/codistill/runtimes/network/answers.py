@@ -32,10 +32,12 @@ def report_content(report: Report) -> dict[str, Any]:
 def checked_report(name: str, content: Any, roster: tuple[str, ...]) -> Report:
     """A report that is about its sender only."""
     try:
-        sent, received = ({who: int(count) for who, count in content[key].items()} for key in ("sent", "received"))
-        refused = [(str(to), str(by), printable(str(why), _TEXT)) for to, by, why in content["refused"]]
-        remarks = [(str(who), printable(str(text), _TEXT)) for who, text in content["remarks"]]
-        measures = [(str(who), printable(str(what), 80), float(value)) for who, what, value in content["measures"]]
+        sent, received = ({who: _count(count) for who, count in content[key].items()} for key in ("sent", "received"))
+        refused = [(_text(to), _text(by), printable(_text(why), _TEXT)) for to, by, why in content["refused"]]
+        remarks = [(_text(who), printable(_text(text), _TEXT)) for who, text in content["remarks"]]
+        measures = [
+            (_text(who), printable(_text(what), 80), _number(value)) for who, what, value in content["measures"]
+        ]
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise MessageError("A report must be well-formed.", f"{error!r}"[:200], _DO) from None
     nodes = {*roster, HUB}
@@ -54,16 +56,19 @@ def checked_report(name: str, content: Any, roster: tuple[str, ...]) -> Report:
     return Report(sent, received, refused, remarks, measures)
 
 
-def checked_scores(content: Any) -> dict[str, float]:
-    """Accuracies from 0 to 1, or errors from 0."""
+def checked_scores(content: Any, *, real_valued: bool | None = None) -> dict[str, float]:
+    """Accuracies from 0 to 1, or errors from 0; `real_valued`: which of them the run has, if that is known."""
     try:
-        scores = {str(key): float(value) for key, value in content.items()}
+        scores = {str(key): _number(value) for key, value in content.items()}
     except (AttributeError, TypeError, ValueError, OverflowError) as error:
         raise MessageError("Scores must be numbers.", f"{error!r}"[:200], _DO) from None
     for key, value in scores.items():
         most = 1.0 if "accuracy" in key else _MOST
         if key not in SCORES or not 0 <= value <= most:
             raise MessageError("Scores must have known names and be within their bounds.", f"{key[:40]} = {value}", _DO)
+        if real_valued is not None and real_valued != ("rmse" in key):
+            kind = "errors of real values" if real_valued else "accuracies"
+            raise MessageError(f"The scores of this run must be {kind}.", key, _DO)
     return scores
 
 
@@ -71,6 +76,8 @@ def checked_view(arrays: Mapping[str, np.ndarray], labels: np.ndarray, classes: 
     """An agent's outputs on the common test set: means by true class, and the predicted classes."""
     if not arrays:
         return None
+    if labels.ndim != 1:
+        raise MessageError("Outputs are sent for classes only.", f"{[*arrays]}, of real values"[:200], _DO)
     mean, chosen = arrays.get("mean"), arrays.get("chosen")
     fits = set(arrays) <= {"mean", "chosen"} and mean is not None and mean.shape == (classes, classes)
     if fits and chosen is not None:
@@ -81,3 +88,21 @@ def checked_view(arrays: Mapping[str, np.ndarray], labels: np.ndarray, classes: 
     if not ((of_samples >= -_TOLERANCE) & (of_samples <= 1 + _TOLERANCE)).all():
         raise MessageError("Mean outputs must be probabilities.", "values outside of 0 to 1", _DO)
     return dict(arrays)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{type(value).__name__} instead of a text")
+    return value
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int:
+        raise TypeError(f"{type(value).__name__} instead of a count")
+    return value
+
+
+def _number(value: Any) -> float:
+    if type(value) not in (int, float):
+        raise TypeError(f"{type(value).__name__} instead of a number")
+    return float(value)

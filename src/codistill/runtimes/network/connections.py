@@ -22,7 +22,7 @@ from codistill.runtimes.network.sessions import Sessions, Tell
 from codistill.runtimes.network.stream import CONTROL_LIMIT
 from codistill.runtimes.network.transport import Transport
 from codistill.text import printable
-from codistill.wire.codec import Arrays, decode, encode
+from codistill.wire.codec import Arrays, decode, encode, read_json
 
 _POLL = 0.5  # seconds between checks of the clock while waiting
 ROOM = 4  # messages of the largest size that one sender may have here
@@ -300,10 +300,10 @@ class Connections:
 
     def _read(self, received: ReceivedFrame, header: FrameHeader) -> Control | None:
         try:
-            arrays, values = decode(received.payload, finite=False, limit=CONTROL_LIMIT)
-            if len(values["json"]) > _TEXT_LIMIT:
-                raise ValueError(f"a text of {len(values['json'])} characters")
-            content = json.loads(values["json"])
+            arrays, values = decode(
+                received.payload, finite=False, limit=CONTROL_LIMIT, header_limit=2 * _TEXT_LIMIT, packed=False
+            )
+            content = read_json(values["json"], _TEXT_LIMIT)
             if not isinstance(content, dict) or not isinstance(content.get("do"), str):
                 raise ValueError("it has no 'do'")
         except (MessageError, KeyError, ValueError, TypeError, RecursionError) as error:

@@ -24,7 +24,7 @@ from codistill.runtimes.network.connections import Connections, Control
 from codistill.runtimes.network.frame_header import FrameKind, Turn
 from codistill.runtimes.network.inbox import Refusal
 from codistill.runtimes.network.options import RETURN, WIRE_VERSION
-from codistill.runtimes.network.terms import objection, terms_of
+from codistill.runtimes.network.terms import objection, read_hello, terms_of
 from codistill.runtimes.network.waiting import AgentStatus, Grace, MissedRounds, Unreliable, missed_text
 from codistill.runtimes.runtime import Runtime, ShouldStop, Stopped, load_nodes, never, one_thread, save_nodes
 from codistill.version import __version__
@@ -60,6 +60,7 @@ class HubRuntime(Runtime):
         connections.on_presence = self._noticing(self._presence_changed)
         connections.on_refusal = self._refused_by
         connections.backlog = self._host.backlog
+        self._host.message_limit = connections.transport.limit
 
     # --- the runtime ------------------------------------------------------------------------------
 
@@ -361,7 +362,9 @@ class HubRuntime(Runtime):
         if status.ready and current == session_id:  # a second hello: it has lost the connection, unnoticed here
             status.ready, status.unanswered = False, None
             connections.drop(name, "its connection was interrupted")
-        status.samples = int(hello.content["samples"])
+        said = read_hello(hello.content)
+        if said is not None and self.description.hub is not None:  # which `objection` has checked
+            status.samples, self.description.hub.hellos[name] = said.samples, said
         if current != session_id:
             status.ready, status.unanswered = False, None
         if not status.ready:

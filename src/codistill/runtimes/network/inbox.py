@@ -72,7 +72,7 @@ class Inbox:
 
     def __init__(self, senders: Iterable[str], room: int, has_room: Callable[[str], None]) -> None:
         """`room`: bytes of a sender that are read ahead; `has_room`: called when a full queue has room again."""
-        self._room, self._has_room = room, has_room
+        self.room, self._has_room = room, has_room
         self._queues: dict[str, deque[Event]] = {name: deque() for name in senders}
         self._held = dict.fromkeys(self._queues, 0)
         self._full: set[str] = set()
@@ -89,7 +89,7 @@ class Inbox:
                 self._turns.append(event.sender)
             events.append(event)
             self._held[event.sender] += event.size
-            if self._held[event.sender] > self._room:
+            if self._held[event.sender] > self.room:
                 self._full.add(event.sender)
             is_full = event.sender in self._full
             wake, self._is_waiting = self._is_waiting, False
@@ -121,7 +121,7 @@ class Inbox:
             if events:
                 self._turns.append(sender)
             self._held[sender] -= event.size
-            if sender in self._full and 2 * self._held[sender] <= self._room:
+            if sender in self._full and 2 * self._held[sender] <= self.room:
                 self._full.discard(sender)
                 freed = sender
         if freed is not None:

@@ -110,7 +110,8 @@ class LocalNetwork(Runtime):
         description = self.description.of_agent(name)
         log = self._log(name)
         own = self._credentials(name)
-        transport = Transport(name, (HUB,), self._network, own, dial={HUB: address}, tell=log.tell)
+        limit = self._network.message_limit
+        transport = Transport(name, (HUB,), self._network, own, dial={HUB: address}, limit=limit, tell=log.tell)
         connections = Connections(transport, self._network, log.tell)
         hello = hello_of(description.agents[0], description.public)
         try:

@@ -16,6 +16,7 @@ from codistill.runtimes.network.audited_transport import audited
 from codistill.runtimes.network.connections import Connections
 from codistill.runtimes.network.event_log import EventLog
 from codistill.runtimes.network.hub_runtime import HubRuntime
+from codistill.runtimes.network.limits import derived_limit
 from codistill.runtimes.network.options import Network
 from codistill.runtimes.network.peer_runtime import PeerRuntime
 from codistill.runtimes.network.policy import ANYTHING, Policy
@@ -29,7 +30,8 @@ def open_hub(
     description: RunDescription, network: Network, own: Credentials | None, listen: str, log: EventLog, run: str
 ) -> HubRuntime:
     """The runtime of a hub, which listens."""
-    transport = Transport(HUB, description.topology.names, network, own, listen=listen, tell=log.tell)
+    limit = network.message_limit or derived_limit(description)
+    transport = Transport(HUB, description.topology.names, network, own, listen=listen, limit=limit, tell=log.tell)
     connections = Connections(transport, network, log.tell, deadline=network.deadline, leads=True)
     log.hub = HubRuntime(description, connections, run=run)
     log.hub.on_state = log.state
@@ -48,7 +50,8 @@ def open_peer(
 ) -> PeerRuntime:
     """The runtime of a peer, which listens, and dials some of its neighbours."""
     others = neighbours(description.topology, description.names[0])
-    transport = Transport(description.names[0], others, network, own, listen=listen, dial=dial, tell=log.tell)
+    name, limit = description.names[0], network.message_limit or derived_limit(description)
+    transport = Transport(name, others, network, own, listen=listen, dial=dial, limit=limit, tell=log.tell)
     checked = audited(transport, audit, policy)
     return PeerRuntime(description, Connections(checked, network, log.tell, deadline=network.deadline))
 

@@ -56,6 +56,7 @@ class PeerRuntime(Runtime):
         connections.on_hello, connections.on_presence = self._on_hello, self._presence_changed
         connections.on_refusal = self._refused_by
         connections.backlog = self._host.backlog
+        self._host.message_limit = connections.transport.limit
         self._started = False  # all neighbours have joined once, or patience has ended
         self._last_hello = 0.0
         self._samples = {self._agent.name: len(self._agent.shard)}

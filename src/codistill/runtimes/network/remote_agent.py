@@ -21,6 +21,7 @@ from codistill.runtimes.network.answers import report_content
 from codistill.runtimes.network.connections import Connections, Control
 from codistill.runtimes.network.frame_header import FrameKind, Turn
 from codistill.runtimes.network.inbox import Refusal
+from codistill.runtimes.network.limits import derived_limit
 from codistill.runtimes.network.policy import ANYTHING, Policy
 from codistill.runtimes.network.state_store import START, StateStore
 from codistill.runtimes.network.terms import Terms, check_terms
@@ -147,6 +148,8 @@ class RemoteAgent:
             self._agent = self._description.agents[0]
             self._host: Host = self._description.host([self._agent], self._connections)
             self._connections.backlog = self._host.backlog
+            self._host.message_limit = self._connections.network.message_limit or derived_limit(self._description)
+            self._connections.transport.accept(self._host.message_limit)
         elif content["terms"] != self._terms:
             raise NetworkError(
                 "A restarted hub must have the same terms.", "different terms", "Join again with a new process."

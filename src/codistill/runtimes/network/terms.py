@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from codistill.agent import Agent
+from codistill.agent import Agent, Hello
 from codistill.data.shard import PublicData
 from codistill.errors import CodistillError, NetworkError
 from codistill.faults import Fault, Faults
@@ -82,8 +82,9 @@ def description_under(
             public=public,
             test=test,
             compression=None if compression is None else from_table(Compression, compression, "compression"),
+            tells_class_mix=False,  # the hub is another operator's
         )
-    except (TypeError, KeyError, AttributeError) as error:
+    except (TypeError, KeyError, AttributeError, ValueError, OverflowError) as error:
         raise NetworkError(
             "The terms of a federation must be complete.", f"{error!r}"[:200], "Ask whoever runs the hub."
         ) from None
@@ -119,14 +120,25 @@ def describe_public(public: PublicData | None) -> dict[str, Any] | None:
 def hello_of(agent: Agent, public: PublicData | None) -> dict[str, Any]:
     """What an agent says of itself when it joins: not a sample, not a label."""
     x = np.asarray(agent._data[0])  # its shard is made when the hub has told the number of classes
-    return {
+    return dataclasses.asdict(agent.hello(agent.learner.abilities)) | {
         "version": __version__,
         "wire": WIRE_VERSION,
         "public": describe_public(public),
         "shape": list(x.shape[1:]),
-        "samples": len(x),
         "model": agent.learner.describe(),
     }
+
+
+def read_hello(hello: Mapping[str, Any]) -> Hello | None:
+    """What an agent says of its data and its model; None if that is malformed."""
+    samples, weights, features = (hello.get(key) for key in ("samples", "weights", "features"))
+    if type(samples) is not int or not 0 < samples < 1 << 48:
+        return None
+    if weights is not None and (not isinstance(weights, str) or len(weights) != 64):
+        return None
+    if features is not None and (type(features) is not int or not 0 < features < 1 << 31):
+        return None
+    return Hello(samples, weights, features)
 
 
 def objection(terms: Mapping[str, Any], hello: Mapping[str, Any]) -> str | None:
@@ -135,8 +147,7 @@ def objection(terms: Mapping[str, Any], hello: Mapping[str, Any]) -> str | None:
         return (
             f"the hub runs codistill {terms['version']}, the agent {str(hello.get('version'))[:40]}: install the same"
         )
-    samples = hello.get("samples")
-    if type(samples) is not int or not 0 < samples < 1 << 48 or not isinstance(hello.get("model"), str):
+    if read_hello(hello) is None or not isinstance(hello.get("model"), str):
         return "malformed join request"
     wanted, has = terms["public"], hello.get("public")
     if wanted is not None and has != wanted:

@@ -24,6 +24,7 @@ from codistill.runtimes.network.frame_header import FrameHeader, FrameKind, Turn
 from codistill.runtimes.network.inbox import Event, Inbox, Oversized, Presence, ReceivedFrame, Refusal
 from codistill.runtimes.network.listener import Listener
 from codistill.runtimes.network.stream import CONTROL_LIMIT, HELLO_LIMIT, Preface, Refused, Stream
+from codistill.wire.codec import SIZE_LIMIT
 
 if TYPE_CHECKING:
     from codistill.certs.credentials import Credentials
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 _AGAIN, _SLOWER, _AT_MOST = 0.2, 1.5, 1.0  # seconds between two attempts to connect: at first, factor, at most
 _CONNECTING = 10.0  # seconds that an attempt to connect may take
-MODELS = 1 << 26  # bytes of the largest message, where neither the run nor the settings say so
+_BEFORE_TERMS = 1 << 20  # bytes of the largest message, as long as the run is not known
 _CHECK = 1.0  # seconds between two looks at certificates and at the revocation list
 _REMIND = 600.0  # seconds between two lines about the same trouble
 _TURNED_AWAY = 60.0  # seconds between two lines about connections that were not admitted
@@ -58,12 +59,12 @@ class Transport:
         limit: int | None = None,
         tell: Tell = _say_nothing,
     ) -> None:
-        """`dial`: addresses by name; `limit`: bytes of the largest message that is accepted."""
+        """`dial`: addresses by name; `limit`: bytes of the largest message; unset: `accept` says so later."""
         self.me, self.others = me, tuple(others)
-        self.limit = limit or network.message_limit or MODELS
+        self.limit = limit or _BEFORE_TERMS
         self.session_id = secrets.randbits(64)
         self.loop = asyncio.new_event_loop()
-        self.preface = Preface(self.session_id, network.lease, self.limit, me)
+        self.preface = Preface(self.session_id, network.lease, limit or SIZE_LIMIT, me)
         self.inbox = Inbox(self.others, self.limit + CONTROL_LIMIT, self._read_on)
         self._credentials, self._tell = credentials, tell
         if credentials is not None:
@@ -94,6 +95,11 @@ class Transport:
     def take(self, timeout: float) -> Event | None:
         """The next event; None if none arrives in time."""
         return self.inbox.take(timeout)
+
+    def accept(self, limit: int) -> None:
+        """Accept messages of up to so many bytes, now that the run is known."""
+        self.limit = limit
+        self.inbox.room = limit + CONTROL_LIMIT
 
     def limit_of(self, name: str) -> int:
         """Bytes of the largest message that a node accepts, as it has said itself."""
