@@ -18,6 +18,7 @@ from codistill.results.records import Scores
 from codistill.runtimes.evaluation import score
 from codistill.runtimes.host import Report
 from codistill.runtimes.network.answers import checked_report, checked_scores, checked_view, report_content
+from codistill.runtimes.network.options import Network
 from codistill.runtimes.network.remote_agent import RemoteAgent
 from codistill.runtimes.network.terms import (
     check_terms,
@@ -107,7 +108,8 @@ def _use_peer_terms(content: Any) -> None:
 
 def _use_welcome(content: Any) -> None:
     """As an agent that has just joined."""
-    connections = SimpleNamespace(command=_ignore, tell=_ignore)
+    transport = SimpleNamespace(accept=_ignore)
+    connections = SimpleNamespace(command=_ignore, tell=_ignore, network=Network(), transport=transport)
     remote = RemoteAgent(connections, {}, lambda terms: description_under(terms, _run(False).agents[0], None, None))
     remote._enter(SimpleNamespace(content=content))
 
