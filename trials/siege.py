@@ -69,7 +69,7 @@ CODISTILL = [sys.executable, "-m", "codistill.cli"]
 QUIET = 0.1  # share of the time before the attack
 KILLED = 0.7  # share of the time after which the hub is killed
 MEMORY = 250.0  # megabytes that the hub may grow by: four messages for each of six agents, and what Python keeps
-LOG = 1 << 18  # bytes of its log per ten minutes
+LOG = 1 << 16  # bytes of its log per ten minutes, besides a line for each round
 START = 120.0  # seconds until the first round
 
 
@@ -243,7 +243,8 @@ def report(siege: Siege) -> int:
     attack, killed = siege.marks["attack"], siege.marks["killed"]
     before = max(memory for at, _, memory, _ in siege.curve if at < attack)
     most = max(memory for at, _, memory, _ in siege.curve)
-    log = (siege.folder / "hub.log").stat().st_size
+    lines = (siege.folder / "hub.log").read_text("utf-8").splitlines()
+    log = sum(len(line) for line in lines if '"event": "round ended"' not in line)  # those are honest ones
     allowed = LOG * max(1.0, siege.seconds / 600)
     print(f"\n{len(rounds)} rounds in {siege.seconds:.0f} s; every one counted once: {'yes' if gapless else 'NO'}")
     print(f"rounds that honest agents missed: {len(missed)}")
@@ -253,7 +254,7 @@ def report(siege: Siege) -> int:
     )
     print(f"memory of the hub: quiet {before:.0f} MB, at most {most:.0f} MB (allowed: {before + MEMORY:.0f})")
     print(f"descriptors of the hub: at most {max(count for *_, count in siege.curve)} of 1024")
-    print(f"log of the hub: {log:,} bytes (allowed: {allowed:,.0f})")
+    print(f"log of the hub, without a line for each round: {log:,} bytes (allowed: {allowed:,.0f})")
     for kind in ATTACKERS:
         path = siege.folder / f"{kind}.count"
         done = json.loads(path.read_text("utf-8")) if path.exists() else {}

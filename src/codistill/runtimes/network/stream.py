@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import ssl
 import struct
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 from codistill.runtimes.network.frame_header import EMPTY, HEADER_SIZE, FrameHeader, FrameKind
 from codistill.runtimes.network.inbox import Event, Oversized, ReceivedFrame, Refusal
@@ -29,6 +31,9 @@ _LENGTH = struct.Struct("<Q")
 _RECORD = _LENGTH.size + HEADER_SIZE
 _SCRATCH = 1 << 16  # bytes read at a time while no large payload is being received
 _PIECE = 1 << 18  # bytes given to TLS at a time: encrypting more at once would delay other links
+_TURN = 16  # reads or writes in a row, before other links are served again
+_LAST_WORDS = 1.0  # seconds that the other end has to read why it was refused
+_LATER = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 _FIRST = 1 << 20  # bytes of a payload for which memory is taken at once
 _BACKLOG = 1 << 26  # bytes that may wait for a receiver, besides some messages of the largest size
 _MESSAGES = 8
@@ -88,39 +93,37 @@ class Refused(Exception):
         self.final = final
 
 
-class Stream(asyncio.BufferedProtocol):
-    """Both directions of a connection, as asyncio's callbacks."""
+class Stream:
+    """Both directions of a connection whose TLS handshake is done."""
 
-    def __init__(self, owner: Owner, expected: str | None = None) -> None:
+    def __init__(self, owner: Owner, connection: socket.socket, expected: str | None = None) -> None:
         """`expected`: the node that was dialled; None: the other end has dialled this node."""
-        self._owner, self.expected = owner, expected
+        self._owner, self._socket, self.expected = owner, connection, expected
         self.name: str | None = None  # of the other end, once it is known
         self.certificate: bytes | None = None
         self.theirs: Preface | None = None
         now = owner.loop.time()
         self.heard = self.said = self.progress = now  # when something was last received, sent, and taken by the link
         self.is_closed = False
-        self.is_reading = True
-        self._transport: asyncio.Transport | None = None
+        self.is_reading = False
         self._scratch, self._kept = bytearray(_SCRATCH), 0
         self._body: bytearray | None = None
         self._header, self._length, self._filled, self._skipping = b"", 0, 0, 0
         self._outgoing: deque[bytes | memoryview] = deque()
         self.waiting = 0  # bytes in it
-        self._is_full = False
+        self.is_stuck = False  # the link takes no more for now
         self._why = ""
         self.opening: asyncio.Future[bool] = owner.loop.create_future()  # whether it was admitted
         self.ended: asyncio.Future[None] = owner.loop.create_future()
 
     # --- opening and closing --------------------------------------------------------------------
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """TLS has verified the certificates of both ends."""
-        self._transport = cast(asyncio.Transport, transport)
-        self._transport.set_write_buffer_limits(high=2 * _PIECE)
-        secure = transport.get_extra_info("ssl_object")
-        self.certificate = secure.getpeercert(binary_form=True) if secure is not None else None
-        self._write(self._owner.preface.encode())
+    def start(self) -> None:
+        """Say who this is, and check who the other end is."""
+        secure = self._socket
+        self.certificate = secure.getpeercert(binary_form=True) if isinstance(secure, ssl.SSLSocket) else None
+        self._queue([self._owner.preface.encode()])
+        self.read_on(on=True)
         self._guarded(self._identify)
 
     def _identify(self) -> None:
@@ -144,33 +147,58 @@ class Stream(asyncio.BufferedProtocol):
         """Tell the other end why it is not admitted, and close the connection."""
         if not self.is_closed:
             text = json.dumps({"why": why[:_REASON], "final": final}).encode()
-            self._outgoing.clear()
-            self.waiting = 0
             self.send(FrameHeader(FrameKind.REFUSED, self._owner.preface.session_id, 0).encode(), text)
             self.close(why)
 
     def close(self, why: str, *, at_once: bool = False) -> None:
-        """Close the connection: what TLS has already accepted is still sent, for a short while."""
-        if not self.is_closed and self._transport is not None:
-            self.is_closed, self._why = True, why
-            self._outgoing.clear()
-            self.waiting = 0
-            if at_once or self._is_full:
-                self._transport.abort()
-            else:
-                self._transport.close()
-                self._owner.loop.call_later(1.0, self._transport.abort)
+        """Close the connection: what the link has already taken is still sent, for a short while."""
+        if self.is_closed:
+            return
+        self.is_closed, self._why = True, why
+        self._leave_loop()
+        if at_once or self.is_stuck:
+            self.end()
+            return
+        # What was received and not read would make the system discard what was sent: so it is read, and discarded.
+        with suppress(OSError):
+            socket.socket.shutdown(self._socket, socket.SHUT_WR)
+        self._owner.loop.add_reader(self._socket, self._discard)
+        self._owner.loop.call_later(_LAST_WORDS, self.end)
 
-    def connection_lost(self, error: Exception | None) -> None:
-        """The connection has ended, by whichever end."""
+    def _discard(self) -> None:
+        try:
+            if not socket.socket.recv(self._socket, _SCRATCH):
+                self.end()
+        except _LATER:
+            pass
+        except OSError:
+            self.end()
+
+    def _lose(self, error: Exception | None) -> None:
+        """The connection has ended, by the other end or the network."""
+        if not self.is_closed:
+            self.is_closed = True
+            reason = getattr(error, "reason", None) or error or "closed by the other end"
+            self._why = str(reason).lower().replace("_", " ")
+        self.end()
+
+    def _leave_loop(self) -> None:
+        self._outgoing.clear()
+        self.waiting = 0
+        self._owner.loop.remove_reader(self._socket)
+        self._owner.loop.remove_writer(self._socket)
+
+    def end(self) -> None:
+        """End the connection now, whatever is still to be said."""
+        if self.ended.done():
+            return
         self.is_closed = True
-        if isinstance(error, ssl.SSLError):
-            self._why = self._why or str(error.reason or error).lower().replace("_", " ")
-        self._owner.closed(self, self._why or (str(error) if error else "closed by the other end"))
+        self._leave_loop()
+        self._socket.close()
+        self.ended.set_result(None)
         if not self.opening.done():
             self.opening.set_result(False)
-        if not self.ended.done():
-            self.ended.set_result(None)
+        self._owner.closed(self, self._why)
 
     # --- sending --------------------------------------------------------------------------------
 
@@ -182,54 +210,85 @@ class Stream(asyncio.BufferedProtocol):
         if self.waiting > _BACKLOG + _MESSAGES * limit:
             self.close("it does not take what is sent to it", at_once=True)
             return
-        if not self.waiting:
-            self.progress = self._owner.loop.time()
         first = _LENGTH.pack(len(payload)) + header
-        whole = first + payload if len(payload) < _SCRATCH else first
-        pieces: list[bytes | memoryview] = [whole]
-        if whole is first and payload:
+        if len(payload) < _SCRATCH:
+            self._queue([first + payload])
+        else:
             view = memoryview(payload)
-            pieces += [view[at : at + _PIECE] for at in range(0, len(payload), _PIECE)]
+            self._queue([first, *(view[at : at + _PIECE] for at in range(0, len(payload), _PIECE))])
+
+    def _queue(self, pieces: list[bytes | memoryview]) -> None:
+        if not self._outgoing:
+            self.progress = self._owner.loop.time()
         self._outgoing.extend(pieces)
         self.waiting += sum(map(len, pieces))
-        self._flush()
-
-    def _flush(self) -> None:
-        while self._outgoing and not self._is_full:
-            piece = self._outgoing.popleft()
-            self.waiting -= len(piece)
-            self._write(piece)
-
-    def _write(self, data: bytes | memoryview) -> None:
-        assert self._transport is not None
-        self.said = self._owner.loop.time()
-        self._transport.write(data)
-
-    def pause_writing(self) -> None:
-        """The link takes no more for now."""
-        self._is_full = True
-
-    def resume_writing(self) -> None:
-        """The link has taken what it was given."""
-        self._is_full, self.progress = False, self._owner.loop.time()
-        if not self.is_closed:
+        if not self.is_stuck:
             self._flush()
 
-    @property
-    def is_stuck(self) -> bool:
-        """Whether the link takes no more for now."""
-        return self._is_full
+    def _flush(self) -> None:
+        """Send as much as the link takes now; the rest when it takes more."""
+        try:
+            for _ in range(_TURN):
+                if not self._outgoing:
+                    break
+                piece = self._outgoing[0]
+                sent = self._socket.send(piece)
+                self.waiting -= sent
+                self.said = self.progress = self._owner.loop.time()
+                if sent < len(piece):
+                    self._outgoing[0] = memoryview(piece)[sent:]
+                else:
+                    self._outgoing.popleft()
+        except _LATER:
+            pass
+        except (OSError, ValueError) as error:
+            self._outgoing.clear()
+            self._owner.loop.call_soon(self._lose, error)  # not now: the caller may be looking at its links
+        if bool(self._outgoing) != self.is_stuck:
+            self.is_stuck = bool(self._outgoing)
+            if self.is_stuck:
+                self._owner.loop.add_writer(self._socket, self._flush)
+            else:
+                self._owner.loop.remove_writer(self._socket)
 
     # --- receiving ------------------------------------------------------------------------------
 
     def read_on(self, *, on: bool) -> None:
         """Read, or leave what arrives to the network until there is room."""
-        if self._transport is not None and not self.is_closed and on != self.is_reading:
+        if not self.is_closed and on != self.is_reading:
             self.is_reading = on
             self.heard = self._owner.loop.time()  # silence while nothing was read does not count
-            (self._transport.resume_reading if on else self._transport.pause_reading)()
+            if on:
+                self._owner.loop.add_reader(self._socket, self._receive)
+                self._owner.loop.call_soon(self._receive)  # TLS may hold something that was received before
+            else:
+                self._owner.loop.remove_reader(self._socket)
 
-    def get_buffer(self, hint: int) -> memoryview:
+    def _receive(self) -> None:
+        """Read what has arrived, in turns with other links."""
+        try:
+            for _ in range(_TURN):
+                if self.is_closed or not self.is_reading:
+                    return
+                count = self._socket.recv_into(self._buffer())
+                if not count:
+                    self._lose(None)
+                    return
+                self._received(count)
+                if self._body is None and not self._holds_more():
+                    return  # the system tells when there is more
+        except _LATER:
+            return
+        except (OSError, ValueError) as error:
+            self._lose(error)
+            return
+        self._owner.loop.call_soon(self._receive)
+
+    def _holds_more(self) -> bool:
+        """Whether TLS holds something that it has received, of which the system knows nothing any more."""
+        return not self.is_closed and isinstance(self._socket, ssl.SSLSocket) and self._socket.pending() > 0
+
+    def _buffer(self) -> memoryview:
         """Where to put what arrives next: a large payload is received in its place."""
         if self._body is not None:
             if self._filled == len(self._body):
@@ -237,11 +296,9 @@ class Stream(asyncio.BufferedProtocol):
             return memoryview(self._body)[self._filled :]
         return memoryview(self._scratch)[self._kept :]
 
-    def buffer_updated(self, count: int) -> None:
-        """Read what has arrived."""
+    def _received(self, count: int) -> None:
+        """Take what was put into the buffer."""
         self.heard = self._owner.loop.time()
-        if self.is_closed:
-            return
         if self._body is not None:
             self._filled += count
             if self._filled == self._length:

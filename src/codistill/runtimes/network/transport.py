@@ -24,6 +24,7 @@ from codistill.runtimes.network.frame_header import FrameHeader, FrameKind, Turn
 from codistill.runtimes.network.inbox import Event, Inbox, Oversized, Presence, ReceivedFrame, Refusal
 from codistill.runtimes.network.listener import Listener
 from codistill.runtimes.network.stream import CONTROL_LIMIT, HELLO_LIMIT, Preface, Refused, Stream
+from codistill.runtimes.network.tls_handshake import secured
 from codistill.wire.codec import SIZE_LIMIT
 
 if TYPE_CHECKING:
@@ -161,17 +162,21 @@ class Transport:
     async def _close(self, seconds: float) -> None:
         if self._listener is not None:
             self._listener.close()
-        for task in (*self._dialling, self._looking):
-            task.cancel()
         links = [link for links in self._links.values() for link in links]
         end = self.loop.time() + seconds
-        while any(link.waiting or link.is_stuck for link in links if not link.is_closed) and self.loop.time() < end:
+        while any(link.waiting for link in links if not link.is_closed) and self.loop.time() < end:
             await asyncio.sleep(0.01)
         for link in links:
             link.close("this node is closing")
         end = min(end, self.loop.time() + 0.5)
         while any(self._links.values()) and self.loop.time() < end:
             await asyncio.sleep(0.005)
+        for link in links:
+            link.end()
+        tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         self.loop.stop()
 
     def _listen(self, address: str) -> Listener:
@@ -187,32 +192,47 @@ class Transport:
         host, port = split(address)
         pause = _AGAIN
         while True:
-            stream = Stream(self, expected=name)
-            with suppress(OSError, EOFError, TimeoutError, NetworkError, RuntimeError):
+            with suppress(OSError, EOFError, TimeoutError, NetworkError):
                 async with asyncio.timeout(_CONNECTING):
-                    context = self._credentials.tls_context(server=False) if self._credentials else None
-                    secure: dict[str, Any] = {"ssl": context, "server_hostname": ""} if context else {}
-                    await self.loop.create_connection(lambda: stream, host, port, **secure)  # noqa: B023
-                    was_admitted = await stream.opening
-                pause = _AGAIN if was_admitted else pause
-                await stream.ended
-            stream.close("not open in time", at_once=True)
+                    stream = Stream(self, await self._connect(host, port), expected=name)
+                try:
+                    stream.start()
+                    async with asyncio.timeout(_CONNECTING):
+                        pause = _AGAIN if await stream.opening else pause
+                    await stream.ended
+                finally:
+                    stream.close("not open in time", at_once=True)
             await asyncio.sleep(pause * random.uniform(0.7, 1.0))
             pause = min(_AT_MOST, _SLOWER * pause)
 
+    async def _connect(self, host: str, port: int) -> socket.socket:
+        """A connection to the first of the host's addresses that can be reached, with TLS."""
+        found = await self.loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        error: OSError = OSError("no address")
+        for family, kind, protocol, _, place in found:
+            plain = socket.socket(family, kind, protocol)
+            plain.setblocking(False)
+            try:
+                await self.loop.sock_connect(plain, place)
+                return await secured(plain, self._credentials, self.loop, server=False)
+            except OSError as raised:
+                plain.close()
+                error = raised
+            except BaseException:
+                plain.close()
+                raise
+        raise error
+
     async def _shake_hands(self, connection: socket.socket) -> None:
-        """TLS and the preface of a connection to this node; raises if either fails."""
-        context = self._credentials.tls_context(server=True) if self._credentials else None
-        secure: dict[str, Any] = {"ssl": context, "ssl_shutdown_timeout": 1.0} if context else {}
-        stream = Stream(self)
+        """TLS and the preface of a connection to this node; ends when it is admitted, or closed."""
+        stream = Stream(self, await secured(connection, self._credentials, self.loop, server=True))
         try:
-            await self.loop.connect_accepted_socket(lambda: stream, connection, **secure)
-            await stream.opening
-        except BaseException:
-            stream.close("not open in time", at_once=True)
-            with suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)  # in the middle of a handshake: its end follows at once
-            raise
+            stream.start()
+            if not await stream.opening:
+                await stream.ended
+        finally:
+            if not stream.opening.done() or not stream.opening.result():
+                stream.close("not open in time", at_once=True)
 
     # --- for streams: who is admitted ---------------------------------------------------------------
 
