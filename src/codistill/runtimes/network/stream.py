@@ -113,6 +113,7 @@ class Stream:
         self.waiting = 0  # bytes in it
         self.is_stuck = False  # the link takes no more for now
         self._why = ""
+        self._discarded = 0  # bytes received after it was closed
         self.opening: asyncio.Future[bool] = owner.loop.create_future()  # whether it was admitted
         self.ended: asyncio.Future[None] = owner.loop.create_future()
 
@@ -167,7 +168,9 @@ class Stream:
 
     def _discard(self) -> None:
         try:
-            if not socket.socket.recv(self._socket, _SCRATCH):
+            received = len(socket.socket.recv(self._socket, _SCRATCH))
+            self._discarded += received
+            if not received or self._discarded > _PIECE:  # whoever sends on and on does not read either
                 self.end()
         except _LATER:
             pass
