@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 Watcher = Callable[[str, str, bytes], None]  # sender, receiver, encoded message
 
 BEGIN = -1  # the phase before round 0
+EACH = 512  # bytes counted for each message besides its content: many empty ones take memory, too
 
 
 class Parcel:
@@ -111,6 +112,7 @@ class Host:
         self.protocol, self.faults, self.links, self.watchers = protocol, faults, links, watchers
         self._early: list[Frame] = []
         self._queues: dict[tuple[str, str], deque[Parcel | None]] = {}
+        self._unused: dict[str, int] = {}  # bytes in the queues, by sender
 
     def run(self, phase: int, present: tuple[str, ...]) -> Report:
         """Drive all local nodes that are present through a phase, to its end; the last frames may still be queued."""
@@ -130,7 +132,7 @@ class Host:
     def _open(self, phase: int, present: tuple[str, ...]) -> None:
         self._phase, self._present = phase, present
         self._report = Report()
-        self._queues = {}
+        self._queues, self._unused = {}, {}
         self._numbers: dict[tuple[str, str], int] = {}
         self._told: dict[str, dict[int, tuple[Message, Message]]] = {}  # by Byzantine agent: (honest, sent)
         self._waiting: dict[str, set[str]] = {}  # sender -> local nodes that wait for it
@@ -265,6 +267,7 @@ class Host:
     def _arrive(self, sender: str, receivers: Sequence[str], parcel: Parcel | None) -> None:
         for receiver in receivers:
             self._queues.setdefault((sender, receiver), deque()).append(parcel)
+            self._unused[sender] = self._unused.get(sender, 0) + _room_of(parcel)
             task = self._tasks.get(receiver)
             if task and sender in task.pending:
                 self._resolve(task, sender)
@@ -285,6 +288,7 @@ class Host:
         queue = self._queues.get((sender, task.node.name))
         if queue:
             parcel = queue.popleft()
+            self._unused[sender] -= _room_of(parcel)
             if parcel is not None:
                 task.parcels[sender] = parcel
         elif sender not in self._ended and (sender == HUB or sender in self._present):
@@ -313,13 +317,16 @@ class Host:
         return arrived
 
     def backlog(self, sender: str) -> int:
-        """Bytes of a sender that have arrived here and have not been used yet."""
-        queues = [self._queues.get((sender, name), ()) for name in self.nodes]
-        return sum(len(parcel.data) for queue in queues for parcel in queue if parcel is not None)
+        """Bytes of a sender that have arrived here and have not been used yet, with some for each message."""
+        return self._unused.get(sender, 0)
 
     def waits(self) -> dict[str, list[str]]:
         """Who waits for whom."""
         return {name: sorted(task.pending) for name, task in self._tasks.items() if task.pending}
+
+
+def _room_of(parcel: Parcel | None) -> int:
+    return EACH if parcel is None else EACH + len(parcel.data)
 
 
 def deadlock(waits: dict[str, list[str]]) -> RuntimeFault:

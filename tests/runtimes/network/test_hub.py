@@ -478,6 +478,28 @@ def test_messages_that_nobody_waits_for_do_not_pile_up_and_cost_strikes() -> Non
     lives["a"].end()
 
 
+def test_messages_of_one_byte_are_counted_too() -> None:
+    """While the hub waits for 'a', 'b' sends ten thousand messages of one byte: it is out after a few hundred."""
+    net, whole = Net(), describe(NAMES, 2)
+    lives = {name: Life(net, name, whole) for name in NAMES}
+    centre = Centre(net, whole, network=Network(message_limit=1 << 16))
+    flooded = threading.Event()
+
+    def flood(me: Any) -> None:
+        for _ in range(10_000):
+            lives["b"].wire.send(("hub",), FrameKind.MESSAGE, Turn(0), b"x")
+        flooded.set()
+
+    HOOKS["b", 0] = flood
+    HOOKS["a", 0] = lambda me: flooded.wait(20) and time.sleep(0.2)
+    (report,) = centre.rounds(0, 1)
+    assert report.present == ("a", "c")
+    assert centre.lines.sessions.excluded == {"b": "3 bad messages"}
+    assert any("more messages than this node can hold" in text for text in centre.told)
+    centre.finish()
+    lives["a"].end()
+
+
 def test_answers_that_nobody_asked_for_do_not_put_off_the_deadline() -> None:
     net, whole = Net(), describe(NAMES, 2)
     lives = {name: Life(net, name, whole) for name in NAMES}

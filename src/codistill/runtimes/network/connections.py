@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from codistill.errors import MessageError
+from codistill.runtimes.host import EACH
 from codistill.runtimes.links import Frame, Waiting
 from codistill.runtimes.network.allowance import CommandAllowance, LineLimit
 from codistill.runtimes.network.frame_header import FrameHeader, FrameKind, Turn
-from codistill.runtimes.network.inbox import EACH, Oversized, Presence, ReceivedFrame, Refusal
+from codistill.runtimes.network.inbox import Oversized, Presence, ReceivedFrame, Refusal
 from codistill.runtimes.network.options import Network
 from codistill.runtimes.network.sessions import Sessions, Tell
 from codistill.runtimes.network.stream import CONTROL_LIMIT

@@ -14,9 +14,8 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 
+from codistill.runtimes.host import EACH
 from codistill.runtimes.network.frame_header import FrameHeader
-
-EACH = 512  # bytes counted for each frame besides its content: many empty frames fill a queue, too
 
 
 @dataclass(frozen=True, slots=True)
