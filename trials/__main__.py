@@ -37,7 +37,8 @@ TRIALS = (
     Trial("fuzz", ("-m", "trials.fuzz", "--cases", "20000"), 180),
     Trial("mutations", ("tests/wire/mutations.py", "50000"), 60),
     Trial("namespaces", ("-m", "trials.namespaces"), 540),
-    Trial("storm", ("-m", "trials.storm", "--seed", "0", "--agents", "10", "--rounds", "60"), 900),
+    Trial("siege", ("-m", "trials.siege", "--seconds", "90"), 180),
+    Trial("storm", ("-m", "trials.storm", "--seed", "0", "--agents", "10", "--rounds", "60"), 720),
 )
 
 

@@ -58,7 +58,7 @@ alone = false
 every = 100
 [network]
 lease = 5
-deadline = 3
+deadline = 5
 quorum = 0.5
 patience = 5
 linger = 0
