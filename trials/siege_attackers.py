@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from codistill.runtimes.network.frame_header import FrameHeader, FrameKind, Turn
-from codistill.runtimes.network.stream import Preface
+from codistill.runtimes.network.preface import Preface
 from codistill.wire.codec import encode, encode_packed
 
 HELD = 600  # idle connections of a stranger at a time: within the descriptors of its own process

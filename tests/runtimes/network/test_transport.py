@@ -19,9 +19,10 @@ from codistill.certs.authority import Authority
 from codistill.certs.credentials import read_credentials
 from codistill.errors import NetworkError
 from codistill.runtimes.network.frame_header import FrameHeader, FrameKind, Turn
+from codistill.runtimes.network.frame_reader import FrameReader
 from codistill.runtimes.network.inbox import Event, Inbox, Oversized, Presence, ReceivedFrame, Refusal
 from codistill.runtimes.network.options import WIRE_VERSION, Network
-from codistill.runtimes.network.stream import Preface
+from codistill.runtimes.network.preface import Preface
 from codistill.runtimes.network.transport import Transport
 
 LIMIT = 1 << 20
@@ -310,8 +311,8 @@ def test_memory_grows_with_what_arrives_and_not_with_what_is_announced(site: Sit
         assert until(hub, Presence).here
         caller.sendall(record(FrameKind.MESSAGE, bytes(1 << 16), length=1 << 30))
         link = hub._links["a"][0]
-        wait_for(lambda: link._filled == 1 << 16, "the beginning of the message")
-        assert len(link._body or b"") <= 1 << 20
+        wait_for(lambda: link.reader._filled == 1 << 16, "the beginning of the message")
+        assert link.reader.held <= 1 << 20
 
 
 def test_an_empty_kind_of_frame_has_no_content(site: Site) -> None:
@@ -320,6 +321,60 @@ def test_an_empty_kind_of_frame_has_no_content(site: Site) -> None:
         caller.sendall(preface("a") + record(FrameKind.PING, b"x" * 100) + record(FrameKind.MESSAGE, b"yes", 2))
         assert until(hub, Oversized).limit == 0
         assert until(hub, ReceivedFrame).payload == b"yes"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        record(FrameKind.MESSAGE, b"", length=1 << 63),
+        record(FrameKind.PING, b"") * 200,
+        (1 << 40).to_bytes(8, "little") + b"\xff" * 23,
+    ],
+    ids=["endless", "pings", "malformed"],
+)
+def test_what_an_honest_node_never_sends_ends_its_connection(site: Site, data: bytes) -> None:
+    """Otherwise it could keep a receiver busy with reading and discarding."""
+    hub = site.hub(("a",))
+    with site.caller("a") as caller:
+        caller.sendall(preface("a") + data)
+        assert until(hub, Presence).here
+        assert not until(hub, Presence).here
+
+
+def test_bytes_that_arrive_in_any_pieces_are_the_same_frames() -> None:
+    """One byte at a time, or all at once: also across the end of the buffer, and with frames that are skipped."""
+    frames = [(FrameKind.MESSAGE, os.urandom(size)) for size in (0, 1, 70_000, 5, 3 << 20, 9, 200_000)]
+    data = preface("a") + b"".join(record(kind, payload, number) for number, (kind, payload) in enumerate(frames))
+
+    class Handler:
+        def __init__(self) -> None:
+            self.taken: list[Any] = []
+
+        def take_preface(self, found: Preface) -> None:
+            self.taken.append(found.name)
+
+        def largest(self, kind: FrameKind) -> int:
+            return 1 << 20
+
+        def take_frame(self, header: bytes, payload: bytes) -> None:
+            self.taken.append((FrameHeader.decode(header).number, payload))
+
+        def take_oversized(self, header: FrameHeader, length: int, limit: int) -> None:
+            self.taken.append((header.number, length, limit))
+
+    expected = ["a", *enumerate(payload for _, payload in frames)]
+    expected[5] = (4, 3 << 20, 1 << 20)
+    for step in (17, 1000, 65_536, 1 << 20):
+        handler = Handler()
+        reader, at = FrameReader(handler), 0
+        while at < len(data):
+            into = reader.buffer()
+            count = min(len(into), step, len(data) - at)
+            into[:count] = data[at : at + count]
+            into.release()
+            reader.received(count)
+            at += count
+        assert handler.taken == expected, step
 
 
 def test_senders_take_turns() -> None:

@@ -287,10 +287,9 @@ class Connections:
     def _receive_oversized(self, event: Oversized) -> None:
         """The content of a frame above the limit was discarded: for whoever waits for it, it is lost."""
         header, sender = event.header, event.sender
-        if self.sessions.admit(sender, header.encode()) is None:
-            return
+        is_open = self.sessions.admit(sender, header.encode()) is not None
         self.sessions.strike(sender, f"a message of {event.length:,} bytes, above the limit of {event.limit:,}")
-        if header.kind is FrameKind.MESSAGE:
+        if is_open and header.kind is FrameKind.MESSAGE:
             self._sort(header.turn, Frame(header.turn.phase, sender, [self.transport.me], b"", lost=True))
 
     def _queue(self, control: Control) -> None:

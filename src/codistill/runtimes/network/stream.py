@@ -1,10 +1,7 @@
-"""One connection between two nodes: a preface, then frames, in both directions.
+"""One connection between two nodes, after its TLS handshake: a preface, then frames, in both directions.
 
-    preface  "codistil" | version u16 | session u64 | lease u32 (ms) | limit u64 (bytes) | length u8 | name (UTF-8)
-    frame    length of the payload u64 | header (`frame_header`) | payload
-
-The length of a payload is compared with the limit before any of it is kept, and memory grows with what has arrived, not
-with what was announced. Everything here runs in the transport's thread and never blocks: what cannot be sent now waits.
+Everything here runs in the transport's thread and never blocks: what cannot be sent now waits, and what is not wanted
+yet stays with the network.
 """
 
 from __future__ import annotations
@@ -17,45 +14,25 @@ import struct
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, Protocol
 
-from codistill.runtimes.network.frame_header import EMPTY, HEADER_SIZE, FrameHeader, FrameKind
+from codistill.runtimes.network.frame_header import FrameHeader, FrameKind
+from codistill.runtimes.network.frame_reader import FrameReader
 from codistill.runtimes.network.inbox import Event, Oversized, ReceivedFrame, Refusal
-from codistill.runtimes.network.options import WIRE_VERSION
+from codistill.runtimes.network.preface import Preface, Refused
 from codistill.text import printable
 
-_PREFACE = struct.Struct("<8sHQIQB")
-_MAGIC = b"codistil"
 _LENGTH = struct.Struct("<Q")
-_RECORD = _LENGTH.size + HEADER_SIZE
-_SCRATCH = 1 << 16  # bytes read at a time while no large payload is being received
+_SMALL = 1 << 16  # bytes of a payload that is sent in one piece with its header
 _PIECE = 1 << 18  # bytes given to TLS at a time: encrypting more at once would delay other links
 _TURN = 16  # reads or writes in a row, before other links are served again
 _LAST_WORDS = 1.0  # seconds that the other end has to read why it was refused
 _LATER = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
-_FIRST = 1 << 20  # bytes of a payload for which memory is taken at once
 _BACKLOG = 1 << 26  # bytes that may wait for a receiver, besides some messages of the largest size
 _MESSAGES = 8
 CONTROL_LIMIT = 1 << 23  # bytes of a command or an answer
 HELLO_LIMIT = 1 << 18  # bytes of a join request
 _REASON = 300
-
-
-@dataclass(frozen=True)
-class Preface:
-    """What each end says first."""
-
-    session_id: int
-    lease: float  # seconds of silence after which the other end may close the link
-    limit: int  # bytes of the largest message that it accepts
-    name: str
-
-    def encode(self) -> bytes:
-        """As bytes."""
-        name = self.name.encode()
-        lease = int(1000 * self.lease)
-        return _PREFACE.pack(_MAGIC, WIRE_VERSION, self.session_id, lease, self.limit, len(name)) + name
 
 
 class Owner(Protocol):
@@ -72,8 +49,8 @@ class Owner(Protocol):
         """The other end has said its preface: it may send frames. Raises if it is not admitted."""
         ...
 
-    def largest(self, stream: Stream, kind: FrameKind) -> int:
-        """Bytes of the largest payload of this kind that is accepted from the other end."""
+    def largest(self, kind: FrameKind) -> int:
+        """Bytes of the largest payload of this kind that is accepted."""
         ...
 
     def arrived(self, stream: Stream, event: Event) -> bool:
@@ -83,14 +60,6 @@ class Owner(Protocol):
     def closed(self, stream: Stream, why: str) -> None:
         """The connection has ended."""
         ...
-
-
-class Refused(Exception):
-    """The other end is not admitted; `final`: nor will it be later."""
-
-    def __init__(self, why: str, *, final: bool) -> None:
-        super().__init__(why)
-        self.final = final
 
 
 class Stream:
@@ -106,9 +75,7 @@ class Stream:
         self.heard = self.said = self.progress = now  # when something was last received, sent, and taken by the link
         self.is_closed = False
         self.is_reading = False
-        self._scratch, self._kept = bytearray(_SCRATCH), 0
-        self._body: bytearray | None = None
-        self._header, self._length, self._filled, self._skipping = b"", 0, 0, 0
+        self.reader = FrameReader(self)
         self._outgoing: deque[bytes | memoryview] = deque()
         self.waiting = 0  # bytes in it
         self.is_stuck = False  # the link takes no more for now
@@ -129,6 +96,10 @@ class Stream:
 
     def _identify(self) -> None:
         self.name = self._owner.identify(self, self.certificate)
+
+    def take_preface(self, preface: Preface) -> None:
+        """The other end has said who it is: the same as in its certificate."""
+        self._guarded(self._open, preface)
 
     def _open(self, theirs: Preface) -> None:
         if self.name is not None and theirs.name != self.name:
@@ -156,6 +127,7 @@ class Stream:
         if self.is_closed:
             return
         self.is_closed, self._why = True, why
+        self.reader.is_stopped = True
         self._leave_loop()
         if at_once or self.is_stuck:
             self.end()
@@ -168,7 +140,7 @@ class Stream:
 
     def _discard(self) -> None:
         try:
-            received = len(socket.socket.recv(self._socket, _SCRATCH))
+            received = len(socket.socket.recv(self._socket, _SMALL))
             self._discarded += received
             if not received or self._discarded > _PIECE:  # whoever sends on and on does not read either
                 self.end()
@@ -214,7 +186,7 @@ class Stream:
             self.close("it does not take what is sent to it", at_once=True)
             return
         first = _LENGTH.pack(len(payload)) + header
-        if len(payload) < _SCRATCH:
+        if len(payload) < _SMALL:
             self._queue([first + payload])
         else:
             view = memoryview(payload)
@@ -273,12 +245,13 @@ class Stream:
             for _ in range(_TURN):
                 if self.is_closed or not self.is_reading:
                     return
-                count = self._socket.recv_into(self._buffer())
+                count = self._socket.recv_into(self.reader.buffer())
                 if not count:
                     self._lose(None)
                     return
-                self._received(count)
-                if self._body is None and not self._holds_more():
+                self.heard = self._owner.loop.time()
+                self._guarded(self.reader.received, count)
+                if not self.reader.is_in_payload and not self._holds_more():
                     return  # the system tells when there is more
         except _LATER:
             return
@@ -291,99 +264,24 @@ class Stream:
         """Whether TLS holds something that it has received, of which the system knows nothing any more."""
         return not self.is_closed and isinstance(self._socket, ssl.SSLSocket) and self._socket.pending() > 0
 
-    def _buffer(self) -> memoryview:
-        """Where to put what arrives next: a large payload is received in its place."""
-        if self._body is not None:
-            if self._filled == len(self._body):
-                self._body.extend(bytes(min(len(self._body), self._length - self._filled)))
-            return memoryview(self._body)[self._filled :]
-        return memoryview(self._scratch)[self._kept :]
+    # --- what was read --------------------------------------------------------------------------
 
-    def _received(self, count: int) -> None:
-        """Take what was put into the buffer."""
-        self.heard = self._owner.loop.time()
-        if self._body is not None:
-            self._filled += count
-            if self._filled == self._length:
-                self._deliver(bytes(self._body))
-            return
-        end, at = self._kept + count, 0
-        view = memoryview(self._scratch)
-        while at < end and not self.is_closed:
-            used = self._read(view[at:end])
-            if not used:
-                break
-            at += used
-        self._kept = end - at
-        if at and self._kept:
-            view[: self._kept] = bytes(view[at:end])
+    def largest(self, kind: FrameKind) -> int:
+        """Bytes of the largest payload of this kind that is accepted."""
+        return self._owner.largest(kind)
 
-    def _read(self, data: memoryview) -> int:
-        """Read one part of what has arrived; how many bytes of it were used, 0 if more are needed."""
-        if self._skipping:
-            used = min(len(data), self._skipping)
-            self._skipping -= used
-            return used
-        if self._body is not None:  # the beginning of a payload whose rest is received in its place
-            used = min(len(data), len(self._body), self._length)
-            self._body[:used] = data[:used]
-            self._filled = used
-            if used == self._length:
-                self._deliver(bytes(self._body))
-            return used
-        return self._read_preface(data) if self.theirs is None else self._read_record(data)
-
-    def _read_preface(self, data: memoryview) -> int:
-        beginning = bytes(data[: len(_MAGIC)])
-        if beginning != _MAGIC[: len(beginning)]:
-            self.close("it speaks another protocol", at_once=True)
-            return 0
-        if len(data) < _PREFACE.size:
-            return 0
-        _, version, session_id, lease, limit, length = _PREFACE.unpack_from(data)
-        if len(data) < _PREFACE.size + length:
-            return 0
-        try:
-            name = bytes(data[_PREFACE.size : _PREFACE.size + length]).decode()
-        except UnicodeDecodeError:
-            self.close("a name that is no text", at_once=True)
-            return 0
-        if version != WIRE_VERSION:
-            self.refuse(f"version {WIRE_VERSION} of the wire format is needed, not {version}", final=True)
-            return 0
-        # Within bounds, whatever the other end says: a node is never waited for longer than 600 s.
-        lease_seconds = min(max(lease / 1000, 0.5), 600.0)
-        self._guarded(self._open, Preface(session_id, lease_seconds, limit, printable(name, 255)))
-        return _PREFACE.size + int(length)
-
-    def _read_record(self, data: memoryview) -> int:
-        if len(data) < _RECORD:
-            return 0
-        length = int(_LENGTH.unpack_from(data)[0])
-        self._header, self._length = bytes(data[_LENGTH.size : _RECORD]), length
-        try:
-            header = FrameHeader.decode(self._header)
-        except ValueError:
-            kind, most = None, HELLO_LIMIT  # handed on as it is: whoever handles it counts it as a bad message
-        else:
-            kind = header.kind
-            most = 0 if kind in EMPTY else self._owner.largest(self, kind)
-        if length > most:
-            self._skipping = length
-            if kind is not None:
-                self._hand(Oversized(self.name or "", header, length, most))
-        elif kind is not FrameKind.PING:
-            self._body, self._filled = bytearray(min(length, _FIRST)), 0
-            if not length:
-                self._deliver(b"")
-        return _RECORD
-
-    def _deliver(self, payload: bytes) -> None:
-        self._body = None
-        if self._header[0] == FrameKind.REFUSED:
+    def take_frame(self, header: bytes, payload: bytes) -> None:
+        """A frame has arrived."""
+        if header[0] == FrameKind.REFUSED:
             self._hand_refusal(payload)
         else:
-            self._hand(ReceivedFrame(self.name or "", self._header, payload))
+            self._hand(ReceivedFrame(self.name or "", header, payload))
+
+    def take_oversized(self, header: FrameHeader, length: int, limit: int) -> None:
+        """A frame above the limit has begun to arrive, and is discarded."""
+        self._hand(Oversized(self.name or "", header, length, limit))
+        if self.reader.is_stopped:
+            self.close("it sends more than is accepted", at_once=True)
 
     def _hand_refusal(self, payload: bytes) -> None:
         try:

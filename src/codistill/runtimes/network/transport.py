@@ -23,7 +23,8 @@ from codistill.runtimes.network.descriptors import LINKS, reserve_descriptors
 from codistill.runtimes.network.frame_header import FrameHeader, FrameKind, Turn
 from codistill.runtimes.network.inbox import Event, Inbox, Oversized, Presence, ReceivedFrame, Refusal
 from codistill.runtimes.network.listener import Listener
-from codistill.runtimes.network.stream import CONTROL_LIMIT, HELLO_LIMIT, Preface, Refused, Stream
+from codistill.runtimes.network.preface import Preface, Refused
+from codistill.runtimes.network.stream import CONTROL_LIMIT, HELLO_LIMIT, Stream
 from codistill.runtimes.network.tls_handshake import secured
 from codistill.wire.codec import SIZE_LIMIT
 
@@ -198,8 +199,8 @@ class Transport:
                 try:
                     stream.start()
                     async with asyncio.timeout(_CONNECTING):
-                        pause = _AGAIN if await stream.opening else pause
-                    await stream.ended
+                        pause = _AGAIN if await asyncio.shield(stream.opening) else pause
+                    await asyncio.shield(stream.ended)
                 finally:
                     stream.close("not open in time", at_once=True)
             await asyncio.sleep(pause * random.uniform(0.7, 1.0))
@@ -228,11 +229,11 @@ class Transport:
         stream = Stream(self, await secured(connection, self._credentials, self.loop, server=True))
         try:
             stream.start()
-            if not await stream.opening:
-                await stream.ended
-        finally:
-            if not stream.opening.done() or not stream.opening.result():
-                stream.close("not open in time", at_once=True)
+            if not await asyncio.shield(stream.opening):
+                await asyncio.shield(stream.ended)
+        except BaseException:
+            stream.close("not open in time", at_once=True)
+            raise
 
     # --- for streams: who is admitted ---------------------------------------------------------------
 
@@ -278,8 +279,8 @@ class Transport:
             # Without a list that can be trusted nobody is admitted; that may change.
             raise Refused(f"{error.must} Found: {error.found}", final=not self._credentials.admits_nobody()) from None
 
-    def largest(self, stream: Stream, kind: FrameKind) -> int:
-        """Bytes of the largest payload of this kind that is accepted from the other end."""
+    def largest(self, kind: FrameKind) -> int:
+        """Bytes of the largest payload of this kind that is accepted."""
         if kind is FrameKind.HELLO:
             return HELLO_LIMIT if self._listener is not None else CONTROL_LIMIT  # a welcome holds the terms
         return self.limit if kind is FrameKind.MESSAGE else CONTROL_LIMIT
