@@ -33,12 +33,12 @@ class Trial:
 
 
 TRIALS = (
-    Trial("attacks", ("-m", "trials.attacks"), 120),
+    Trial("attacks", ("-m", "trials.attacks"), 240),
     Trial("fuzz", ("-m", "trials.fuzz", "--cases", "20000"), 180),
     Trial("mutations", ("tests/wire/mutations.py", "50000"), 60),
     Trial("namespaces", ("-m", "trials.namespaces"), 540),
     Trial("siege", ("-m", "trials.siege", "--seconds", "90"), 180),
-    Trial("storm", ("-m", "trials.storm", "--seed", "0", "--agents", "10", "--rounds", "60"), 720),
+    Trial("storm", ("-m", "trials.storm", "--seed", "0", "--agents", "10", "--rounds", "60"), 600),
 )
 
 

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 NOISE = 10_000  # random headers, commands, messages and connections
-TESTS = "test_outsiders or test_agents_that_misbehave"
+TESTS = "test_outsiders or test_agents_that_misbehave or two_sites"
 
 
 def main() -> int:
