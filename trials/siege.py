@@ -231,7 +231,12 @@ def main() -> int:
         siege.end()
     if options.picture:
         draw(siege, options.picture)
-    return report(siege)
+    code = report(siege)
+    if options.folder is None and not code:
+        shutil.rmtree(folder, ignore_errors=True)
+    else:
+        print(f"folder: {siege.folder}")
+    return code
 
 
 def report(siege: Siege) -> int:
@@ -259,7 +264,6 @@ def report(siege: Siege) -> int:
         path = siege.folder / f"{kind}.count"
         done = json.loads(path.read_text("utf-8")) if path.exists() else {}
         print(f"{kind}: {', '.join(f'{count:,} {what}' for what, count in done.items()) or 'nothing'}")
-    print(f"folder: {siege.folder}")
     return 0 if gapless and not missed and most <= before + MEMORY and log <= allowed else 1
 
 
