@@ -7,8 +7,9 @@ BIN := .venv/bin
 demo: .venv/ready
 	$(BIN)/codistill demo
 
+# Three at a time: tests of the network wait more than they compute.
 test: .venv/ready
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 3 --dist loadfile
 
 # Which lines and branches the tests reach; tracing makes them a fifth slower.
 coverage: .venv/ready
