@@ -428,7 +428,10 @@ def test_scores_are_judged_by_the_terms_and_not_by_what_others_sent(names: tuple
     centre.finish()
     assert scores == {name: {} if name == "b" else {"own_accuracy": 0.5} for name in names}
     strikes = [text for text in centre.told if "strike" in text]
-    assert strikes == ["'b': strike 1 of 3: scores named own_rmse where accuracies are asked for"]
+    assert strikes == [
+        "'b': strike 1 of 3: The scores of this run must be accuracies. Found: own_rmse. "
+        "The sender must use the same version of codistill."
+    ]
     lives["a"].end()
 
 

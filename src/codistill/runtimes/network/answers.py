@@ -56,7 +56,7 @@ def checked_report(name: str, content: Any, roster: tuple[str, ...]) -> Report:
     return Report(sent, received, refused, remarks, measures)
 
 
-def checked_scores(content: Any, *, real_valued: bool | None = None) -> dict[str, float]:
+def checked_scores(content: Any, real_valued: bool | None = None) -> dict[str, float]:
     """Accuracies from 0 to 1, or errors from 0; `real_valued`: which of them the run has, if that is known."""
     try:
         scores = {str(key): _number(value) for key, value in content.items()}

@@ -21,7 +21,7 @@ from codistill.errors import NetworkError
 from codistill.runtimes.network.addresses import split
 from codistill.runtimes.network.descriptors import LINKS, reserve_descriptors
 from codistill.runtimes.network.frame_header import FrameHeader, FrameKind, Turn
-from codistill.runtimes.network.inbox import Event, Inbox, Oversized, Presence, ReceivedFrame, Refusal
+from codistill.runtimes.network.inbox import Event, Inbox, Presence
 from codistill.runtimes.network.listener import Listener
 from codistill.runtimes.network.preface import Preface, Refused
 from codistill.runtimes.network.stream import CONTROL_LIMIT, HELLO_LIMIT, Stream
@@ -355,6 +355,3 @@ class Transport:
         if now - self._troubles.get(text, -_REMIND) >= _REMIND:
             self._troubles = {one: at for one, at in self._troubles.items() if now - at < _REMIND} | {text: now}
             self._tell(text)
-
-
-__all__ = ["Event", "Oversized", "Presence", "ReceivedFrame", "Refusal", "Transport"]
