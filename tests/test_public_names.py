@@ -36,6 +36,7 @@ NAMES = [
     "PKD",
     "Protocol",
     "Result",
+    "Safeguard",
     "SiloSGD",
     "Topology",
     "TorchLearner",

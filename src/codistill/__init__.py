@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from codistill.protocols import FedMD as FedMD
     from codistill.protocols import FedProto as FedProto
     from codistill.protocols import SiloSGD as SiloSGD
+    from codistill.runtimes.safeguard import Safeguard as Safeguard
     from codistill.settings import setting as setting
     from codistill.topology import Topology as Topology
     from codistill.wire.compression import Compression as Compression
@@ -59,6 +60,7 @@ _HOMES = {
     "Centralised": "protocols",
     "CodistillError": "errors",
     "Compression": "wire.compression",
+    "Safeguard": "runtimes.safeguard",
     "EKD": "protocols",
     "FD": "protocols",
     "Fault": "faults",

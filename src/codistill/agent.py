@@ -207,6 +207,7 @@ class Agent(Node):
         self.test: tuple[np.ndarray, np.ndarray] | None = None
         self.class_mix: np.ndarray | None = None  # how many samples of each class it holds
         self.learned = False  # whether it has been in a run
+        self.safeguard: Any = None  # set by the runtime: an AgentSafeguard, where its answers have one
         self.diverged = False  # whether its model diverged in this round, and returned to the round's start
         self._data, self._test = (x, y), test
 
@@ -300,14 +301,23 @@ class Agent(Node):
             self.unreported.append((sender, printable(str(error), _REASON)))
             return np.zeros((len(x), self.shard.classes))
 
+    def join(self, federation_samples: int) -> None:
+        """Tell its models how many private samples the federation holds in all."""
+        self.learner.join(federation_samples)
+        if self.safeguard is not None:
+            self.safeguard.join(federation_samples)
+
     def dump(self) -> dict[str, Any]:
-        """What lives across rounds: the learner and the state."""
-        return {"learner": self.learner.state(), **super().dump()}
+        """What lives across rounds: the learner and the state, and those of its own model under a safeguard."""
+        guarded = {} if self.safeguard is None else {"safeguard": self.safeguard.dump()}
+        return {"learner": self.learner.state(), **super().dump(), **guarded}
 
     def resume(self, saved: dict[str, Any]) -> None:
         """Return to what was dumped."""
         self.learner.restore(saved["learner"])
         super().resume(saved)
+        if self.safeguard is not None:
+            self.safeguard.resume(saved["safeguard"])
 
 
 class Hub(Node):

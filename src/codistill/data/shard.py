@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -43,6 +44,14 @@ class Shard:
 
     def __len__(self) -> int:
         return len(self.x)
+
+    def part(self, rows: np.ndarray) -> Shard:
+        """Some of the samples, of the same owner."""
+        chosen = copy.copy(self)
+        chosen.__dict__.pop("_tensors", None)
+        chosen.x, chosen.targets = self.x[rows], self.targets[rows]
+        chosen.labels = None if self.labels is None else self.labels[rows]
+        return chosen
 
     def batches(self, t: int, size: int, epochs: int = 1, steps: int | None = None) -> Iterator[Batch]:
         """All samples in a new order, `epochs` times, cut into batches; or exactly `steps` batches."""

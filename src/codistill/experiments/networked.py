@@ -108,8 +108,9 @@ def join_hub(
 ) -> bool:
     """Take part under a hub, until the run is over (True) or the operator stops it."""
     node = AgentNode(
-        mine.agent, hub, own, network, folder, mine.public, mine.test, mine.protocol, mine.policy, log_format=form
-    )
+        mine.agent, hub, own, network, folder, mine.public, mine.test, mine.protocol, mine.policy, log_format=form,
+        safeguard=mine.safeguard,
+    )  # fmt: skip
     complete, _ = node.run_here(should_stop)
     if complete and mine.finished is not None:
         mine.finished(mine.agent)
@@ -161,7 +162,7 @@ def _describe_peer(mine: AgentFile, recipe: Recipe) -> RunDescription:
     if public is not None:
         public.seed = recipe.seed
     test = None if mine.test is None else validate_samples(*mine.test, description.classes, "the test set")
-    return with_agent(replace(description, public=public, test=test), mine.agent)
+    return with_agent(replace(description, public=public, test=test, safeguard=mine.safeguard), mine.agent)
 
 
 def describe_without_data(recipe: Recipe) -> RunDescription:

@@ -18,6 +18,7 @@ from codistill.federation import RuntimeOptions
 from codistill.protocol import Protocol
 from codistill.protocols import PROTOCOLS
 from codistill.runtimes.network.options import Network
+from codistill.runtimes.safeguard import Safeguard, as_safeguard
 from codistill.settings import check_settings, from_table, setting
 from codistill.topology import KINDS as TOPOLOGIES
 from codistill.topology.graphs import KINDS as GRAPHS
@@ -159,6 +160,7 @@ class Recipe:
     compression: Compression | None = None
     topology: str | Graph | None = None  # None: that of the protocol
     network: Network = field(default_factory=Network)
+    safeguard: Safeguard | None = None
     source: dict[str, Any] = field(default_factory=dict, compare=False)  # the tables it was made from
 
 
@@ -197,6 +199,7 @@ def make_recipe(tables: Mapping[str, Any], folder: Path) -> Recipe:
         "faults",
         "compression",
         "network",
+        "safeguard",
     )
     if "sweep" in source:
         raise RecipeError(
@@ -248,8 +251,14 @@ def make_recipe(tables: Mapping[str, Any], folder: Path) -> Recipe:
         compression=from_table(Compression, source["compression"], "compression") if "compression" in source else None,
         topology=topology,
         network=from_table(Network, source.get("network", {}), "network"),
+        safeguard=_safeguard(source.get("safeguard", False)),
         source=source,
     )
+
+
+def _safeguard(given: Any) -> Safeguard | None:
+    """safeguard = true, or a table of its settings."""
+    return from_table(Safeguard, given, "safeguard") if isinstance(given, dict) else as_safeguard(given)
 
 
 def _check_learners(data: Data, agents: Sequence[AgentEntry]) -> None:

@@ -127,6 +127,7 @@ def build(recipe: Recipe, data_dir: str | None = None) -> tuple[Federation, data
         faults=recipe.faults,
         participation=recipe.participation,
         compression=recipe.compression,
+        safeguard=recipe.safeguard or False,
     )
     return federation, data
 

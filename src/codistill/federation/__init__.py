@@ -42,6 +42,7 @@ from codistill.runtimes.plan import Plan
 from codistill.runtimes.processes import Processes
 from codistill.runtimes.running import Outcome, run
 from codistill.runtimes.runtime import Runtime
+from codistill.runtimes.safeguard import Safeguard, as_safeguard
 from codistill.runtimes.simulation import Simulation
 from codistill.runtimes.store import BASELINE, RunFolder
 from codistill.settings import check_settings, setting
@@ -88,6 +89,7 @@ class Federation:
         faults: Sequence[Fault] = (),
         participation: float = 1.0,
         compression: Compression | None = None,
+        safeguard: bool | Safeguard = False,
         watchers: Sequence[Watcher] = (),
     ) -> None:
         agents, seed, protocol = as_agents(agents), as_seed(seed), as_protocol(protocol)
@@ -121,6 +123,7 @@ class Federation:
             samples=samples,
             shape=agents[0].shard.x.shape[1:],
             compression=as_compression(compression),
+            safeguard=as_safeguard(safeguard),
             watchers=tuple(watchers),
         ).introduce()
         check_abilities(agents, protocol, shared)

@@ -79,7 +79,7 @@ class TrainedAgent:
             )
         if not np.isfinite(samples).all():
             raise DataError("Samples must be finite numbers.", "NaN or infinity", "Fill in or remove such samples.")
-        return self._description.protocol.predict(self._agent, samples)
+        return self._description.answer(self._agent, samples)
 
 
 class Result:

@@ -17,6 +17,7 @@ from codistill.protocols.alone import baseline_of
 from codistill.runtimes.host import Host, Watcher
 from codistill.runtimes.links import Carrier
 from codistill.runtimes.plan import Plan
+from codistill.runtimes.safeguard import AgentSafeguard, Safeguard
 from codistill.topology import Topology
 from codistill.wire.compression import Compression
 
@@ -38,6 +39,7 @@ class RunDescription:
     samples: int | None = None  # private samples of all agents together; None: told when they have met
     shape: tuple[int, ...] | None = None  # of a sample; None: whatever the agents have
     compression: Compression | None = None
+    safeguard: Safeguard | None = None  # of the agents at hand
     watchers: tuple[Watcher, ...] = ()  # called for every message that is sent: (sender, receiver, bytes)
     tells_class_mix: bool = True  # whether scores may depend on an agent's class counts: not if others see them
     reported: tuple[str, ...] = ()  # whose rows the metrics hold; empty: the agents at hand, or else all
@@ -67,8 +69,10 @@ class RunDescription:
                 if node.shard is None:
                     node.settle(self.classes)
                 node.shard.seed = self.seed
+                if self.safeguard is not None and self.baseline_protocol is not None and node.safeguard is None:
+                    node.safeguard = AgentSafeguard(self.safeguard, node)
                 if self.samples is not None:
-                    node.learner.join(self.samples)
+                    node.join(self.samples)
         if self.hub is not None:
             self.hub.hellos |= {agent.name: agent.hello(self.protocol.needs) for agent in self.agents}
         return self
@@ -109,4 +113,16 @@ class RunDescription:
 
     def host(self, nodes: list[Node], links: Carrier | None = None) -> Host:
         """A host for some of the nodes."""
-        return Host(nodes, self.protocol, self.faults, links, self.watchers, self.compression)
+        host = Host(nodes, self.protocol, self.faults, links, self.watchers, self.compression)
+        alone = self.baseline_protocol
+        if alone is not None:
+            host.after = lambda agent, t: agent.safeguard and agent.safeguard.end_round(agent, t, self.protocol, alone)
+        return host
+
+    def answer(self, agent: Agent, x: np.ndarray) -> np.ndarray:
+        """What an agent answers: as the protocol says, and with a safeguard mixed with its own model."""
+        taught, alone = self.protocol.predict(agent, x), self.baseline_protocol
+        if agent.safeguard is None or alone is None or not agent.safeguard.ready:
+            return taught
+        safeguard: AgentSafeguard = agent.safeguard
+        return safeguard.answer(taught, alone, x)

@@ -28,14 +28,14 @@ def score(
     seed_libraries(description.seed, agent.name, "evaluate")
     if description.test is not None:
         x, y = _part(description.test, description.seed, samples)
-        answers = description.protocol.predict(agent, x)
+        answers = description.answer(agent, x)
         scores.update(_measure(answers, y, agent.class_mix if description.tells_class_mix else None))
         if views is not None:
             among = len(agent.roster)
             seen = view(answers, y, probabilistic=agent.learner.probabilistic, agents=among)
             views.update({} if seen is None else {agent.name: seen})
     if agent.test is not None:
-        own = _measure(description.protocol.predict(agent, agent.test[0]), agent.test[1], None)
+        own = _measure(description.answer(agent, agent.test[0]), agent.test[1], None)
         scores["own_accuracy" if "accuracy" in own else "own_rmse"] = own.get("accuracy", own.get("rmse", 0.0))
     return scores
 

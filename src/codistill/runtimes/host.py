@@ -110,6 +110,7 @@ class Host:
         self.message_limit = message_limit  # bytes of a message, as it arrives and decoded
         self.nodes = {node.name: node for node in nodes}
         self.protocol, self.faults, self.links, self.watchers = protocol, faults, links, watchers
+        self.after: Callable[[Agent, int], Any] | None = None  # called when an agent has ended a round
         self._early: list[Frame] = []
         self._queues: dict[tuple[str, str], deque[Parcel | None]] = {}
         self._unused: dict[str, int] = {}  # bytes in the queues, by sender
@@ -191,6 +192,8 @@ class Host:
             self._end(node.name)
             if self.links:
                 self.links.post_end(self._phase, node.name, node.topology.receivers(node.name))
+            if self.after and self._phase != BEGIN and isinstance(node, Agent):
+                self.after(node, self._phase)
             return True
         except Exception as error:
             where = "before round 1" if self._phase == BEGIN else f"in round {self._phase + 1}"

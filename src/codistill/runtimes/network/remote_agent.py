@@ -326,7 +326,7 @@ class RemoteAgent:
 
     def _begin(self, samples: int) -> None:
         """The phase before its first round, whether it takes part in a round or is only evaluated."""
-        self._agent.learner.join(samples)
+        self._agent.join(samples)
         if not self._begun:
             self._connections.begin(Turn(BEGIN), ())
             self._beginning = self._host.run(BEGIN, self._agent.roster)
