@@ -154,6 +154,33 @@ for arrays, plain, said in [
         said,
     )
 
+# --- constants ------------------------------------------------------------------------------------
+
+CONSTANT = Message({"frequencies": np.full(CLASSES, 1 / CLASSES, np.float32)}, {"kind": "constant"})
+for number, (frequencies, said) in enumerate(
+    [
+        (None, "KeyError"),
+        (np.full(CLASSES + 1, 0.1), f"of shape .{CLASSES + 1},."),
+        (np.full((1, CLASSES), 1 / CLASSES), "of shape"),
+        (np.float32(1), "of shape"),
+        (np.full(CLASSES, 1.0), "sum is not 1"),
+        (np.full(CLASSES, 3e38), "sum is not 1"),
+        (np.array([2.0, -1.0, *[0.0] * (CLASSES - 2)]), "negative"),
+        (np.array([-0.0] * CLASSES), "sum is not 1"),
+    ]
+):
+    add(
+        f"constant: {number}, {named('frequencies', frequencies)}",
+        lambda frequencies=frequencies: made.changed(CONSTANT, {"frequencies": frequencies}),
+        said,
+    )
+add(
+    "constant: NaN",
+    lambda: made.changed(CONSTANT, {"frequencies": np.full(CLASSES, np.nan, np.float32)}).encoded,
+    "NaN or infinity",
+)
+add("constant: for more classes", lambda: CONSTANT, "of shape", classes=CLASSES + 1)
+
 # --- estimators: what is no archive, and what is foreign in it ------------------------------------
 
 for data in (b"", b"PK", b"noise" * 100, b"PK\x05\x06" + b"\0" * 18, lzma.compress(b"model")):

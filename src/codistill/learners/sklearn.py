@@ -16,14 +16,19 @@ from sklearn.utils.validation import has_fit_parameter
 
 from codistill.errors import LearnerError
 from codistill.learners.ability import Ability, Learner
+from codistill.learners.portable.constant_models import ConstantModel, class_frequencies, export_constant
 from codistill.message import Message
+
+_TRIAL_ROWS = 40  # twenty of each of two classes: enough for the folds of cross-validation and for early stopping
 
 
 class SklearnLearner(Learner):
     """An estimator that learns soft targets.
 
     A regressor gets them as a multi-output fit. A classifier gets weighted copies of each row: row i with
-    label c and sample weight targets[i, c]; for plain labels that is the data as it is.
+    label c and sample weight targets[i, c]; for plain labels that is the data as it is. A classifier that cannot be
+    fitted to what there is of each class (one class only, or one sample of a class where folds need more) answers
+    with the class frequencies until it is fitted to targets that suffice.
     """
 
     def __init__(self, estimator: BaseEstimator) -> None:
@@ -39,6 +44,7 @@ class SklearnLearner(Learner):
         self.block: int | None = None  # rows to predict at a time, if this is a received model
         self._columns = 0
         self._seen: np.ndarray | None = None  # labels behind the estimator's codes, if it takes no gaps
+        self._constant: ConstantModel | None = None  # answers in place of an estimator that could not be fitted
         self._weight_name = _sample_weight_name(estimator)
         self.abilities = Ability.LABELS
         if self._takes_soft_targets():
@@ -57,12 +63,37 @@ class SklearnLearner(Learner):
         """Fit anew on soft labels or real values."""
         rows = np.asarray(x).reshape(len(x), -1)
         self._columns = targets.shape[1]
+        self._constant = None
         if not self.classifies:
             self._fit_regressor(rows, targets)
-        elif _is_one_hot(targets):
-            self._fit_labels(rows, targets.argmax(axis=1))
-        else:
-            self._fit_weighted_copies(rows, targets)
+            return
+        try:
+            if _is_one_hot(targets):
+                self._fit_labels(rows, targets.argmax(axis=1))
+            else:
+                self._fit_weighted_copies(rows, targets)
+        except (LearnerError, Warning):  # a warning, where Python is told to raise these
+            raise
+        except Exception:
+            if not self._fits_two_classes(rows):
+                raise  # not for want of classes
+            self._constant = ConstantModel(class_frequencies(targets))
+
+    @property
+    def is_constant(self) -> bool:  # type: ignore[override]
+        """Whether it answers with class frequencies, since the last targets were too poor in classes to be fitted."""
+        return self._constant is not None
+
+    def _fits_two_classes(self, rows: np.ndarray) -> bool:
+        """Whether the estimator could be fitted to these rows if they had two classes, with enough samples of each."""
+        few = rows[np.arange(_TRIAL_ROWS) % len(rows)]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a fit of a few rows need not converge
+            try:
+                clone(self.estimator).fit(few, np.arange(_TRIAL_ROWS) % 2)
+            except Exception:  # the estimator may be its owner's code
+                return False
+        return True
 
     def _fit_regressor(self, rows: np.ndarray, targets: np.ndarray) -> None:
         self._check_columns(targets)
@@ -120,6 +151,8 @@ class SklearnLearner(Learner):
             )
         if self.block and len(rows) > self.block:
             return np.concatenate([self.predict(rows[i : i + self.block]) for i in range(0, len(rows), self.block)])
+        if self._constant is not None:
+            return self._constant.predict(rows)
         if not self.classifies:
             values = np.asarray(self.estimator.predict(rows), dtype=np.float32)
             return values.reshape(len(rows), self._columns)
@@ -141,7 +174,8 @@ class SklearnLearner(Learner):
         """The fitted estimator in a format made for safe loading."""
         from codistill.learners.portable.estimator_state import dump_estimator
 
-        return {"columns": self._columns, "seen": self._seen, "estimator": dump_estimator(self.estimator)}
+        state = {"columns": self._columns, "seen": self._seen, "estimator": dump_estimator(self.estimator)}
+        return state if self._constant is None else state | {"frequencies": self._constant.frequencies}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Return to a fitted estimator of one's own checkpoint."""
@@ -149,12 +183,13 @@ class SklearnLearner(Learner):
 
         self.estimator = load_own_estimator(state["estimator"], self.estimator)
         self._columns, self._seen = state["columns"], state["seen"]
+        self._constant = ConstantModel(state["frequencies"]) if "frequencies" in state else None
 
     def export(self) -> Message:
         """The fitted estimator, for those types that hold no training rows."""
         from codistill.learners.portable.sklearn_models import export_estimator
 
-        return export_estimator(self)
+        return export_estimator(self) if self._constant is None else export_constant(self._constant)
 
     @property
     def columns(self) -> int:
@@ -166,22 +201,21 @@ class SklearnLearner(Learner):
         return type(_last_step(self.estimator)).__name__
 
     def check(self, x: np.ndarray, targets: np.ndarray, owner: str) -> None:
-        """A shard with one class is fine for a forest, and an error for those that need two."""
+        """An estimator must be able to learn from such rows; of a shard with one class that shows only later."""
         if not self.classifies:
             self._check_columns(targets)
             return
-        labels = targets.argmax(axis=1)
-        if _is_one_hot(targets) and len(np.unique(labels)) == 1:
+        if _is_one_hot(targets) and len(np.unique(targets.argmax(axis=1))) == 1:
             trial = SklearnLearner(clone(self.estimator))
             try:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")  # a fit of a few rows need not converge
-                    trial.fit(x[:8], targets[:8])
-            except ValueError as error:
+                    trial.fit(x[:_TRIAL_ROWS], targets[:_TRIAL_ROWS])
+            except Exception as error:  # the estimator may be its owner's code
                 raise LearnerError(
-                    f"The shard of agent '{owner}' must hold at least two classes for {self.describe()}.",
-                    f"only class {labels[0]} ({str(error)[:100]})",
-                    "Choose another partition, or a model that can start from one class (a forest, a torch module).",
+                    f"{self.describe()} of agent '{owner}' must be able to learn from its samples.",
+                    f"{type(error).__name__}: {str(error)[:200]}",
+                    "Change its options, or the data.",
                 ) from None
 
     def advice(self, missing: Ability) -> str:
