@@ -70,6 +70,49 @@ class NoGaps(Recorder):
         return super().fit(x, y, sample_weight)
 
 
+class Passing(LogisticRegression):
+    """A sub-class that passes everything on."""
+
+    def fit(self, *args, **options):
+        return super().fit(*args, **options)
+
+
+def test_a_sub_class_that_passes_everything_on_takes_sample_weights_as_its_parent_does():
+    x, hard = toy()
+    learner, parent = SklearnLearner(Passing()), SklearnLearner(LogisticRegression())
+    assert Ability.PREDICT in learner.abilities
+    for each in (learner, parent):
+        each.fit(x, soft(hard))
+    assert np.array_equal(learner.predict(x), parent.predict(x))
+
+
+def test_options_that_a_sub_class_hides_are_asked_for():
+    class Hiding(LogisticRegression):
+        def __init__(self, *args, **options):
+            super().__init__(*args, **options)
+
+    with pytest.raises(LearnerError, match=r"Hiding must name its options in __init__.*Write them out"):
+        SklearnLearner(Hiding(C=2.0))
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        LGBMClassifier(n_estimators=2),
+        make_pipeline(StandardScaler(), LGBMClassifier(n_estimators=2)),
+        MultiOutputRegressor(LGBMRegressor(n_estimators=2)),
+    ],
+    ids=["classifier", "pipeline", "wrapped"],
+)
+def test_lightgbm_writes_and_warns_nothing_unless_it_is_told_to(model, capfd):
+    x, hard = toy(n=12)  # too few for a split
+    learner = SklearnLearner(model)
+    learner.fit(x, soft(hard))
+    learner.predict(x)
+    assert capfd.readouterr() == ("", "")
+    assert SklearnLearner(LGBMClassifier(verbose=0)).estimator.get_params().get("verbosity") is None
+
+
 # --- what an estimator is given -------------------------------------------------------------------
 
 

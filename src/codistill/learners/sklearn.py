@@ -12,10 +12,15 @@ from sklearn.exceptions import DataConversionWarning
 from sklearn.neural_network import MLPRegressor
 from sklearn.pipeline import Pipeline
 from sklearn.utils import get_tags
-from sklearn.utils.validation import has_fit_parameter
 
 from codistill.errors import LearnerError
 from codistill.learners.ability import Ability, Learner
+from codistill.learners.estimator_options import (
+    has_sample_weight,
+    ignoring_feature_names,
+    silence_lightgbm,
+    use_one_thread,
+)
 from codistill.learners.portable.constant_models import ConstantModel, class_frequencies, export_constant
 from codistill.message import Message
 
@@ -40,7 +45,8 @@ class SklearnLearner(Learner):
                 type(estimator).__name__,
                 "Choose one; a class of your own says so by ClassifierMixin or RegressorMixin.",
             )
-        _use_one_thread(estimator)
+        use_one_thread(estimator)
+        self._is_lightgbm = silence_lightgbm(estimator)
         self.block: int | None = None  # rows to predict at a time, if this is a received model
         self._columns = 0
         self._seen: np.ndarray | None = None  # labels behind the estimator's codes, if it takes no gaps
@@ -153,6 +159,10 @@ class SklearnLearner(Learner):
             return np.concatenate([self.predict(rows[i : i + self.block]) for i in range(0, len(rows), self.block)])
         if self._constant is not None:
             return self._constant.predict(rows)
+        with ignoring_feature_names(self._is_lightgbm):
+            return self._predict(rows)
+
+    def _predict(self, rows: np.ndarray) -> np.ndarray:
         if not self.classifies:
             values = np.asarray(self.estimator.predict(rows), dtype=np.float32)
             return values.reshape(len(rows), self._columns)
@@ -242,17 +252,6 @@ def _last_step(estimator: Any) -> Any:
     return estimator.steps[-1][1] if isinstance(estimator, Pipeline) else estimator
 
 
-def _use_one_thread(estimator: Any) -> None:
-    """Agents compute with one thread each. For scikit-learn None means one thread, for others all of them."""
-    parameters = estimator.get_params()
-    for name, value in parameters.items():
-        path, _, last = name.rpartition("__")
-        if last == "n_jobs":
-            owner = parameters[path] if path else estimator
-            if value not in ({None, 1} if type(owner).__module__.startswith("sklearn.") else {1}):
-                estimator.set_params(**{name: 1})
-
-
 def _fits_many_columns(regressor: Any) -> bool:
     last = _last_step(regressor)
     # Two of scikit-learn's regressors can do more than their tags say.
@@ -264,8 +263,8 @@ def _fits_many_columns(regressor: Any) -> bool:
 def _sample_weight_name(estimator: Any) -> str | None:
     if isinstance(estimator, Pipeline):
         name, last = estimator.steps[-1]
-        return f"{name}__sample_weight" if has_fit_parameter(last, "sample_weight") else None
-    return "sample_weight" if has_fit_parameter(estimator, "sample_weight") else None
+        return f"{name}__sample_weight" if has_sample_weight(last) else None
+    return "sample_weight" if has_sample_weight(estimator) else None
 
 
 def _is_one_hot(targets: np.ndarray) -> bool:
