@@ -329,7 +329,7 @@ ONE_CLASS = np.eye(3, dtype=np.float32)[np.full(40, 2)]
         SVC(),
         SGDClassifier(),
         GradientBoostingClassifier(n_estimators=2),
-        CalibratedClassifierCV(LogisticRegression()),
+        CalibratedClassifierCV(LogisticRegression(), cv=2),
     ],
     ids=lambda model: type(model).__name__,
 )

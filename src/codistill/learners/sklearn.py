@@ -24,7 +24,7 @@ from codistill.learners.estimator_options import (
 from codistill.learners.portable.constant_models import ConstantModel, class_frequencies, export_constant
 from codistill.message import Message
 
-_TRIAL_ROWS = 40  # twenty of each of two classes: enough for the folds of cross-validation and for early stopping
+_TRIAL_ROWS = 20  # of each class: enough for the folds of cross-validation and for early stopping
 
 
 class SklearnLearner(Learner):
@@ -81,7 +81,7 @@ class SklearnLearner(Learner):
         except (LearnerError, Warning):  # a warning, where Python is told to raise these
             raise
         except Exception:
-            if not self._fits_two_classes(rows):
+            if not self._fits_more_classes(rows):
                 raise  # not for want of classes
             self._constant = ConstantModel(class_frequencies(targets))
 
@@ -90,13 +90,16 @@ class SklearnLearner(Learner):
         """Whether it answers with class frequencies, since the last targets were too poor in classes to be fitted."""
         return self._constant is not None
 
-    def _fits_two_classes(self, rows: np.ndarray) -> bool:
-        """Whether the estimator could be fitted to these rows if they had two classes, with enough samples of each."""
-        few = rows[np.arange(_TRIAL_ROWS) % len(rows)]
+    def _fits_more_classes(self, rows: np.ndarray) -> bool:
+        """Whether the estimator could be fitted to these rows if they had more classes, with enough samples of each."""
+        return any(self._fits(rows, classes) for classes in sorted({2, min(self._columns, 10)} - {1}))
+
+    def _fits(self, rows: np.ndarray, classes: int) -> bool:
+        labels = np.arange(classes * _TRIAL_ROWS) % classes
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a fit of a few rows need not converge
             try:
-                clone(self.estimator).fit(few, np.arange(_TRIAL_ROWS) % 2)
+                clone(self.estimator).fit(rows[np.arange(len(labels)) % len(rows)], labels)
             except Exception:  # the estimator may be its owner's code
                 return False
         return True
@@ -167,7 +170,7 @@ class SklearnLearner(Learner):
             values = np.asarray(self.estimator.predict(rows), dtype=np.float32)
             return values.reshape(len(rows), self._columns)
         answer = np.zeros((len(rows), self._columns), dtype=np.float32)
-        classes = self._labels(self.estimator.classes_)
+        classes = self.seen_classes
         if len(classes) == 1:
             answer[:, classes[0]] = 1.0  # it knows no other class
         elif hasattr(self.estimator, "predict_proba"):
@@ -202,6 +205,11 @@ class SklearnLearner(Learner):
         return export_estimator(self) if self._constant is None else export_constant(self._constant)
 
     @property
+    def seen_classes(self) -> np.ndarray:
+        """The classes that a fitted classifier knows, in the order of its probabilities."""
+        return self._labels(self.estimator.classes_)
+
+    @property
     def columns(self) -> int:
         """Number of outputs it was fitted on."""
         return self._columns
@@ -220,7 +228,7 @@ class SklearnLearner(Learner):
             try:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")  # a fit of a few rows need not converge
-                    trial.fit(x[:_TRIAL_ROWS], targets[:_TRIAL_ROWS])
+                    trial.fit(x[: 2 * _TRIAL_ROWS], targets[: 2 * _TRIAL_ROWS])
             except Exception as error:  # the estimator may be its owner's code
                 raise LearnerError(
                     f"{self.describe()} of agent '{owner}' must be able to learn from its samples.",
@@ -228,15 +236,32 @@ class SklearnLearner(Learner):
                     "Change its options, or the data.",
                 ) from None
 
+    def check_travel(self, x: np.ndarray, owner: str) -> None:
+        """Boosting of other libraries must have no option that plain trees do not say; a trial on few rows shows it."""
+        from codistill.learners.portable.boosted_models import is_boosted
+
+        if not is_boosted(self.estimator):
+            return
+        trial, rows = SklearnLearner(clone(self.estimator)), np.arange(2 * _TRIAL_ROWS)
+        classes = 3 if "multi" in str(self.estimator.get_params().get("objective")) else 2
+        targets = np.eye(classes)[rows % classes] if self._takes_soft_targets() else rows[:, None].astype(np.float64)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                trial.fit(x[rows % len(x)], targets)
+            trial.export()
+        except LearnerError as error:
+            must = f"{self.describe()} of agent '{owner}' {error.must}"
+            raise LearnerError(must, error.found, error.do) from None
+
     def advice(self, missing: Ability) -> str:
         """What would work instead."""
         if Ability.PREDICT in missing:
             return self._way_out()
         if missing == Ability.PORTABLE:
-            return (
-                "Models that keep training rows inside (neighbours, support vectors, kernels, class means) must not "
-                "travel: use a tree, forest, boosting or linear model."
-            )
+            from codistill.learners.portable.sklearn_models import why_not_to_travel
+
+            return why_not_to_travel(self.estimator)
         return f"Use a torch module, or a protocol that needs no '{missing.words()}'."
 
     def _way_out(self) -> str:

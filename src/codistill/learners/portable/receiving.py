@@ -15,6 +15,7 @@ from codistill.learners.portable.model_limits import Cost
 from codistill.learners.portable.onnx_models import open_onnx
 from codistill.learners.portable.sklearn_models import open_estimator
 from codistill.learners.portable.torch_models import open_torch
+from codistill.learners.portable.tree_ensemble import open_trees
 from codistill.message import Message
 
 
@@ -34,6 +35,7 @@ _OPENERS: dict[str, Callable[[Message, tuple[int, ...], int], tuple[Predictor, C
     "onnx": open_onnx,
     "skops": open_estimator,
     "torch": open_torch,
+    "trees": open_trees,
 }
 
 
