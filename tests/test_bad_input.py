@@ -132,9 +132,10 @@ ROWS = {
         ["must get at least one sample", "none for agent 0"]),
     "impossible partition": (recipe(partition={"kind": "dirichlet", "alpha": 0.01, "min_size": 70}), [], None, 3,
         ["at least 70 samples", "Raise alpha"]),
-    "one-class shard, logistic regression": (
-        recipe(partition={"kind": "labels"}, agents=agents(*["logistic_regression"] * 3)), [], None, 4,
-        ["The shard of agent 'a' must hold at least two classes for LogisticRegression", "only class 0", "a forest"]),
+    "one-class shard, a model that cannot be fitted at all": (
+        recipe(partition={"kind": "labels"}, agents=agents(*[
+            {"kind": "logistic_regression", "solver": "newton-cholesky", "penalty": "l1"}] * 3)), [], None, 4,
+        ["LogisticRegression of agent 'a' must be able to learn", "newton-cholesky", "Change its options"]),
     "data file missing": (recipe(data=TABLE, protocol=ALONE), [], None, 3,
         ["table.csv", "No such file", "Check the path"]),
     "label column missing": (recipe(data={**TABLE, "label": "knd"}, protocol=ALONE), [], csv(GOOD_ROWS), 3,
@@ -545,9 +546,9 @@ CALLS = {
     "real values of other columns": (lambda: one(y=np.zeros((40, 2)), test=None), DataError,
         ["one column for each of 3"]),
     # models
-    "one class, logistic regression": (
-        lambda: one(X[Y == 0], Y[Y == 0], LogisticRegression()), LearnerError,
-        ["agent 'a' must hold at least two classes for LogisticRegression", "only class 0", "a forest"]),
+    "one class, a model that cannot be fitted at all": (
+        lambda: one(X[Y == 0], Y[Y == 0], LogisticRegression(solver="newton-cholesky", penalty="l1")), LearnerError,
+        ["LogisticRegression of agent 'a' must be able to learn", "newton-cholesky", "Change its options"]),
     "a class for a model": (lambda: cd.Agent("a", RandomForestClassifier, X, Y), LearnerError,
         ["the class RandomForestClassifier itself", "Pass an instance"]),
     "a string for a model": (lambda: cd.Agent("a", "forest", X, Y), LearnerError, ["must be a torch module", "str"]),

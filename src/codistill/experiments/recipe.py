@@ -12,7 +12,7 @@ from typing import Any
 
 from codistill.data import partition as partitions
 from codistill.errors import RecipeError, nearest
-from codistill.experiments.user_code import run_file
+from codistill.experiments.user_code import is_own, load_own
 from codistill.faults import Fault
 from codistill.federation import RuntimeOptions
 from codistill.protocol import Protocol
@@ -103,7 +103,7 @@ class AgentEntry:
     """[[agents]]: one agent, or several of a kind."""
 
     learner: str | dict[str, Any] | None = setting(
-        None, "a learner's name, or a table with kind and options; where agents hold their data: none"
+        None, "a learner's name, 'file.py:Name', or a table with kind and options; where agents hold their data: none"
     )
     name: str | None = setting(None, "the agent's name; unset: made from the learner's")
     count: int = setting(1, "how many such agents", at_least=1)
@@ -122,6 +122,18 @@ class AgentEntry:
             return "agent"
         kind: str = self.learner if isinstance(self.learner, str) else self.learner["kind"]
         return kind
+
+    @property
+    def short_kind(self) -> str:
+        """The last part of the learner's name."""
+        return self.kind.rpartition(":")[2] if is_own(self.kind) else self.kind.rpartition(".")[2]
+
+    @property
+    def kinds(self) -> list[Any]:
+        """The names of the learner and of the steps of a pipeline."""
+        steps = self.options.get("steps", [])
+        inner = steps if isinstance(steps, list) else []
+        return [self.kind, *(step.get("kind") if isinstance(step, dict) else step for step in inner)]
 
     @property
     def options(self) -> dict[str, Any]:
@@ -306,21 +318,13 @@ def _protocol(table: Mapping[str, Any]) -> tuple[Protocol, int, str | Graph | No
 def _protocol_class(name: str) -> type[Protocol]:
     if name in PROTOCOLS:
         return PROTOCOLS[name]
-    path, _, attribute = name.rpartition(":")
-    if not path.endswith(".py"):
+    if not is_own(name):
         raise RecipeError(
             "A protocol must be on the list of 'codistill protocols', or be your own as 'file.py:Class'.",
             f"'{name}'",
             nearest(name, PROTOCOLS),
         )
-    try:
-        cls = getattr(run_file(Path(path), "own"), attribute)
-    except Exception as error:  # whatever the file does when it is run
-        raise RecipeError(
-            f"'{name}' must be importable.",
-            f"{type(error).__name__}: {error}",
-            "Check the path, the file and the name of the class in it.",
-        ) from error
+    cls = load_own(name)
     if not (isinstance(cls, type) and issubclass(cls, Protocol)):
         raise RecipeError(f"'{name}' must be a class derived from Protocol.", f"{cls!r}"[:80], "Name such a class.")
     return cls
@@ -372,9 +376,26 @@ def _with_absolute_paths(tables: Mapping[str, Any], folder: Path) -> dict[str, A
         if isinstance(data.get("files"), dict):
             data["files"] = {name: str(folder / str(path)) for name, path in data["files"].items()}
     protocol = source.get("protocol")
-    if isinstance(protocol, dict) and ".py:" in str(protocol.get("name")):
+    if isinstance(protocol, dict) and is_own(protocol.get("name")):
         protocol["name"] = str(folder / protocol["name"])
+    if isinstance(source.get("agents"), list):
+        source["agents"] = [
+            {**entry, "learner": _with_absolute_models(entry["learner"], folder)}
+            if isinstance(entry, dict) and "learner" in entry
+            else entry
+            for entry in source["agents"]
+        ]
     return source
+
+
+def _with_absolute_models(learner: Any, folder: Path) -> Any:
+    """A learner, or a step of a pipeline, with the path of its file."""
+    if isinstance(learner, list):
+        return [_with_absolute_models(step, folder) for step in learner]
+    if isinstance(learner, dict):
+        paths = ("kind", "steps")
+        return {key: _with_absolute_models(value, folder) if key in paths else value for key, value in learner.items()}
+    return str(folder / learner) if is_own(learner) else learner
 
 
 def override(tables: dict[str, Any], text: str) -> None:

@@ -21,9 +21,10 @@ from codistill.data.split import with_validation_part
 from codistill.data.validation import digest
 from codistill.errors import CheckpointError, RecipeError
 from codistill.experiments.recipe import Data, Recipe, make_recipe
+from codistill.experiments.user_code import digests_of, load_own, place_of
 from codistill.federation import Federation
 from codistill.files import locked, write_atomically, writing
-from codistill.learners.catalogue import make_learner
+from codistill.learners.catalogue import OwnModels, make_learner
 from codistill.randomness import generator, seed_libraries
 from codistill.results.summary import Summary
 from codistill.runtimes.network.terms import describe_protocol, describe_public
@@ -34,6 +35,7 @@ from codistill.topology import Topology
 from codistill.topology.facts import as_plain, from_plain
 
 RECIPE, FACTS, REPORT, NETWORK = "recipe.toml", "run.json", "report.html", "network.json"
+_OWN_MODELS = OwnModels(load_own, place_of)
 _PACKAGES = ("codistill", "numpy", "scikit-learn", "scipy", "torch", "safetensors", "skops")
 
 
@@ -72,7 +74,7 @@ def _load_whole(data: Data, seed: int, data_dir: str | None) -> datasets.Dataset
 
 def agent_names(recipe: Recipe) -> list[str]:
     """The names of all agents, in order."""
-    kinds = [entry.kind.rpartition(".")[2] for entry in recipe.agents]
+    kinds = [entry.short_kind for entry in recipe.agents]
     names: list[str] = []
     for entry, kind in zip(recipe.agents, kinds, strict=True):
         base = kind if entry.name is None else entry.name
@@ -114,7 +116,7 @@ def build(recipe: Recipe, data_dir: str | None = None) -> tuple[Federation, data
     agents = []
     for name, entry, part in zip(names, entries, parts, strict=True):
         seed_libraries(recipe.seed, name, "model")
-        model = make_learner(entry.kind, entry.options, data.x.shape[1:], data.classes)
+        model = make_learner(entry.kind, entry.options, data.x.shape[1:], data.classes, _OWN_MODELS)
         agents.append(Agent(name, model, data.x[part], data.y[part]))
     federation = Federation(
         agents,
@@ -325,6 +327,7 @@ def _facts(recipe: Recipe, federation: Federation, data: datasets.Dataset) -> di
         "compression": None if recipe.compression is None else dataclasses.asdict(recipe.compression),
         "seed": recipe.seed,
         **facts_of_protocol(recipe),
+        **facts_of_learners(recipe),
         "versions": versions(),
     }
 
@@ -335,10 +338,21 @@ def facts_of_protocol(recipe: Recipe) -> dict[str, str]:
     return {} if code is None else {"protocol_code": code}
 
 
+def facts_of_learners(recipe: Recipe) -> dict[str, dict[str, str]]:
+    """Of learners in files of one's own: the digest of each file."""
+    code = digests_of([kind for entry in recipe.agents for kind in entry.kinds])
+    return {"learner_code": code} if code else {}
+
+
 def protocol_code(folder: Path) -> str | None:
     """The digest of the file of a run's own protocol, as it was when the run began."""
     code = _read_facts(folder).get("protocol_code") if (folder / FACTS).exists() else None
     return None if code is None else str(code)
+
+
+def learner_code(folder: Path) -> dict[str, str] | None:
+    """The digests of the files of a run's own learners, as they were when the run began."""
+    return _read_facts(folder).get("learner_code") if (folder / FACTS).exists() else None
 
 
 def versions() -> dict[str, str]:

@@ -15,7 +15,16 @@ import pandas as pd
 
 from codistill.errors import LearnerError, RecipeError, nearest
 from codistill.experiments.recipe import Recipe, make_recipe, override, put, read_tables
-from codistill.experiments.run import RECIPE, execute, facts_of_protocol, protocol_code, reopen, topology_of
+from codistill.experiments.run import (
+    RECIPE,
+    execute,
+    facts_of_learners,
+    facts_of_protocol,
+    learner_code,
+    protocol_code,
+    reopen,
+    topology_of,
+)
 from codistill.protocol import Protocol
 from codistill.results.records import Row
 from codistill.runtimes.network.terms import describe_protocol
@@ -242,8 +251,9 @@ def _rows_of(recipe: Recipe, place: Path, data_dir: str | None) -> list[Row] | N
 def _is_run_of(recipe: Recipe, place: Path) -> bool:
     """Whether a folder holds a run of this recipe. A protocol in a file of one's own is compared by the file's content
     and the settings: the class is another object whenever the file is loaded."""
-    code = facts_of_protocol(recipe).get("protocol_code")
-    return _comparable(reopen(place)) == _comparable(recipe) and protocol_code(place) in (None, code)
+    code, models = facts_of_protocol(recipe).get("protocol_code"), facts_of_learners(recipe).get("learner_code")
+    same_code = protocol_code(place) in (None, code) and learner_code(place) in (None, models)
+    return same_code and _comparable(reopen(place)) == _comparable(recipe)
 
 
 def _comparable(recipe: Recipe) -> tuple[Recipe, dict[str, Any]]:

@@ -36,6 +36,7 @@ class Learner(ABC):
     abilities: Ability = Ability.PREDICT
     probabilistic: bool = False  # whether it predicts class probabilities, so can only be fitted to them
     ready: bool = True  # False as long as it cannot predict for want of a first fit
+    is_constant: bool = False  # whether it answers with class frequencies: the last targets were too poor to be fitted
 
     @abstractmethod
     def fit(self, x: np.ndarray, targets: np.ndarray) -> None:
@@ -216,6 +217,8 @@ class HasWeights(Protocol):
 
 class IsManaged(Protocol):
     """What the runtime calls, and no protocol does."""
+
+    is_constant: bool
 
     def state(self) -> dict[str, Any]:
         """All that training has changed: what a checkpoint holds."""

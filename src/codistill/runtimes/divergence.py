@@ -133,10 +133,12 @@ class GuardedFit:
         own = self._me.shard
         try:
             self._learner.fit(x, targets)
+            why = "they lack classes" if self._learner.is_constant else ""
         except Exception as error:
             if np.array_equal(targets, own.targets):
                 raise  # what its owner must know
             why = f"{type(error).__name__}: {error}"[:200]
+        if why and not np.array_equal(targets, own.targets):
             self._me.remark(f"it could not be fitted to what it received, and is fitted to its own labels ({why})")
             self._learner.fit(own.x, own.targets)
 
@@ -151,6 +153,8 @@ async def guarded_round(protocol: Protocol, me: Agent, t: int) -> None:
         await protocol.round(me, t)
         if isinstance(guarded, GuardedLearner):
             guarded.check()
+        if t == 0 and learner.is_constant:
+            me.remark("its labels hold too few classes to fit its model: it answers with how frequent they are so far")
     finally:
         me.learner = learner
 
