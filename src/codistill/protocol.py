@@ -17,7 +17,7 @@ from codistill.agent import Agent, Hub
 from codistill.errors import LearnerError, MessageError
 from codistill.learners.ability import Ability
 from codistill.message import Message
-from codistill.settings import check_settings, setting
+from codistill.settings import Settings, check_settings, setting
 from codistill.topology import HUB
 
 # All that a protocol's file needs, in one place.
@@ -27,7 +27,7 @@ P = TypeVar("P", bound="Protocol")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Protocol:
+class Protocol(Settings):
     """Base of all protocols: a frozen dataclass of hyper-parameters and at most five hooks."""
 
     name: ClassVar[str] = ""
