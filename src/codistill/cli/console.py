@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from codistill.errors import CodistillError
+from codistill.source_lines import add_line, own_line
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -59,13 +60,15 @@ def print_error(error: CodistillError) -> None:
 
 def print_unexpected(error: Exception) -> None:
     """The same for any other exception; its traceback is kept in a file."""
+    add_line(error)
+    notes = [note for note in getattr(error, "__notes__", []) if "Traceback" not in note]
     text = str(error) if type(error).__name__ == "RemoteError" else f"{type(error).__name__}: {error}"
     print(
         "error: An unexpected error occurred in a model, a protocol or codistill itself.",
         f"found: {text}",
-        "to do: Check the options of your model and your own code. If neither is the cause, report it with the "
-        f"traceback. {_keep_traceback(error)}",
-        *(f"where: {note}" for note in getattr(error, "__notes__", []) if "Traceback" not in note),
+        f"to do: Check {'the line below, ' if own_line(error) else ''}the options of your model and your own code. If "
+        f"none of it is the cause, report it with the traceback. {_keep_traceback(error)}",
+        *(f"where: {note}" for note in notes),
         sep="\n",
         file=sys.stderr,
     )

@@ -19,6 +19,7 @@ from codistill.protocol import Protocol
 from codistill.protocols import PROTOCOLS
 from codistill.runtimes.network.options import Network
 from codistill.settings import check_settings, from_table, setting
+from codistill.source_lines import own_line
 from codistill.topology import KINDS as TOPOLOGIES
 from codistill.topology.graphs import KINDS as GRAPHS
 from codistill.topology.graphs import Graph
@@ -309,7 +310,7 @@ def _protocol_class(name: str) -> type[Protocol]:
     except Exception as error:  # whatever the file does when it is run
         raise RecipeError(
             f"'{name}' must be importable.",
-            f"{type(error).__name__}: {error}",
+            f"{type(error).__name__}: {error}" + (f", at {line}" if (line := own_line(error)) else ""),
             "Check the path, the file and the name of the class in it.",
         ) from error
     if not (isinstance(cls, type) and issubclass(cls, Protocol)):
