@@ -9,10 +9,10 @@ import tomli_w
 from hypothesis import given
 from hypothesis import strategies as st
 
-from codistill.data.partition import Dirichlet, Iid
+from codistill.data.partition import Dirichlet, Iid, LabelSplit
 from codistill.errors import RecipeError
 from codistill.experiments.recipe import make_recipe, read_recipe
-from codistill.protocols import FedMD
+from codistill.protocols import AvgKD, FedMD
 from codistill.topology import graphs
 
 TABLES = {
@@ -148,6 +148,44 @@ def test_set_that_cannot_be(tmp_path, override, must):
     with pytest.raises(RecipeError) as caught:
         read_recipe(written(tmp_path), [override])
     assert caught.value.must == must
+
+
+KINDS = changed(partition={"kind": "dirichlet", "alpha": 0.5, "min_size": 5}, protocol={"name": "fedmd", "floor": 0.1})
+
+
+@pytest.mark.parametrize(
+    ("changes", "kept", "note"),
+    [
+        (
+            ["partition.kind=iid"],
+            Iid(),
+            "[partition] alpha = 0.5, min_size = 5: left out, as iid does not have",
+        ),
+        (["partition.kind=labels"], LabelSplit(alpha=0.0), "alpha = 0.5, min_size = 5: left out"),  # α is another there
+        (["partition.alpha=0.2", "partition.kind=labels"], LabelSplit(alpha=0.2), "[partition] min_size = 5: left out"),
+        (["protocol.name=avgkd"], AvgKD(), "[protocol] floor = 0.1: left out, as avgkd does not have it as fedmd does"),
+        (["protocol.name=fedmd", "partition.kind=dirichlet"], Dirichlet(alpha=0.5, min_size=5), ""),
+    ],
+)
+def test_another_kind_drops_what_belonged_to_the_old_one(tmp_path, capsys, changes, kept, note):
+    recipe = read_recipe(written(tmp_path, KINDS), changes)
+    assert kept in (recipe.partition, recipe.protocol)
+    said = capsys.readouterr().err
+    assert note in said
+    assert bool(said) == bool(note)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        ["partition.kind=iid", "partition.alpha=0.1"],
+        ["protocol.name=avgkd", "protocol.floor=0.2"],
+        ['protocol={name="avgkd", floor=0.2}'],
+    ],
+)
+def test_what_is_given_beside_another_kind_is_not_dropped(tmp_path, changes):
+    with pytest.raises(RecipeError, match="may only hold"):
+        read_recipe(written(tmp_path, KINDS), changes)
 
 
 @given(st.text(max_size=30))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from codistill.errors import CodistillError
@@ -51,9 +52,12 @@ def print_results(summary: Summary, complete: bool, folder: Path, again: str | N
     return 0
 
 
-def print_error(error: CodistillError) -> None:
-    """What must hold, what was found, what to do, and where it happened."""
-    print(f"error: {error.must}\nfound: {error.found}\nto do: {error.do}", file=sys.stderr)
+def print_error(error: CodistillError, words: Mapping[str, str] = MappingProxyType({})) -> None:
+    """What must hold, what was found, what to do, and where it happened; `words` replaces some of the advice."""
+    do = error.do
+    for usual, here in words.items():
+        do = do.replace(usual, here)
+    print(f"error: {error.must}\nfound: {error.found}\nto do: {do}", file=sys.stderr)
     for note in getattr(error, "__notes__", []):
         print(f"where: {note}", file=sys.stderr)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import re
+import sys
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,14 +12,14 @@ from typing import Any
 
 from codistill.data import partition as partitions
 from codistill.errors import RecipeError, nearest
-from codistill.experiments.user_code import run_file
+from codistill.experiments.overrides import apply_overrides
+from codistill.experiments.user_code import protocol_class
 from codistill.faults import Fault
 from codistill.federation import RuntimeOptions
 from codistill.protocol import Protocol
 from codistill.protocols import PROTOCOLS
 from codistill.runtimes.network.options import Network
 from codistill.settings import check_settings, from_table, setting
-from codistill.source_lines import own_line
 from codistill.topology import KINDS as TOPOLOGIES
 from codistill.topology.graphs import KINDS as GRAPHS
 from codistill.topology.graphs import Graph
@@ -178,8 +178,8 @@ def read_tables(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
         ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise RecipeError(f"{path} must be valid TOML.", str(error), "Fix the line it names.") from None
-    for change in overrides:
-        override(tables, change)
+    for note in apply_overrides(tables, overrides, path.resolve().parent):
+        print(f"note: {note}", file=sys.stderr)
     return tables
 
 
@@ -277,7 +277,7 @@ def _protocol(table: Mapping[str, Any]) -> tuple[Protocol, int, str | Graph | No
     name = rest.pop("name", None)
     if not isinstance(name, str):
         raise RecipeError("[protocol] must say its name.", repr(name), f"Choose one of {', '.join(PROTOCOLS)}.")
-    cls = _protocol_class(name)
+    cls = protocol_class(name)
     rounds = rest.pop("rounds", 10)
     if isinstance(rounds, bool) or not isinstance(rounds, int) or rounds < 1:
         raise RecipeError("protocol.rounds must be an integer of at least 1.", repr(rounds), "Choose another number.")
@@ -293,29 +293,6 @@ def _protocol(table: Mapping[str, Any]) -> tuple[Protocol, int, str | Graph | No
         if key not in known:
             raise RecipeError(f"[protocol] may only hold what {name} has.", f"'{key}'", nearest(key, known))
     return from_table(cls, rest, "protocol"), rounds, topology
-
-
-def _protocol_class(name: str) -> type[Protocol]:
-    if name in PROTOCOLS:
-        return PROTOCOLS[name]
-    path, _, attribute = name.rpartition(":")
-    if not path.endswith(".py"):
-        raise RecipeError(
-            "A protocol must be on the list of 'codistill protocols', or be your own as 'file.py:Class'.",
-            f"'{name}'",
-            nearest(name, PROTOCOLS),
-        )
-    try:
-        cls = getattr(run_file(Path(path), "own"), attribute)
-    except Exception as error:  # whatever the file does when it is run
-        raise RecipeError(
-            f"'{name}' must be importable.",
-            f"{type(error).__name__}: {error}" + (f", at {line}" if (line := own_line(error)) else ""),
-            "Check the path, the file and the name of the class in it.",
-        ) from error
-    if not (isinstance(cls, type) and issubclass(cls, Protocol)):
-        raise RecipeError(f"'{name}' must be a class derived from Protocol.", f"{cls!r}"[:80], "Name such a class.")
-    return cls
 
 
 def _partition(table: Mapping[str, Any]) -> partitions.Partition:
@@ -367,33 +344,3 @@ def _with_absolute_paths(tables: Mapping[str, Any], folder: Path) -> dict[str, A
     if isinstance(protocol, dict) and ".py:" in str(protocol.get("name")):
         protocol["name"] = str(folder / protocol["name"])
     return source
-
-
-def override(tables: dict[str, Any], text: str) -> None:
-    """Apply `--set a.b=value`; the value is TOML, or a string as it stands."""
-    key, equals, value = text.partition("=")
-    if not equals or not key.strip():
-        raise RecipeError("--set must have the form table.key=value.", f"'{text}'", "Example: protocol.rounds=5.")
-    try:
-        parsed = tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
-        parsed = value.strip()
-    put(tables, key, parsed)
-
-
-def put(tables: dict[str, Any], key: str, parsed: Any) -> None:
-    """Set the value at a dotted key; steps into a list are numbers, a name with dots in it stands in quotes."""
-    place: Any = tables
-    steps = [quoted or plain for quoted, plain in re.findall(r'"([^"]+)"|([^."]+)', key.strip())]
-    *path, last = steps or [""]
-    try:
-        for step in path:
-            place = place[int(step)] if isinstance(place, list) else place.setdefault(step, {})
-        if isinstance(place, list):
-            place[int(last)] = parsed
-        else:
-            place[last] = parsed
-    except (ValueError, IndexError, TypeError, AttributeError):
-        raise RecipeError(
-            "A change must name a place in the recipe.", f"'{key}'", "Example: protocol.rounds=5."
-        ) from None
