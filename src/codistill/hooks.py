@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import sys
 from collections.abc import Callable, Coroutine
 from functools import cache
 from typing import Any
@@ -30,12 +31,13 @@ def check_hooks(cls: type[Any], base: type[Any]) -> None:
         hook = inspect.getattr_static(cls, name)
         if hook is not inspect.getattr_static(base, name):
             _check_hook(cls, name, hook)
-    if cls.round is base.round:
-        others = [name for name, given in vars(cls).items() if inspect.iscoroutinefunction(given)]
-        close = [name for name in others if name not in _AWAITED]
+    misspelt = [
+        name for name, given in vars(cls).items() if inspect.iscoroutinefunction(given) and name not in _AWAITED
+    ]
+    if cls.round is base.round and misspelt:
         raise ProtocolError(
             f"{cls.__name__} must say what an agent does in a round.",
-            f"no 'round'{f', but {close[0]!r}' if close else ''}, in {_place(cls)}",
+            f"no 'round', but '{misspelt[0]}', at {show_line(getattr(cls, misspelt[0]).__code__)}",
             "Write: async def round(self, me, t).",
         )
     if not isinstance(cls.needs, Ability):
@@ -89,10 +91,8 @@ def _bare(parameter: inspect.Parameter) -> inspect.Parameter:
 
 
 def _place(cls: type[Any]) -> str:
-    """The file of a class."""
-    functions = [given for given in vars(cls).values() if inspect.isfunction(given)]
-    codes = [given.__code__ for given in functions if given.__code__.co_filename != "<string>"]  # of dataclasses
-    return show_line(codes[0]).rpartition(":")[0] if codes else f"the module '{cls.__module__}'"
+    """The file of a class, or its module where it has none."""
+    return str(getattr(sys.modules.get(cls.__module__), "__file__", None) or f"the module '{cls.__module__}'")
 
 
 async def run_hook(me: HasCalls, hook: Callable[..., Coroutine[Any, Any, Any]], *arguments: Any) -> None:
