@@ -150,6 +150,8 @@ def test_every_hyper_parameter_is_documented(protocol):
             "FedMD takes only arguments that it has. Found: 'local_epoch'. Did you mean",
         ),
         (lambda: cd.FedMD(3), "FedMD takes its arguments by name. Found: 3. Write FedMD(local_epochs=..."),
+        (lambda: cd.FedMD(rounds=3), "Say it where the protocol is run: federation.run(rounds=...)."),
+        (lambda: cd.FedMD(lr=0.1), "It belongs to the model: codistill.TorchLearner(module, lr=...)."),
         (lambda: Plan(round=3), "Did you mean 'rounds'?"),
         (lambda: RuntimeOptions(worker=3), "Did you mean 'workers'?"),
         (lambda: Network(quorm=1.0), "Did you mean 'quorum'?"),

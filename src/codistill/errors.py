@@ -101,7 +101,8 @@ class PolicyError(NetworkError):
 def nearest(name: str, known: Iterable[str]) -> str:
     """The sentence that follows an unknown name: the most similar known name, or all of them."""
     names = sorted(map(str, known))
-    close = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
+    spelt = {each.lower(): each for each in names}
+    close = difflib.get_close_matches(str(name).lower(), spelt, n=1, cutoff=0.6)
     if close:
-        return f"Did you mean '{close[0]}'?"
+        return f"Did you mean '{spelt[close[0]]}'?"
     return f"Known: {', '.join(names)}."

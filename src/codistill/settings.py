@@ -48,7 +48,8 @@ def _check_arguments(cls: type[Any], values: Sequence[Any], named: Mapping[str, 
     names = [field.name for field in fields]
     for key in named:
         if key not in names:
-            do = nearest(key, names) if names else "Leave it out."
+            elsewhere: Mapping[str, str] = getattr(cls, "elsewhere", {})
+            do = elsewhere.get(key) or (nearest(key, names) if names else "Leave it out.")
             raise ArgumentError(f"{cls.__name__} takes only arguments that it has.", f"'{key}'", do)
     by_place = [field for field in fields if not field.kw_only]
     if len(values) > len(by_place):

@@ -121,6 +121,19 @@ def test_demo(tmp_path, monkeypatch, capsys, no_report):
         assert abs(row["accuracy"] - kept[row["agent"]]) <= 1.5 / row["test_samples"], "run docs/draw_demo.py"
 
 
+def test_advice_names_the_option_of_the_command(here, capsys):
+    (here / "taken").write_text("")
+    (here / "mine.py").write_text(
+        "import numpy as np\nfrom sklearn.tree import DecisionTreeClassifier\nfrom codistill import Agent\n"
+        "def agent(name):\n    return Agent(name, DecisionTreeClassifier(), np.eye(4), [0, 1, 0, 1])\n"
+    )
+    join = ("join", "mine.py", "--hub", "127.0.0.1:7447", "--insecure", "--name", "a", "--state", "taken")
+    for arguments, option in ((("run", "trial.toml", "--out", "taken"), "--out"), (join, "--state")):
+        code, _, err = said(capsys, *arguments)
+        assert code == 7
+        assert f"Choose another folder: {option} on the command line" in err
+
+
 def test_pooling_data_is_said(here, capsys, no_report):
     code, _, err = said(capsys, "run", "trial.toml", "--quiet", "--set", 'protocol={name="centralised", rounds=1}')
     assert code == 0

@@ -87,9 +87,10 @@ def put(tables: dict[str, Any], key: str, parsed: Any) -> None:
         else:
             place[last] = parsed
     except (ValueError, IndexError, TypeError, AttributeError):
-        raise RecipeError(
-            "A change must name a place in the recipe.", f"'{key}'", "Example: protocol.rounds=5."
-        ) from None
+        do = "Example: protocol.rounds=5."
+        if isinstance(place, list):
+            do = f"There is a list of {len(place)}, counted from 0. Example: agents.0.learner=mlp."
+        raise RecipeError("A change must name a place in the recipe.", f"'{key}'", do) from None
 
 
 def _steps(key: str) -> list[str]:

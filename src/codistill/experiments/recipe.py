@@ -16,7 +16,7 @@ from codistill.experiments.overrides import apply_overrides
 from codistill.experiments.user_code import protocol_class
 from codistill.faults import Fault
 from codistill.federation import RuntimeOptions
-from codistill.protocol import Protocol
+from codistill.protocol import OF_THE_MODEL, Protocol
 from codistill.protocols import PROTOCOLS
 from codistill.runtimes.network.options import Network
 from codistill.settings import check_settings, from_table, setting
@@ -163,6 +163,16 @@ class Recipe:
     source: dict[str, Any] = field(default_factory=dict, compare=False)  # the tables it was made from
 
 
+# Keys of tables that people look for at the top of a recipe.
+_PLACES = {
+    "rounds": "protocol.rounds",
+    "learner": "agents.0.learner, for each of the [[agents]]",
+    **{f.name: f"data.{f.name}" for f in dataclasses.fields(Data) if f.name not in ("name", "drop")},
+    **{f.name: f"runtime.{f.name}" for f in dataclasses.fields(RuntimeOptions) if f.name != "kind"},
+    **{f.name: f"evaluation.{f.name}" for f in dataclasses.fields(Evaluation) if f.name != "samples"},
+}
+
+
 def read_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
     """Read, override and check a recipe file."""
     return make_recipe(read_tables(path, overrides), path.resolve().parent)
@@ -205,7 +215,8 @@ def make_recipe(tables: Mapping[str, Any], folder: Path) -> Recipe:
         )
     for key in source:
         if key not in known:
-            raise RecipeError("A recipe may only hold known tables.", f"'{key}'", nearest(key, known))
+            do = f"Write {_PLACES[key]}." if key in _PLACES else nearest(key, known)
+            raise RecipeError("A recipe may only hold known tables.", f"'{key}'", do)
     for key in ("data", "agents", "protocol"):
         if key not in source:
             raise RecipeError(f"A recipe must have [{key}].", "no such table", "See recipes/ for examples.")
@@ -291,13 +302,19 @@ def _protocol(table: Mapping[str, Any]) -> tuple[Protocol, int, str | Graph | No
     known = {*(f.name for f in dataclasses.fields(cls)), "name", "rounds", "topology"}
     for key in rest:
         if key not in known:
-            raise RecipeError(f"[protocol] may only hold what {name} has.", f"'{key}'", nearest(key, known))
+            in_learner = f'It belongs to a learner: learner = {{ kind = "mlp", {key} = ... }} in [[agents]].'
+            do = in_learner if key in OF_THE_MODEL else nearest(key, known)
+            raise RecipeError(f"[protocol] may only hold what {name} has.", f"'{key}'", do)
     return from_table(cls, rest, "protocol"), rounds, topology
 
 
 def _partition(table: Mapping[str, Any]) -> partitions.Partition:
     rest = dict(table)
     kind = rest.pop("kind", None)
+    if kind is None:
+        fields = {each: {f.name for f in dataclasses.fields(cls)} for each, cls in partitions.KINDS.items()}
+        fitting = [each for each in fields if fields[each] >= rest.keys()] or list(fields)
+        raise RecipeError("[partition] must say its kind.", "none", f'Add kind = "...", one of {", ".join(fitting)}.')
     if kind not in list(partitions.KINDS):
         raise RecipeError("[partition] must say a known kind.", repr(kind), nearest(str(kind), partitions.KINDS))
     made: partitions.Partition = from_table(partitions.KINDS[kind], rest, "partition")
