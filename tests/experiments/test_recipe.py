@@ -9,10 +9,10 @@ import tomli_w
 from hypothesis import given
 from hypothesis import strategies as st
 
-from codistill.data.partition import Dirichlet, Iid
+from codistill.data.partition import Dirichlet, Iid, LabelSplit
 from codistill.errors import RecipeError
 from codistill.experiments.recipe import make_recipe, read_recipe
-from codistill.protocols import FedMD
+from codistill.protocols import AvgKD, FedMD
 from codistill.topology import graphs
 
 TABLES = {
@@ -150,6 +150,44 @@ def test_set_that_cannot_be(tmp_path, override, must):
     assert caught.value.must == must
 
 
+KINDS = changed(partition={"kind": "dirichlet", "alpha": 0.5, "min_size": 5}, protocol={"name": "fedmd", "floor": 0.1})
+
+
+@pytest.mark.parametrize(
+    ("changes", "kept", "note"),
+    [
+        (
+            ["partition.kind=iid"],
+            Iid(),
+            "[partition] alpha = 0.5, min_size = 5: left out, as iid does not have",
+        ),
+        (["partition.kind=labels"], LabelSplit(alpha=0.0), "alpha = 0.5, min_size = 5: left out"),  # α is another there
+        (["partition.alpha=0.2", "partition.kind=labels"], LabelSplit(alpha=0.2), "[partition] min_size = 5: left out"),
+        (["protocol.name=avgkd"], AvgKD(), "[protocol] floor = 0.1: left out, as avgkd does not have it as fedmd does"),
+        (["protocol.name=fedmd", "partition.kind=dirichlet"], Dirichlet(alpha=0.5, min_size=5), ""),
+    ],
+)
+def test_another_kind_drops_what_belonged_to_the_old_one(tmp_path, capsys, changes, kept, note):
+    recipe = read_recipe(written(tmp_path, KINDS), changes)
+    assert kept in (recipe.partition, recipe.protocol)
+    said = capsys.readouterr().err
+    assert note in said
+    assert bool(said) == bool(note)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        ["partition.kind=iid", "partition.alpha=0.1"],
+        ["protocol.name=avgkd", "protocol.floor=0.2"],
+        ['protocol={name="avgkd", floor=0.2}'],
+    ],
+)
+def test_what_is_given_beside_another_kind_is_not_dropped(tmp_path, changes):
+    with pytest.raises(RecipeError, match="may only hold"):
+        read_recipe(written(tmp_path, KINDS), changes)
+
+
 @given(st.text(max_size=30))
 def test_any_set_is_taken_or_refused_in_words(tmp_path_factory, text):
     path = written(tmp_path_factory.getbasetemp(), name="fuzzed.toml")
@@ -202,7 +240,10 @@ def test_any_set_is_taken_or_refused_in_words(tmp_path_factory, text):
         (changed(protocol={"name": "fedmd", "temperature": 0}), ["fedmd.temperature must be above 0."]),
         (changed(protocol={"name": "fedmd", "topology": "rin"}), ["topology must be a simple one", "'ring'?"]),
         (changed(protocol={"name": "fedmd", "topology": ["ring"]}), ["topology must be a simple one", "['ring']"]),
-        (changed(partition={"alpha": 1}), ["[partition] must say a known kind.", "None", "Known: by, classes"]),
+        (changed(partition={"alpha": 1}), ["[partition] must say its kind.", "one of dirichlet, labels."]),
+        (changed(rounds=3), ["A recipe may only hold known tables.", "'rounds'", "Write protocol.rounds."]),
+        (changed(protocol={"name": "fedmd", "lr": 1}), ["'lr'", 'learner = { kind = "mlp", lr = ... } in [[agents]]']),
+        (changed(protocol={"name": "FedMD"}), ["Did you mean 'fedmd'?"]),
         (changed(partition={"kind": "dirichle"}), ["'dirichle'", "Did you mean 'dirichlet'?"]),
         (changed(partition={"kind": ["iid"]}), ["[partition] must say a known kind.", "['iid']"]),
         (changed(partition={"kind": "dirichlet"}), ["[partition] must say 'alpha'.", "concentration"]),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import re
+import sys
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,10 +12,11 @@ from typing import Any
 
 from codistill.data import partition as partitions
 from codistill.errors import RecipeError, nearest
-from codistill.experiments.user_code import is_own, load_own
+from codistill.experiments.overrides import apply_overrides
+from codistill.experiments.user_code import is_own, protocol_class
 from codistill.faults import Fault
 from codistill.federation import RuntimeOptions
-from codistill.protocol import Protocol
+from codistill.protocol import OF_THE_MODEL, Protocol
 from codistill.protocols import PROTOCOLS
 from codistill.runtimes.network.options import Network
 from codistill.runtimes.safeguard import Safeguard, as_safeguard
@@ -176,6 +177,16 @@ class Recipe:
     source: dict[str, Any] = field(default_factory=dict, compare=False)  # the tables it was made from
 
 
+# Keys of tables that people look for at the top of a recipe.
+_PLACES = {
+    "rounds": "protocol.rounds",
+    "learner": "agents.0.learner, for each of the [[agents]]",
+    **{f.name: f"data.{f.name}" for f in dataclasses.fields(Data) if f.name not in ("name", "drop")},
+    **{f.name: f"runtime.{f.name}" for f in dataclasses.fields(RuntimeOptions) if f.name != "kind"},
+    **{f.name: f"evaluation.{f.name}" for f in dataclasses.fields(Evaluation) if f.name != "samples"},
+}
+
+
 def read_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
     """Read, override and check a recipe file."""
     return make_recipe(read_tables(path, overrides), path.resolve().parent)
@@ -191,8 +202,8 @@ def read_tables(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
         ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise RecipeError(f"{path} must be valid TOML.", str(error), "Fix the line it names.") from None
-    for change in overrides:
-        override(tables, change)
+    for note in apply_overrides(tables, overrides, path.resolve().parent):
+        print(f"note: {note}", file=sys.stderr)
     return tables
 
 
@@ -219,7 +230,8 @@ def make_recipe(tables: Mapping[str, Any], folder: Path) -> Recipe:
         )
     for key in source:
         if key not in known:
-            raise RecipeError("A recipe may only hold known tables.", f"'{key}'", nearest(key, known))
+            do = f"Write {_PLACES[key]}." if key in _PLACES else nearest(key, known)
+            raise RecipeError("A recipe may only hold known tables.", f"'{key}'", do)
     for key in ("data", "agents", "protocol"):
         if key not in source:
             raise RecipeError(f"A recipe must have [{key}].", "no such table", "See recipes/ for examples.")
@@ -297,7 +309,7 @@ def _protocol(table: Mapping[str, Any]) -> tuple[Protocol, int, str | Graph | No
     name = rest.pop("name", None)
     if not isinstance(name, str):
         raise RecipeError("[protocol] must say its name.", repr(name), f"Choose one of {', '.join(PROTOCOLS)}.")
-    cls = _protocol_class(name)
+    cls = protocol_class(name)
     rounds = rest.pop("rounds", 10)
     if isinstance(rounds, bool) or not isinstance(rounds, int) or rounds < 1:
         raise RecipeError("protocol.rounds must be an integer of at least 1.", repr(rounds), "Choose another number.")
@@ -311,28 +323,19 @@ def _protocol(table: Mapping[str, Any]) -> tuple[Protocol, int, str | Graph | No
     known = {*(f.name for f in dataclasses.fields(cls)), "name", "rounds", "topology"}
     for key in rest:
         if key not in known:
-            raise RecipeError(f"[protocol] may only hold what {name} has.", f"'{key}'", nearest(key, known))
+            in_learner = f'It belongs to a learner: learner = {{ kind = "mlp", {key} = ... }} in [[agents]].'
+            do = in_learner if key in OF_THE_MODEL else nearest(key, known)
+            raise RecipeError(f"[protocol] may only hold what {name} has.", f"'{key}'", do)
     return from_table(cls, rest, "protocol"), rounds, topology
-
-
-def _protocol_class(name: str) -> type[Protocol]:
-    if name in PROTOCOLS:
-        return PROTOCOLS[name]
-    if not is_own(name):
-        raise RecipeError(
-            "A protocol must be on the list of 'codistill protocols', or be your own as 'file.py:Class'.",
-            f"'{name}'",
-            nearest(name, PROTOCOLS),
-        )
-    cls = load_own(name)
-    if not (isinstance(cls, type) and issubclass(cls, Protocol)):
-        raise RecipeError(f"'{name}' must be a class derived from Protocol.", f"{cls!r}"[:80], "Name such a class.")
-    return cls
 
 
 def _partition(table: Mapping[str, Any]) -> partitions.Partition:
     rest = dict(table)
     kind = rest.pop("kind", None)
+    if kind is None:
+        fields = {each: {f.name for f in dataclasses.fields(cls)} for each, cls in partitions.KINDS.items()}
+        fitting = [each for each in fields if fields[each] >= rest.keys()] or list(fields)
+        raise RecipeError("[partition] must say its kind.", "none", f'Add kind = "...", one of {", ".join(fitting)}.')
     if kind not in list(partitions.KINDS):
         raise RecipeError("[partition] must say a known kind.", repr(kind), nearest(str(kind), partitions.KINDS))
     made: partitions.Partition = from_table(partitions.KINDS[kind], rest, "partition")
@@ -396,33 +399,3 @@ def _with_absolute_models(learner: Any, folder: Path) -> Any:
         paths = ("kind", "steps")
         return {key: _with_absolute_models(value, folder) if key in paths else value for key, value in learner.items()}
     return str(folder / learner) if is_own(learner) else learner
-
-
-def override(tables: dict[str, Any], text: str) -> None:
-    """Apply `--set a.b=value`; the value is TOML, or a string as it stands."""
-    key, equals, value = text.partition("=")
-    if not equals or not key.strip():
-        raise RecipeError("--set must have the form table.key=value.", f"'{text}'", "Example: protocol.rounds=5.")
-    try:
-        parsed = tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
-        parsed = value.strip()
-    put(tables, key, parsed)
-
-
-def put(tables: dict[str, Any], key: str, parsed: Any) -> None:
-    """Set the value at a dotted key; steps into a list are numbers, a name with dots in it stands in quotes."""
-    place: Any = tables
-    steps = [quoted or plain for quoted, plain in re.findall(r'"([^"]+)"|([^."]+)', key.strip())]
-    *path, last = steps or [""]
-    try:
-        for step in path:
-            place = place[int(step)] if isinstance(place, list) else place.setdefault(step, {})
-        if isinstance(place, list):
-            place[int(last)] = parsed
-        else:
-            place[last] = parsed
-    except (ValueError, IndexError, TypeError, AttributeError):
-        raise RecipeError(
-            "A change must name a place in the recipe.", f"'{key}'", "Example: protocol.rounds=5."
-        ) from None

@@ -21,10 +21,10 @@ from codistill.data.split import with_validation_part
 from codistill.data.validation import digest
 from codistill.errors import CheckpointError, RecipeError
 from codistill.experiments.recipe import Data, Recipe, make_recipe
-from codistill.experiments.user_code import digests_of, load_own, place_of
+from codistill.experiments.user_code import digests_of, load_own
 from codistill.federation import Federation
 from codistill.files import locked, write_atomically, writing
-from codistill.learners.catalogue import OwnModels, make_learner
+from codistill.learners.catalogue import make_learner
 from codistill.randomness import generator, seed_libraries
 from codistill.results.summary import Summary
 from codistill.runtimes.network.terms import describe_protocol, describe_public
@@ -35,7 +35,6 @@ from codistill.topology import Topology
 from codistill.topology.facts import as_plain, from_plain
 
 RECIPE, FACTS, REPORT, NETWORK = "recipe.toml", "run.json", "report.html", "network.json"
-_OWN_MODELS = OwnModels(load_own, place_of)
 _PACKAGES = ("codistill", "numpy", "scikit-learn", "scipy", "torch", "safetensors", "skops")
 
 
@@ -116,7 +115,7 @@ def build(recipe: Recipe, data_dir: str | None = None) -> tuple[Federation, data
     agents = []
     for name, entry, part in zip(names, entries, parts, strict=True):
         seed_libraries(recipe.seed, name, "model")
-        model = make_learner(entry.kind, entry.options, data.x.shape[1:], data.classes, _OWN_MODELS)
+        model = make_learner(entry.kind, entry.options, data.x.shape[1:], data.classes, load_own)
         agents.append(Agent(name, model, data.x[part], data.y[part]))
     federation = Federation(
         agents,

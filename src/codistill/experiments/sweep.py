@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -14,7 +15,8 @@ from typing import Any
 import pandas as pd
 
 from codistill.errors import LearnerError, RecipeError, nearest
-from codistill.experiments.recipe import Recipe, make_recipe, override, put, read_tables
+from codistill.experiments.overrides import apply_overrides, put
+from codistill.experiments.recipe import Recipe, make_recipe, read_tables
 from codistill.experiments.run import (
     RECIPE,
     execute,
@@ -135,8 +137,9 @@ def read_sweep(path: Path, overrides: Sequence[str] = (), *, quick: bool = False
         raise RecipeError("A quick form needs a table [quick].", f"none in {path}", "Run it without --quick.")
     for key, value in changes.items() if quick else ():
         put(tables, key, value)
-    for change in overrides:  # after the quick form: a person has the last word
-        override(tables, change)
+    # After the quick form: a person has the last word.
+    for note in apply_overrides(tables, overrides, path.resolve().parent):
+        print(f"note: {note}", file=sys.stderr)
     axes, compare = tables.pop("sweep", None), tables.pop("compare", {})
     if not isinstance(axes, dict) or not axes:
         raise RecipeError(

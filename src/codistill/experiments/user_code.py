@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import sys
-import traceback
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from codistill.errors import RecipeError, nearest
+from codistill.protocol import Protocol
+from codistill.protocols import PROTOCOLS
+from codistill.source_lines import own_line
 
 _loaded: dict[tuple[str, bytes], ModuleType] = {}  # by path and content
 
@@ -48,7 +50,7 @@ def load_own(name: str) -> Any:
     except Exception as error:  # whatever the file does when it is run
         raise RecipeError(
             f"'{name}' must be importable.",
-            f"{type(error).__name__}: {error}{place_of(error, path)}",
+            f"{type(error).__name__}: {error}" + (f", at {line}" if (line := own_line(error)) else ""),
             "Check the path, the file and the name of the class in it.",
         ) from error
     module = _loaded[key]
@@ -60,15 +62,23 @@ def load_own(name: str) -> Any:
     return getattr(module, attribute)
 
 
-def place_of(error: BaseException, path: str) -> str:
-    """The last line of one's own file that an error came by, in words; nothing if it came by none."""
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
-    if isinstance(error, SyntaxError) and error.filename == path:
-        return ""  # it names file and line itself
-    return f" ({Path(path).name}, line {lines[-1]})" if lines else ""
-
-
 def digests_of(names: list[Any]) -> dict[str, str]:
     """The SHA-256 of each file among such names, by the file's name."""
     files = sorted({Path(name.rpartition(":")[0]) for name in names if is_own(name)})
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def protocol_class(name: str) -> type[Protocol]:
+    """A protocol by its name, or one's own as 'file.py:Class'."""
+    if name in PROTOCOLS:
+        return PROTOCOLS[name]
+    if not is_own(name):
+        raise RecipeError(
+            "A protocol must be on the list of 'codistill protocols', or be your own as 'file.py:Class'.",
+            f"'{name}'",
+            nearest(name, PROTOCOLS),
+        )
+    cls = load_own(name)
+    if not (isinstance(cls, type) and issubclass(cls, Protocol)):
+        raise RecipeError(f"'{name}' must be a class derived from Protocol.", f"{cls!r}"[:80], "Name such a class.")
+    return cls

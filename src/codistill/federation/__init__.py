@@ -45,7 +45,7 @@ from codistill.runtimes.runtime import Runtime
 from codistill.runtimes.safeguard import Safeguard, as_safeguard
 from codistill.runtimes.simulation import Simulation
 from codistill.runtimes.store import BASELINE, RunFolder
-from codistill.settings import check_settings, setting
+from codistill.settings import Settings, check_setting, check_settings, setting
 from codistill.topology import KINDS, Topology
 from codistill.wire.compression import Compression
 
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RuntimeOptions:
+class RuntimeOptions(Settings):
     """Where the rounds are computed, and how often what was reached is saved."""
 
     kind: str = setting(
@@ -210,11 +210,13 @@ class Federation:
                 f"{alone!r}"[:80],
                 "What agents do alone is said by the protocol: define alone() in it.",
             )
-        options = RuntimeOptions(kind=runtime, workers=workers, checkpoint_every=checkpoint_every)
         plan = Plan(
             rounds=rounds, evaluate_every=evaluate_every, evaluate_samples=evaluate_samples, baseline=alone,
             checkpoint_every=checkpoint_every,
         )  # fmt: skip
+        check_setting(RuntimeOptions, "kind", runtime, "runtime")  # by the names of the arguments here
+        check_setting(RuntimeOptions, "workers", workers, "workers")
+        options = RuntimeOptions(kind=runtime, workers=workers, checkpoint_every=checkpoint_every)
         description = replace(self.description, plan=plan)
         watching = check_observers(observers)
         self._check_start(options, resume=resume, has_folder=folder is not None)

@@ -17,7 +17,7 @@ from codistill.errors import LearnerError, nearest
 from codistill.learners import as_learner, zoo
 from codistill.learners.ability import Learner
 from codistill.learners.kernel_ridge import KernelRidge
-from codistill.learners.own_models import PlaceOf, call_own, make_own
+from codistill.learners.own_models import call_own, make_own
 from codistill.learners.torch import OPTIMISERS, TorchLearner
 from codistill.settings import check_settings, from_table, setting
 
@@ -38,6 +38,9 @@ ALIASES = {
 }
 _STEPS = ("sklearn.preprocessing", "sklearn.impute", "sklearn.decomposition", "sklearn.feature_selection")
 _LIBRARIES = ("sklearn", "xgboost", "lightgbm")
+
+
+LoadOwn = Callable[[str], Any]  # what a name of the form "file.py:Name" stands for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,20 +81,12 @@ def entries() -> list[Entry]:
     return known
 
 
-@dataclass(frozen=True)
-class OwnModels:
-    """How a recipe's models of one's own, 'file.py:Name', are found: what a name stands for, and where an error is."""
-
-    load: Callable[[str], Any]
-    place_of: PlaceOf
-
-
 def make_learner(
-    kind: str, options: Mapping[str, Any], shape: tuple[int, ...], classes: int, own: OwnModels | None = None
+    kind: str, options: Mapping[str, Any], shape: tuple[int, ...], classes: int, own: LoadOwn | None = None
 ) -> Learner:
     """The learner of a recipe: options of a torch learner are those of training and of the architecture."""
     if own is not None and ".py:" in kind:
-        return make_own(own.load(kind), kind, options, shape, classes, _TRAINING, own.place_of)
+        return make_own(own(kind), kind, options, shape, classes, _TRAINING)
     if kind == "pipeline":
         return as_learner(_pipeline(options, own))
     if kind in zoo.names():
@@ -120,7 +115,7 @@ def make_learner(
     return as_learner(_estimator(path, options))
 
 
-def _pipeline(options: Mapping[str, Any], own: OwnModels | None) -> Pipeline:
+def _pipeline(options: Mapping[str, Any], own: LoadOwn | None) -> Pipeline:
     """Transformers and, at the end, a model: each a name, or a table with kind and options."""
     steps = options.get("steps")
     wrong = [key for key in options if key != "steps"]
@@ -141,7 +136,7 @@ def _pipeline(options: Mapping[str, Any], own: OwnModels | None) -> Pipeline:
     return make_pipeline(*made)
 
 
-def _step(step: Any, own: OwnModels | None) -> Any:
+def _step(step: Any, own: LoadOwn | None) -> Any:
     kind = step.get("kind") if isinstance(step, dict) else step
     if not isinstance(kind, str):
         raise LearnerError(
@@ -151,7 +146,7 @@ def _step(step: Any, own: OwnModels | None) -> Any:
         )
     options = {key: value for key, value in step.items() if key != "kind"} if isinstance(step, dict) else {}
     if own is not None and ".py:" in kind:
-        return call_own(own.load(kind), kind, options, own.place_of)
+        return call_own(own(kind), kind, options)
     known = {
         cls: f"{place}.{cls}" for place in _STEPS for cls in dir(importlib.import_module(place)) if cls[0].isupper()
     }

@@ -15,8 +15,7 @@ from codistill.errors import CodistillError, LearnerError, nearest
 from codistill.learners import as_learner
 from codistill.learners.ability import Learner
 from codistill.learners.torch import TorchLearner
-
-PlaceOf = Callable[[BaseException, str], str]  # the line of a file that an error came by, in words
+from codistill.source_lines import own_line
 
 _SHAPE, _FEATURES = ("shape", "in_shape", "input_shape"), ("features", "in_features", "n_features")
 _CLASSES = ("classes", "num_classes", "n_classes", "out_features")
@@ -29,7 +28,6 @@ def make_own(
     shape: tuple[int, ...],
     classes: int,
     training: tuple[str, ...],
-    place_of: PlaceOf,
 ) -> Learner:
     """The learner in a class, a function or a model of one's own.
 
@@ -46,7 +44,7 @@ def make_own(
     own = {key: value for key, value in task.items() if key in takes}
     own |= {key: value for key, value in options.items() if key in takes or (takes_all and key not in training)}
     rest = {key: value for key, value in options.items() if key not in own}
-    model = _copied(given) if build is None else call_own(build, name, own, place_of)
+    model = _copied(given) if build is None else call_own(build, name, own)
     unknown = [key for key in rest if not (isinstance(model, nn.Module) and key in training)]
     if unknown:
         known = {*takes, *(training if isinstance(model, nn.Module) else ())}
@@ -54,7 +52,7 @@ def make_own(
     return TorchLearner(model, **rest) if isinstance(model, nn.Module) else as_learner(model, name)
 
 
-def call_own(build: Callable[..., Any], name: str, options: Mapping[str, Any], place_of: PlaceOf) -> Any:
+def call_own(build: Callable[..., Any], name: str, options: Mapping[str, Any]) -> Any:
     """What a class or a function of one's own makes; an error says the line of the file."""
     try:
         return build(**options)
@@ -63,7 +61,7 @@ def call_own(build: Callable[..., Any], name: str, options: Mapping[str, Any], p
     except Exception as error:  # the user's own code
         raise LearnerError(
             f"'{name}' must make a model from its options.",
-            f"{type(error).__name__}: {error}{place_of(error, name.rpartition(':')[0])}"[:300],
+            f"{type(error).__name__}: {error}"[:300] + (f", at {line}" if (line := own_line(error)) else ""),
             "Check its options, and run the file by itself.",
         ) from error
 

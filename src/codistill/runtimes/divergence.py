@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from codistill.agent import Agent
+from codistill.hooks import run_hook
 from codistill.learners.ability import Ability, AnyLearner
 from codistill.protocol import Protocol
 
@@ -150,7 +151,7 @@ async def guarded_round(protocol: Protocol, me: Agent, t: int) -> None:
     guarded = GuardedLearner(me) if Ability.GRADIENTS in learner.abilities else GuardedFit(me)
     me.learner = cast(AnyLearner, guarded)
     try:
-        await protocol.round(me, t)
+        await run_hook(me, protocol.round, t)
         if isinstance(guarded, GuardedLearner):
             guarded.check()
         if t == 0 and learner.is_constant:
