@@ -265,6 +265,7 @@ def test_npz_ids_follow_their_samples_into_a_subset(tmp_path):
     data = load("toy", data_dir=tmp_path, samples=5, scale="none")
     assert set(data.ids) == {"writer"}
     np.testing.assert_array_equal(data.ids["writer"], data.x[:, 0, 0, 0] + 1000)
+    np.testing.assert_array_equal(data.ids_test["writer"], np.arange(6))
 
 
 def test_label_gaps_and_whole_float_labels_are_allowed(tmp_path):
@@ -299,6 +300,10 @@ def test_label_gaps_and_whole_float_labels_are_allowed(tmp_path):
         ({"x_train": np.full((12, 2), None)}, ["without Python objects", "x_train: Object arrays"]),
         ({"writer_train": np.full(12, None)}, ["without Python objects", "writer_train: Object arrays"]),
         ({"writer_train": np.zeros(11)}, ["ids writer_train of data set 'toy'", "11 ids for 12 samples"]),
+        (
+            {"writer_train": np.zeros(12), "writer_test": np.zeros(5)},
+            ["ids writer_test of data set 'toy'", "each test sample", "5 ids for 6 samples", "as long as y_test"],
+        ),
         ({"without": ["x_test", "y_test"]}, ["must hold the arrays x_train,", "no x_test, no y_test in"]),
     ],
 )

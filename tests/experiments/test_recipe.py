@@ -86,6 +86,7 @@ def test_a_byte_order_mark_is_no_mistake(tmp_path):
 
 
 def test_paths_are_relative_to_the_recipe(tmp_path):
+    (tmp_path / "one.csv").touch()
     data = {"files": {"a": "one.csv", "b": "/else/two.csv"}, "label": "y"}
     recipe = make_recipe(changed(data=data, partition=None), tmp_path)
     assert recipe.data.files == {"a": str(tmp_path / "one.csv"), "b": "/else/two.csv"}

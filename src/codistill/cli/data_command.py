@@ -52,7 +52,7 @@ def _show_partition(options: argparse.Namespace) -> int:
     from codistill.topology.facts import figures
 
     recipe = read_recipe(options.recipe, options.set)
-    data = load_data(recipe.data, recipe.seed, options.data_dir)
+    data = load_data(recipe, options.data_dir)
     public = None
     if recipe.data.public:
         public, data = split_public(data, recipe.data.public, recipe.seed)

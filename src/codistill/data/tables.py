@@ -11,8 +11,9 @@ import numpy as np
 import pandas as pd
 
 from codistill.data.dataset import Dataset
+from codistill.data.label_mapping import mapped_labels
 from codistill.data.scale import scaled
-from codistill.data.split import check_split, hold_out
+from codistill.data.split import check_split, hold_out, strata
 from codistill.errors import DataError, RecipeError, nearest
 
 
@@ -24,16 +25,22 @@ def read_table(
     scale: str | None = None,
     drop: Sequence[str] = (),
     ids: Sequence[str] = (),
+    by: str | None = None,
+    missing: str = "refuse",
+    label_above: float | None = None,
+    label_map: Mapping[str, str] | None = None,
 ) -> Dataset:
     """Read one CSV or Parquet file; every column not named here is a feature and must be numeric.
 
-    `label` is the column of classes (strings or integers; class names are its sorted values), `drop`
-    lists columns to leave out, `ids` columns that say where a row comes from, for a partition by id.
-    A fraction of every class is held out for testing. `scale` is "standard" by default; see `load`.
+    `label` is the column of classes (strings or integers; class names are its sorted values; `label_above` and
+    `label_map` see `mapped_labels`), `drop` lists columns to leave out, `ids` columns that say where a row comes from,
+    for a partition by id. A fraction of every class is held out for testing; if agents are made `by` one of the ids, a
+    fraction of every class of every agent. `scale` is "standard" by default; see `load`.
     """
     check_split(test_fraction, seed, scale)
-    frame = _read(Path(path), label, drop, ids)
-    return _dataset(Path(path).stem, frame, label, ids, test_fraction, seed, scale)
+    frame = _read(Path(path), label, drop, ids, missing)
+    frame[label] = mapped_labels(frame[label], label_above, label_map, f"table '{Path(path).stem}'")
+    return _dataset(Path(path).stem, frame, label, ids, by, test_fraction, seed, scale)
 
 
 def read_tables(
@@ -44,6 +51,9 @@ def read_tables(
     scale: str | None = None,
     drop: Sequence[str] = (),
     ids: Sequence[str] = (),
+    missing: str = "refuse",
+    label_above: float | None = None,
+    label_map: Mapping[str, str] | None = None,
 ) -> Dataset:
     """Read one file per agent, by the agent's name; all files must have the same columns.
 
@@ -53,7 +63,9 @@ def read_tables(
     check_split(test_fraction, seed, scale)
     if not paths:
         raise RecipeError("Tables per agent must name at least one file.", "none", "Give a file per agent.")
-    frames = {agent: _read(Path(path), label, drop, ids) for agent, path in paths.items()}
+    frames = {agent: _read(Path(path), label, drop, ids, missing) for agent, path in paths.items()}
+    for agent, frame in frames.items():
+        frame[label] = mapped_labels(frame[label], label_above, label_map, f"the table of agent '{agent}'")
     first = next(iter(frames))
     for agent, frame in frames.items():
         _check_same_columns(first, frames[first], agent, frame)
@@ -63,7 +75,7 @@ def read_tables(
     joined = pd.concat(list(frames.values()), ignore_index=True)
     joined[label] = np.concatenate(labels)
     joined["agent"] = np.repeat(list(frames), [len(frame) for frame in frames.values()])
-    return _dataset("tables", joined, label, [*ids, "agent"], test_fraction, seed, scale)
+    return _dataset("tables", joined, label, [*ids, "agent"], "agent", test_fraction, seed, scale)
 
 
 def _check_same_columns(first: str, example: pd.DataFrame, agent: str, frame: pd.DataFrame) -> None:
@@ -87,14 +99,15 @@ def _dataset(
     frame: pd.DataFrame,
     label: str,
     ids: Sequence[str],
+    by: str | None,
     test_fraction: float,
     seed: int,
     scale: str | None,
 ) -> Dataset:
     names, y = np.unique(_labels(frame[label], f"table '{name}'"), return_inverse=True)
     x = frame.drop(columns=[label, *ids]).to_numpy(dtype=np.float64)
-    agents = np.unique(_plain(frame["agent"]), return_inverse=True)[1] if "agent" in ids else 0
-    train, test = hold_out(agents * len(names) + y, test_fraction, seed, f"Table '{name}'")
+    groups = strata(y, None if by is None else _plain(frame[by]))
+    train, test = hold_out(groups, test_fraction, seed, f"Table '{name}'")
     raw = Dataset(
         name=name,
         x=x[train],
@@ -104,11 +117,12 @@ def _dataset(
         classes=len(names),
         class_names=tuple(str(each) for each in names),
         ids={column: _plain(frame[column])[train] for column in ids},
+        ids_test={column: _plain(frame[column])[test] for column in ids},
     )
     return scaled(raw, scale)
 
 
-def _read(path: Path, label: str, drop: Sequence[str], ids: Sequence[str]) -> pd.DataFrame:
+def _read(path: Path, label: str, drop: Sequence[str], ids: Sequence[str], missing: str) -> pd.DataFrame:
     """The file's label, id and feature columns, complete and with numeric features."""
     roles = [label, *drop, *ids]
     if len(set(roles)) < len(roles):
@@ -126,6 +140,8 @@ def _read(path: Path, label: str, drop: Sequence[str], ids: Sequence[str]) -> pd
                 nearest(column, frame.columns),
             )
     frame = frame.drop(columns=list(drop))
+    if missing == "drop_rows":
+        frame = frame.dropna(ignore_index=True)
     features = [column for column in frame.columns if column not in roles]
     if not features or frame.empty:
         raise DataError(

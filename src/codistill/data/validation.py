@@ -53,6 +53,7 @@ def checked_dataset(
     y_test: np.ndarray,
     ids: dict[str, np.ndarray],
     class_names: tuple[str, ...] = (),
+    ids_test: dict[str, np.ndarray] | None = None,
 ) -> Dataset:
     """A data set of a user's arrays, with images as (samples, channels, height, width)."""
     owner = f"data set '{name}'"
@@ -75,15 +76,21 @@ def checked_dataset(
             f"label {unknown[0]} only in y_test",
             "Remove those test samples or add training samples of that class.",
         )
-    for key, values in ids.items():
-        if len(values) != len(y):
-            raise DataError(
-                f"The ids {key}_train of {owner} must give one id to each training sample.",
-                f"{len(values)} ids for {len(y)} samples",
-                "Make them as long as y_train, or give the array another name.",
-            )
+    ids_test = ids_test or {}
+    _check_ids(ids, "train", len(y), owner)
+    _check_ids(ids_test, "test", len(y_test), owner)
     class_names = class_names or tuple(map(str, range(int(y.max()) + 1)))
-    return Dataset(name, x, y, x_test, y_test, len(class_names), class_names, ids)
+    return Dataset(name, x, y, x_test, y_test, len(class_names), class_names, ids, ids_test)
+
+
+def _check_ids(ids: dict[str, np.ndarray], part: str, samples: int, owner: str) -> None:
+    for key, values in ids.items():
+        if len(values) != samples:
+            raise DataError(
+                f"The ids {key}_{part} of {owner} must give one id to each {part}{'ing' * (part == 'train')} sample.",
+                f"{len(values)} ids for {samples} samples",
+                f"Make them as long as y_{part}, or give the array another name.",
+            )
 
 
 def digest(x: np.ndarray) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from codistill.data import partition as partitions
+from codistill.data.label_mapping import check_label_mapping
 from codistill.errors import RecipeError, nearest
 from codistill.experiments.user_code import run_file
 from codistill.faults import Fault
@@ -24,6 +25,8 @@ from codistill.topology.graphs import KINDS as GRAPHS
 from codistill.topology.graphs import Graph
 from codistill.wire.compression import Compression
 
+_OF_TABLES = ("label", "label_above", "label_map", "drop", "ids", "missing")  # keys of [data]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
@@ -33,6 +36,8 @@ class Data:
     file: str | None = setting(None, "a CSV or Parquet file instead of a name")
     files: dict[str, str] | None = setting(None, "one CSV or Parquet file per agent: name = path")
     label: str | None = setting(None, "the label column of a table")
+    label_above: float | None = setting(None, "two classes: label values above this number, and all others")
+    label_map: dict[str, str] | None = setting(None, "the class of each value of the label column: value = class")
     drop: tuple[str, ...] = setting((), "columns of a table to leave out")
     ids: tuple[str, ...] = setting((), "columns of a table that say where a sample is from")
     dir: str | None = setting(None, "the data folder; unset: --data-dir or the environment's CODISTILL_DATA")
@@ -43,6 +48,7 @@ class Data:
         0.0, "share of the training samples to measure on in place of the test set, to choose settings", at_least=0,
         at_most=0.9,
     )  # fmt: skip
+    missing: str = setting("refuse", "rows of a table with empty cells", choices=("refuse", "drop_rows"))
     scale: str | None = setting(
         None, "how samples are scaled; unset: as suits the data", choices=("unit", "standard", "none")
     )
@@ -72,11 +78,13 @@ class Data:
             return
         if self.name is None and self.label is None:
             raise RecipeError("[data] must say the label column of a table.", "no label", 'Add label = "column".')
-        of_others = ("label", "drop", "ids") if self.name is not None else ("samples", "test_samples", "dir")
-        useless = [key for key in of_others if getattr(self, key)]
+        check_label_mapping(self.label_above, self.label_map)
+        of_others = _OF_TABLES if self.name is not None else ("samples", "test_samples")
+        defaults = {f.name: f.default for f in dataclasses.fields(self)}
+        useless = [key for key in of_others if getattr(self, key) != defaults[key]]
         if useless:
             raise RecipeError(
-                "[data] label, drop and ids go with a table (file, files); samples, test_samples and dir with a name.",
+                f"[data] {', '.join(_OF_TABLES)} go with a table (file, files); samples and test_samples with a name.",
                 f"'{useless[0]}' beside '{given[0]}'",
                 f"Remove '{useless[0]}'.",
             )
@@ -355,17 +363,23 @@ def _with_absolute_paths(tables: Mapping[str, Any], folder: Path) -> dict[str, A
     data = source.get("data")
     if isinstance(data, dict):
         if isinstance(data.get("file"), str):
-            data["file"] = str(folder / data["file"])
+            data["file"] = _beside(folder, data["file"])
         if isinstance(data.get("public_file"), str):
             data["public_file"] = str(folder / data["public_file"])
         if isinstance(data.get("dir"), str):
             data["dir"] = str(folder / data["dir"])
         if isinstance(data.get("files"), dict):
-            data["files"] = {name: str(folder / str(path)) for name, path in data["files"].items()}
+            data["files"] = {name: _beside(folder, str(path)) for name, path in data["files"].items()}
     protocol = source.get("protocol")
     if isinstance(protocol, dict) and ".py:" in str(protocol.get("name")):
         protocol["name"] = str(folder / protocol["name"])
     return source
+
+
+def _beside(folder: Path, path: str) -> str:
+    """A table beside the recipe; what is not there is looked for in the data folder when it is read."""
+    beside = (folder / path).absolute()
+    return str(beside) if beside.exists() else path
 
 
 def override(tables: dict[str, Any], text: str) -> None:
