@@ -187,7 +187,7 @@ def test_any_set_is_taken_or_refused_in_words(tmp_path_factory, text):
         (changed(data={"files": {"a": 3}, "label": "y"}, partition=None), []),
         (changed(data={"files": {"a": "a.csv"}, "label": "y"}), ["the files are the partition", "Remove [partition]"]),
         (changed(data={"name": "wine", "pubic": 3}), ["[data]", "'pubic'", "Did you mean 'public'?"]),
-        (changed(data={"name": "wine", "scale": "big"}), ["data.scale must be one of unit, standard, none."]),
+        (changed(data={"name": "wine", "scale": "big"}), ["data.scale must be one of unit, standard, robust, none."]),
         (changed(data={"name": "wine", "test_fraction": 0}), ["data.test_fraction must be above 0."]),
         (changed(agents=[{"name": "a"}]), ["[agents] must say 'learner'.", "no such key"]),
         (changed(agents=[{"learner": 5}]), ["agents.learner must be a string or a table or unset.", "5"]),

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from codistill.data.columns import Columns
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,6 +29,7 @@ class Dataset:
     class_names: tuple[str, ...]
     ids: dict[str, np.ndarray] = field(default_factory=dict)
     ids_test: dict[str, np.ndarray] = field(default_factory=dict)
+    columns: Columns | None = None  # of a table: what its features are made from
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 
+from codistill.data.column_kinds import written_value
 from codistill.errors import DataError, RecipeError
 
 
@@ -42,7 +43,7 @@ def _compared(column: pd.Series[Any], above: float, owner: str) -> pd.Series[Any
 
 
 def _named(column: pd.Series[Any], names: Mapping[str, str], owner: str) -> pd.Series[Any]:
-    written = column.map(_written)
+    written = column.map(written_value)
     unknown = ~written.isin(list(names))
     if unknown.any():
         row = int(unknown.to_numpy(dtype=bool).argmax())
@@ -52,8 +53,3 @@ def _named(column: pd.Series[Any], names: Mapping[str, str], owner: str) -> pd.S
             f"Add '{written.iloc[row]}' to label_map.",
         )
     return written.map(dict(names))
-
-
-def _written(value: Any) -> str:
-    """A value as a person writes it: pandas reads a column of integers with gaps as floats."""
-    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)

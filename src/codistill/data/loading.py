@@ -38,8 +38,8 @@ def load(
 
     `scale` uses the training samples that are kept. "unit": images divided by the range of their type, or
     by their largest magnitude where the type does not tell and it exceeds 1; the columns of tables mapped
-    to 0 … 1. "standard": mean 0 and standard deviation 1, per channel or column. "none": unchanged. By
-    default images are "unit" and tables "standard".
+    to 0 … 1. "standard": mean 0 and standard deviation 1, per channel or column. "robust": median 0 and
+    interquartile range 1. "none": unchanged. By default images are "unit" and tables "standard".
     """
     check_split(test_fraction, seed, scale)
     if name.startswith("hf:"):

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from codistill.data import partition as partitions
+from codistill.data.columns import Columns
 from codistill.data.label_mapping import check_label_mapping
 from codistill.errors import RecipeError, nearest
 from codistill.experiments.user_code import run_file
@@ -25,7 +26,9 @@ from codistill.topology.graphs import KINDS as GRAPHS
 from codistill.topology.graphs import Graph
 from codistill.wire.compression import Compression
 
-_OF_TABLES = ("label", "label_above", "label_map", "drop", "ids", "missing")  # keys of [data]
+_OF_TABLES = (  # keys of [data]
+    "label", "label_above", "label_map", "drop", "ids", "columns", "schema", "missing", "missing_values",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,10 +51,19 @@ class Data:
         0.0, "share of the training samples to measure on in place of the test set, to choose settings", at_least=0,
         at_most=0.9,
     )  # fmt: skip
-    missing: str = setting("refuse", "rows of a table with empty cells", choices=("refuse", "drop_rows"))
-    scale: str | None = setting(
-        None, "how samples are scaled; unset: as suits the data", choices=("unit", "standard", "none")
+    columns: dict[str, str | dict[str, Any]] | None = setting(
+        None, "columns of a table that are no numbers: name = kind (category, text), or a table with kind and options"
     )
+    schema: str | None = setting(None, "a file that says the same of all columns, agreed on by all organisations")
+    missing: str = setting(
+        "keep", "empty cells: kept for models that take them and imputed for others; imputed for all; or their rows "
+        "dropped; or refused", choices=("keep", "impute", "drop_rows", "refuse"),
+    )  # fmt: skip
+    missing_values: tuple[str, ...] = setting((), "cells that mean the same as an empty one, such as ?")
+    scale: str | None = setting(
+        None, "how samples are scaled; unset: as suits the data", choices=("unit", "standard", "robust", "none")
+    )
+    scale_per_agent: bool = setting(False, "each agent scales by its own training samples, not all by those of all")
     public: int | float = setting(0, "public samples without labels: a count, or a share below 1", at_least=0)
     held_by_agents: bool = setting(False, "every agent brings its own data; see docs/deploy.md")
     classes: int | None = setting(
@@ -79,6 +91,9 @@ class Data:
         if self.name is None and self.label is None:
             raise RecipeError("[data] must say the label column of a table.", "no label", 'Add label = "column".')
         check_label_mapping(self.label_above, self.label_map)
+        if self.columns is not None and self.schema is not None:
+            raise RecipeError("[data] must say its columns once.", "'columns' beside 'schema'", "Keep one of them.")
+        Columns(self.columns or {})
         of_others = _OF_TABLES if self.name is not None else ("samples", "test_samples")
         defaults = {f.name: f.default for f in dataclasses.fields(self)}
         useless = [key for key in of_others if getattr(self, key) != defaults[key]]
@@ -364,6 +379,8 @@ def _with_absolute_paths(tables: Mapping[str, Any], folder: Path) -> dict[str, A
     if isinstance(data, dict):
         if isinstance(data.get("file"), str):
             data["file"] = _beside(folder, data["file"])
+        if isinstance(data.get("schema"), str):
+            data["schema"] = str(folder / data["schema"])
         if isinstance(data.get("public_file"), str):
             data["public_file"] = str(folder / data["public_file"])
         if isinstance(data.get("dir"), str):

@@ -17,7 +17,9 @@ import tomli_w
 from codistill.agent import Agent
 from codistill.data import loading as datasets
 from codistill.data import tables
+from codistill.data.columns import Columns
 from codistill.data.partition import ById, counts
+from codistill.data.scale import own_scaler
 from codistill.data.sources import find_table
 from codistill.data.split import with_validation_part
 from codistill.data.validation import digest
@@ -36,6 +38,11 @@ from codistill.topology import Topology
 from codistill.topology.facts import as_plain, from_plain
 
 RECIPE, FACTS, REPORT, NETWORK = "recipe.toml", "run.json", "report.html", "network.json"
+# Keys of [data] that say how a table is read.
+_READING = (
+    "label", "label_above", "label_map", "drop", "ids", "missing", "missing_values", "test_fraction", "scale",
+    "scale_per_agent",
+)  # fmt: skip
 _PACKAGES = ("codistill", "numpy", "scikit-learn", "scipy", "torch", "safetensors", "skops")
 
 
@@ -70,16 +77,13 @@ def _load_whole(data: Data, seed: int, data_dir: str | None, by: str | None) -> 
             seed=seed,
             samples=data.samples,
             test_samples=data.test_samples,
-            scale=data.scale,
+            scale="none" if data.scale_per_agent else data.scale,
         )
-    options: dict[str, Any] = {
-        "label": data.label, "test_fraction": data.test_fraction, "seed": seed, "scale": data.scale,
-        "drop": data.drop, "ids": data.ids, "missing": data.missing,
-        "label_above": data.label_above, "label_map": data.label_map,
-    }  # fmt: skip
+    columns = Columns(data.columns or {}) if data.schema is None else Columns.read(data.schema)
+    options = {key: getattr(data, key) for key in _READING} | {"seed": seed, "columns": columns.columns}
     folder = data.dir or data_dir
     if data.file is not None:
-        return tables.read_table(find_table(data.file, folder), by=by, **options)
+        return tables.read_table(find_table(data.file, folder), **options, by=by)
     assert data.files is not None
     return tables.read_tables({name: find_table(path, folder) for name, path in data.files.items()}, **options)
 
@@ -146,7 +150,9 @@ def build(recipe: Recipe, data_dir: str | None = None) -> tuple[Federation, data
     for name, entry, part, test in zip(names, entries, parts, own_tests(recipe, data, parts), strict=True):
         seed_libraries(recipe.seed, name, "model")
         model = make_learner(entry.kind, entry.options, data.x.shape[1:], data.classes)
-        agents.append(Agent(name, model, data.x[part], data.y[part], test=test))
+        if recipe.data.missing == "impute":
+            model.takes_missing = False
+        agents.append(Agent(name, model, data.x[part], data.y[part], test=test, prepare=_own_scaler(recipe.data, data)))
     federation = Federation(
         agents,
         recipe.protocol,
@@ -160,6 +166,22 @@ def build(recipe: Recipe, data_dir: str | None = None) -> tuple[Federation, data
         compression=recipe.compression,
     )
     return federation, data
+
+
+def _own_scaler(options: Data, data: datasets.Dataset) -> Any:
+    """What an agent scales its samples with, by its own training samples; None where all are scaled together."""
+    if not options.scale_per_agent:
+        return None
+    if data.x.ndim != 2:
+        raise RecipeError(
+            "[data] scale_per_agent is for tables.", f"samples of shape {data.x.shape[1:]}", "Remove scale_per_agent."
+        )
+    scaler, numbers = own_scaler(options.scale), data.x.shape[1] if data.columns is None else data.columns.numbers
+    if scaler is None or numbers == data.x.shape[1]:
+        return scaler
+    from sklearn.compose import ColumnTransformer
+
+    return ColumnTransformer([("numbers", scaler, slice(0, numbers))], remainder="passthrough")
 
 
 def plan_of(recipe: Recipe) -> Plan:

@@ -36,6 +36,7 @@ class Learner(ABC):
     abilities: Ability = Ability.PREDICT
     probabilistic: bool = False  # whether it predicts class probabilities, so can only be fitted to them
     ready: bool = True  # False as long as it cannot predict for want of a first fit
+    takes_missing: bool = False  # whether samples may hold NaN, for values that are missing
 
     @abstractmethod
     def fit(self, x: np.ndarray, targets: np.ndarray) -> None:
@@ -136,6 +137,7 @@ class CanPredict(Protocol):
     abilities: Ability
     probabilistic: bool
     ready: bool
+    takes_missing: bool
 
     def fit(self, x: np.ndarray, targets: np.ndarray) -> None:
         """Train on soft labels (n, C) or real values."""

@@ -16,6 +16,7 @@ from sklearn.utils.validation import has_fit_parameter
 
 from codistill.errors import LearnerError
 from codistill.learners.ability import Ability, Learner
+from codistill.learners.missing_values import takes_missing
 from codistill.message import Message
 
 
@@ -40,6 +41,7 @@ class SklearnLearner(Learner):
         self._columns = 0
         self._seen: np.ndarray | None = None  # labels behind the estimator's codes, if it takes no gaps
         self._weight_name = _sample_weight_name(estimator)
+        self.takes_missing = takes_missing(estimator)
         self.abilities = Ability.LABELS
         if self._takes_soft_targets():
             self.abilities |= Ability.PREDICT
