@@ -149,7 +149,7 @@ def plain_samples(x: Any, what: str) -> Any:
             raise DataError(
                 f"All values in {what} must be numbers.",
                 f"column '{column}' of type {x[column].dtype}",
-                f'Make it features by codistill.Columns({{"{column}": "category"}}).fit(x).transform(x), or leave it out.',
+                f'Encode it by codistill.Columns({{"{column}": "category"}}).fit(x).transform(x), or leave it out.',
             )
     exact = all(isinstance(kind, np.dtype) for kind in x.dtypes)
     return x.to_numpy() if exact else x.to_numpy(dtype=np.float64, na_value=np.nan)
