@@ -245,8 +245,8 @@ class Agent(Node):
 
     def twin(self) -> Agent:
         """An agent with the same data and an untouched copy of the model."""
-        prepare = copy.deepcopy(self._prepare)
-        return Agent(self.name, copy.deepcopy(self.learner), *self._data, test=self._test, prepare=prepare)
+        model = copy.deepcopy(self.learner)
+        return Agent(self.name, model, *self._data, test=self._test, prepare=self._prepare)
 
     @property
     def neighbours(self) -> tuple[str, ...]:

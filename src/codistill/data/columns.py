@@ -114,7 +114,7 @@ class Columns:
         if column.kind == "number":
             check_number(values, owner)
             return values.to_numpy(dtype=np.float64, na_value=np.nan)[:, None]
-        written = values.map(written_value, na_action="ignore").fillna("").astype(str)
+        written = values.astype(object).map(lambda value: "" if pd.isna(value) else written_value(value)).astype(str)
         if column.kind == "category":
             return _encoded(written, column, owner)
         if column.encoding == "tfidf":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from typing import Any
 
@@ -24,7 +25,8 @@ class Preparation:
                     f"{transformer!r}"[:80],
                     "Pass for example sklearn.preprocessing.StandardScaler().",
                 )
-        self._transformer, self._takes_missing, self._owner = transformer, takes_missing, owner
+        # A copy: one transformer that is given to several agents is fitted by each of them.
+        self._transformer, self._takes_missing, self._owner = copy.deepcopy(transformer), takes_missing, owner
         self._training = np.empty((0, 0))  # prepared, as far as the transformer goes
         self._fill: np.ndarray | None = None  # computed when a value is missing
 

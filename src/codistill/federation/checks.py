@@ -11,7 +11,7 @@ import numpy as np
 
 from codistill.agent import Agent, count_classes
 from codistill.data.shard import PublicData
-from codistill.data.validation import REAL_VALUES, check_shape
+from codistill.data.validation import REAL_VALUES, check_shape, plain_samples
 from codistill.errors import DataError, LearnerError, RecipeError, nearest
 from codistill.learners.ability import Ability
 from codistill.learners.plain import PlainLearner
@@ -135,6 +135,7 @@ def as_count(count: Any, name: str) -> int:
 
 def as_public_data(public: Any, seed: int) -> PublicData:
     """Public data from samples."""
+    public = plain_samples(public, "the public data")
     try:
         len(public)
     except TypeError:
