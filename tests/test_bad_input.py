@@ -137,12 +137,12 @@ ROWS = {
             {"kind": "logistic_regression", "solver": "newton-cholesky", "penalty": "l1"}] * 3)), [], None, 4,
         ["LogisticRegression of agent 'a' must be able to learn", "newton-cholesky", "Change its options"]),
     "data file missing": (recipe(data=TABLE, protocol=ALONE), [], None, 3,
-        ["table.csv", "No such file", "Check the path"]),
+        ["'table.csv' in neither", "beside the recipe or in the data folder", "--data-dir"]),
     "label column missing": (recipe(data={**TABLE, "label": "knd"}, protocol=ALONE), [], csv(GOOD_ROWS), 3,
         ["must have the column 'knd'", "Did you mean 'kind'?"]),
     "no label said": (recipe(data={"file": "table.csv"}), [], csv(GOOD_ROWS), 2, ["must say the label column"]),
-    "NaN in a table": (recipe(data=TABLE, protocol=ALONE), [], csv(GOOD_ROWS + "1,,u\n"), 3,
-        ["nan in column 'y', data row 21"]),
+    "an empty cell that is refused": (recipe(data={**TABLE, "missing": "refuse"}, protocol=ALONE), [],
+        csv(GOOD_ROWS + "1,,u\n"), 3, ["nan in column 'y', data row 21"]),
     "infinity in a table": (recipe(data=TABLE, protocol=ALONE), [], csv(GOOD_ROWS + "1,inf,u\n"), 3,
         ["inf in column 'y', data row 21"]),
     "words in a table": (recipe(data=TABLE, protocol=ALONE), [], csv(GOOD_ROWS + "1,many,u\n"), 3,
@@ -460,7 +460,7 @@ X, Y = ((X - X.mean(axis=0)) / X.std(axis=0))[ORDER].astype(np.float32), Y[ORDER
 PUBLIC, TEST = X[80:110], (X[110:], Y[110:])
 QUIET = {"runtime": "simulation", "progress": False}
 BAD = X[:40].copy()
-BAD[3, 2] = np.nan
+BAD[3, 2] = np.inf
 
 
 def net(inputs=13, outputs=3):
@@ -515,9 +515,8 @@ class Rude(cd.Protocol):
 # name: (what the user does, the error, words of the sentence)
 CALLS = {
     # data
-    "NaN": (lambda: one(BAD), DataError, ["agent 'a'", "finite", "nan in row 3"]),
-    "infinity": (lambda: one(np.where(np.isnan(BAD), np.inf, BAD)), DataError, ["inf in row 3"]),
-    "too large for 32 bits": (lambda: one(np.where(np.isnan(BAD), 1e300, BAD.astype(float))), DataError, ["1e+300"]),
+    "infinity": (lambda: one(BAD), DataError, ["agent 'a'", "finite", "inf in row 3"]),
+    "too large for 32 bits": (lambda: one(np.where(np.isinf(BAD), 1e300, BAD.astype(float))), DataError, ["1e+300"]),
     "one flat row": (lambda: one(X[0], Y[:1]), DataError, ["the first axis being the samples", "(13,)"]),
     "fewer labels": (lambda: one(y=Y[:39]), DataError, ["40 samples and 39 labels"]),
     "ragged samples": (lambda: one([[1.0], [1.0, 2.0]], [0, 1]), DataError, ["as one array", "equally long"]),
@@ -535,7 +534,7 @@ CALLS = {
         lambda: federation([pair()[0], cd.Agent("b", net(5), X[:9, :5], Y[:9])]), DataError,
         ["shape of those of agent 'clinic', (13,)", "agent 'b' has (5,)"]),
     "public of another shape": (lambda: federation(public=X[:9, :5]), DataError, ["the public data has (5,)"]),
-    "public with NaN": (lambda: federation(public=BAD), DataError, ["the public data", "nan in row 3"]),
+    "public with infinity": (lambda: federation(public=BAD), DataError, ["the public data", "inf in row 3"]),
     "public as a count": (lambda: federation(public=400), DataError, ["must be samples", "400"]),
     "public empty": (lambda: federation(public=X[:0]), DataError, ["the public data", "(0, 13)"]),
     "test of another shape": (lambda: federation(test=(X[:9, :5], Y[:9])), DataError, ["the test set has (5,)"]),

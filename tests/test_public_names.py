@@ -17,6 +17,7 @@ NAMES = [
     "Backfitting",
     "Centralised",
     "CodistillError",
+    "Columns",
     "Compression",
     "DDistillation",
     "DSGD",

@@ -15,6 +15,7 @@ from codistill.version import __version__ as __version__
 if TYPE_CHECKING:
     from codistill.agent import Agent as Agent
     from codistill.agent import Hub as Hub
+    from codistill.data.columns import Columns as Columns
     from codistill.errors import CodistillError as CodistillError
     from codistill.faults import Fault as Fault
     from codistill.federation import Federation as Federation
@@ -59,6 +60,7 @@ _HOMES = {
     "Backfitting": "protocols",
     "Centralised": "protocols",
     "CodistillError": "errors",
+    "Columns": "data.columns",
     "Compression": "wire.compression",
     "Safeguard": "runtimes.safeguard",
     "EKD": "protocols",

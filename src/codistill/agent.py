@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import torch
 
+from codistill.data.preparation import Preparation
 from codistill.data.shard import PublicData, Shard
-from codistill.data.validation import validate_samples
+from codistill.data.validation import check_shape, plain_samples, validate_samples
 from codistill.errors import MessageError, RecipeError, nearest
 from codistill.learners import Learner, as_learner
 from codistill.learners.ability import Ability, AnyLearner
@@ -221,7 +222,9 @@ class Node(HasCalls):
 class Agent(Node):
     """A learner and a private shard."""
 
-    def __init__(self, name: str, model: Any, x: Any, y: Any, *, test: tuple[Any, Any] | None = None) -> None:
+    def __init__(
+        self, name: str, model: Any, x: Any, y: Any, *, test: tuple[Any, Any] | None = None, prepare: Any = None
+    ) -> None:
         if not isinstance(name, str) or not re.fullmatch(r"[\w][\w .+-]{0,63}", name) or name == HUB:
             raise RecipeError(
                 "An agent's name must be 1 to 64 letters, digits, spaces or any of _ . + -, and not 'hub'.",
@@ -237,15 +240,26 @@ class Agent(Node):
         self.learned = False  # whether it has been in a run
         self.safeguard: Any = None  # set by the runtime: an AgentSafeguard, where its answers have one
         self.diverged = False  # whether its model diverged in this round, and returned to the round's start
-        self._data, self._test = (x, y), test
+        self._data, self._test = (plain_samples(x, f"the samples x of agent '{name}'"), y), test
+        self._prepare = prepare
+        self.prepared = Preparation(prepare, takes_missing=self.learner.takes_missing, owner=f"agent '{name}'")
+        self.shape: tuple[int, ...] = ()  # of one sample, before it is prepared
 
     def settle(self, classes: int) -> None:
         """Make the shard, now that the federation knows how many classes there are."""
         self.shard = Shard(*self._data, classes, self.name)
+        self.shape = self.shard.x.shape[1:]
+        self.shard.x = self.prepared.fit(self.shard.x)
         if self.shard.labels is not None:
             self.class_mix = np.bincount(self.shard.labels, minlength=classes)
+        self.settle_test(classes)
+
+    def settle_test(self, classes: int) -> None:
+        """Check its own test data, and prepare them as its training samples."""
         if self._test is not None:
-            self.test = validate_samples(*self._test, classes, f"the test data of agent '{self.name}'")
+            x, y = validate_samples(*self._test, classes, f"the test data of agent '{self.name}'")
+            check_shape(x, self.shape, f"the test data of agent '{self.name}'", f"agent '{self.name}'")
+            self.test = self.prepared(x), y
 
     def hello(self, about: Ability) -> Hello:
         """What it says of its data and, as far as these abilities are concerned, of its model."""
@@ -260,7 +274,8 @@ class Agent(Node):
 
     def twin(self) -> Agent:
         """An agent with the same data and an untouched copy of the model."""
-        return Agent(self.name, copy.deepcopy(self.learner), *self._data, test=self._test)
+        model = copy.deepcopy(self.learner)
+        return Agent(self.name, model, *self._data, test=self._test, prepare=self._prepare)
 
     @property
     def neighbours(self) -> tuple[str, ...]:
@@ -320,7 +335,9 @@ class Agent(Node):
             with torch.random.fork_rng(devices=()):
                 model = open_model(message, self.shard.x.shape[1:], self.shard.classes, len(self.shard.x))
             # A received model predicts once, at once: where that fails, the message is refused by name.
-            return model if sender == self.name else ReceivedModel(model, self.shard.x, self.shard.classes)
+            if sender == self.name:
+                return model
+            return ReceivedModel(model, self.shard.x, self.shard.classes, self.prepared.complete)
         except MessageError as error:
             self.refuse(sender, error)
             return None
@@ -334,7 +351,7 @@ class Agent(Node):
         try:
             with torch.random.fork_rng(devices=()):
                 model = open_model(Message.decode(data), self.shard.x.shape[1:], self.shard.classes)
-            return checked_predictions(model, x, self.shard.classes)
+            return checked_predictions(model, x, self.shard.classes, self.prepared.complete)
         except MessageError as error:
             self.unreported.append((sender, printable(str(error), _REASON)))
             return np.zeros((len(x), self.shard.classes))

@@ -86,6 +86,7 @@ def test_a_byte_order_mark_is_no_mistake(tmp_path):
 
 
 def test_paths_are_relative_to_the_recipe(tmp_path):
+    (tmp_path / "one.csv").touch()
     data = {"files": {"a": "one.csv", "b": "/else/two.csv"}, "label": "y"}
     recipe = make_recipe(changed(data=data, partition=None), tmp_path)
     assert recipe.data.files == {"a": str(tmp_path / "one.csv"), "b": "/else/two.csv"}
@@ -224,7 +225,7 @@ def test_any_set_is_taken_or_refused_in_words(tmp_path_factory, text):
         (changed(data={"files": {"a": 3}, "label": "y"}, partition=None), []),
         (changed(data={"files": {"a": "a.csv"}, "label": "y"}), ["the files are the partition", "Remove [partition]"]),
         (changed(data={"name": "wine", "pubic": 3}), ["[data]", "'pubic'", "Did you mean 'public'?"]),
-        (changed(data={"name": "wine", "scale": "big"}), ["data.scale must be one of unit, standard, none."]),
+        (changed(data={"name": "wine", "scale": "big"}), ["data.scale must be one of unit, standard, robust, none."]),
         (changed(data={"name": "wine", "test_fraction": 0}), ["data.test_fraction must be above 0."]),
         (changed(agents=[{"name": "a"}]), ["[agents] must say 'learner'.", "no such key"]),
         (changed(agents=[{"learner": 5}]), ["agents.learner must be a string or a table or unset.", "5"]),

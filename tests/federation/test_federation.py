@@ -304,7 +304,7 @@ def test_a_sample_must_look_as_those_of_training():
             agent.predict(wrong)
         assert found in caught.value.found
     with pytest.raises(DataError, match="finite"):
-        agent.predict(np.full((1, 13), np.nan))
+        agent.predict(np.full((1, 13), np.inf))
     with pytest.raises(DataError, match="numbers"):
         agent.predict([["a"] * 13])
     assert agent.predict_proba(X[:2].tolist()).shape == (2, 3)

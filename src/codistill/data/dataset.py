@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from codistill.data.columns import Columns
 
 
 @dataclass(frozen=True, eq=False)
@@ -13,7 +17,7 @@ class Dataset:
 
     `x` is float32: images (samples, channels, height, width) or tables (samples, features); `y` is int64
     in 0 … classes-1, or real-valued with a column per output. `ids` says of every training sample where it comes
-    from, e.g. `{"writer": …}`.
+    from, e.g. `{"writer": …}`; `ids_test` of every test sample, as far as that is known.
     """
 
     name: str
@@ -24,6 +28,8 @@ class Dataset:
     classes: int
     class_names: tuple[str, ...]
     ids: dict[str, np.ndarray] = field(default_factory=dict)
+    ids_test: dict[str, np.ndarray] = field(default_factory=dict)
+    columns: Columns | None = None  # of a table: what its features are made from
 
 
 @dataclass(frozen=True)

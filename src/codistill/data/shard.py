@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from codistill.data.validation import digest, validate_samples
+from codistill.data.validation import digest, plain_samples, validate_samples
 from codistill.randomness import Key, derive
 
 
@@ -71,10 +71,21 @@ class PublicData:
     """Public samples without labels, equal on every agent; their batches are equal without any message."""
 
     def __init__(self, x: Any, seed: int) -> None:
+        x = plain_samples(x, "the public data")
         samples, _ = validate_samples(x, np.zeros(len(x), dtype=np.int64), 1, "the public data")
         self.x = samples
         self.seed = seed
         self.digest = digest(samples)
+
+    def prepared(self, prepare: Callable[[np.ndarray], np.ndarray]) -> PublicData:
+        """The same data as one agent's model takes them; the digest stays that of what all agents share."""
+        x = prepare(self.x)
+        if x is self.x:
+            return self
+        mine = copy.copy(self)
+        mine.__dict__.pop("_inputs", None)
+        mine.x = x
+        return mine
 
     @cached_property
     def _inputs(self) -> torch.Tensor:

@@ -54,19 +54,32 @@ def from_folder(name: str, data_dir: str | Path | None) -> Dataset:
             f"{name!r}",
             f"Give the folder by --data-dir or {FOLDER_VARIABLE}, and the name of a file in it without .npz.",
         )
-    folder = _folder(data_dir)
+    folder = data_folder(data_dir)
     path = folder / f"{name}.npz" if folder else None
     if path is None or not path.is_file():
         raise _unknown(name, folder)
     return _read_npz(name, path)
 
 
+def find_table(path: str, data_dir: str | Path | None) -> Path:
+    """A recipe's table: an absolute path where it was found beside the recipe, otherwise a file of the data folder."""
+    folder = None if Path(path).is_absolute() else data_folder(data_dir)
+    if Path(path).is_absolute() or (folder is not None and (folder / path).is_file()):
+        return folder / path if folder else Path(path)
+    raise DataError(
+        "A table must be a file beside the recipe or in the data folder.",
+        f"'{path}' in neither; the data folder is {folder or 'not set'}",
+        f"Check the name, or set the data folder by --data-dir or {FOLDER_VARIABLE}.",
+    )
+
+
 def folder_catalogue(data_dir: str | Path | None) -> list[DatasetInfo]:
     """Describe every .npz file of the data folder, without reading the images."""
-    return [_peek(path) for path in _files(_folder(data_dir))]
+    return [_peek(path) for path in _files(data_folder(data_dir))]
 
 
-def _folder(data_dir: str | Path | None) -> Path | None:
+def data_folder(data_dir: str | Path | None) -> Path | None:
+    """The folder that was named, or that of the environment; None if neither is."""
     chosen = data_dir or os.environ.get(FOLDER_VARIABLE)
     if not chosen:
         return None
@@ -94,7 +107,7 @@ def _read_npz(name: str, path: Path) -> Dataset:
     try:
         with zipfile.ZipFile(path) as archive:
             keys = [entry.removesuffix(".npy") for entry in archive.namelist()]
-            wanted = [key for key in keys if key in ARRAYS or key.endswith("_train")]
+            wanted = [key for key in keys if key in ARRAYS or key.endswith(("_train", "_test"))]
             arrays = {key: _read_array(archive, key) for key in wanted}
     except UNREADABLE as problem:
         raise DataError(
@@ -110,8 +123,10 @@ def _read_npz(name: str, path: Path) -> Dataset:
             "Add what is missing.",
         )
     x, y, x_test, y_test = (arrays.pop(key) for key in ARRAYS)
-    ids = {key.removesuffix("_train"): each for key, each in arrays.items() if each.ndim == 1}
-    return checked_dataset(name, x, y, x_test, y_test, ids)
+    flat = {key: each for key, each in arrays.items() if each.ndim == 1}
+    ids = {key.removesuffix("_train"): each for key, each in flat.items() if key.endswith("_train")}
+    ids_test = {key: flat[f"{key}_test"] for key in ids if f"{key}_test" in flat}
+    return checked_dataset(name, x, y, x_test, y_test, ids, ids_test=ids_test)
 
 
 def _read_array(archive: zipfile.ZipFile, key: str) -> np.ndarray:

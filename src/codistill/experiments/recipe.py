@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from codistill.data import partition as partitions
+from codistill.data.columns import Columns
+from codistill.data.label_mapping import check_label_mapping
 from codistill.errors import RecipeError, nearest
 from codistill.experiments.overrides import apply_overrides
 from codistill.experiments.user_code import is_own, protocol_class
@@ -26,6 +28,10 @@ from codistill.topology.graphs import KINDS as GRAPHS
 from codistill.topology.graphs import Graph
 from codistill.wire.compression import Compression
 
+_OF_TABLES = (  # keys of [data]
+    "label", "label_above", "label_map", "drop", "ids", "columns", "schema", "missing", "missing_values",
+)  # fmt: skip
+
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
@@ -35,6 +41,8 @@ class Data:
     file: str | None = setting(None, "a CSV or Parquet file instead of a name")
     files: dict[str, str] | None = setting(None, "one CSV or Parquet file per agent: name = path")
     label: str | None = setting(None, "the label column of a table")
+    label_above: float | None = setting(None, "two classes: label values above this number, and all others")
+    label_map: dict[str, str] | None = setting(None, "the class of each value of the label column: value = class")
     drop: tuple[str, ...] = setting((), "columns of a table to leave out")
     ids: tuple[str, ...] = setting((), "columns of a table that say where a sample is from")
     dir: str | None = setting(None, "the data folder; unset: --data-dir or the environment's CODISTILL_DATA")
@@ -45,9 +53,19 @@ class Data:
         0.0, "share of the training samples to measure on in place of the test set, to choose settings", at_least=0,
         at_most=0.9,
     )  # fmt: skip
-    scale: str | None = setting(
-        None, "how samples are scaled; unset: as suits the data", choices=("unit", "standard", "none")
+    columns: dict[str, str | dict[str, Any]] | None = setting(
+        None, "columns of a table that are no numbers: name = kind (category, text), or a table with kind and options"
     )
+    schema: str | None = setting(None, "a file that says the same of all columns, agreed on by all organisations")
+    missing: str = setting(
+        "keep", "empty cells: kept for models that take them and imputed for others; imputed for all; or their rows "
+        "dropped; or refused", choices=("keep", "impute", "drop_rows", "refuse"),
+    )  # fmt: skip
+    missing_values: tuple[str, ...] = setting((), "cells that mean the same as an empty one, such as ?")
+    scale: str | None = setting(
+        None, "how samples are scaled; unset: as suits the data", choices=("unit", "standard", "robust", "none")
+    )
+    scale_per_agent: bool = setting(False, "each agent scales by its own training samples, not all by those of all")
     public: int | float = setting(0, "public samples without labels: a count, or a share below 1", at_least=0)
     held_by_agents: bool = setting(False, "every agent brings its own data; see docs/deploy.md")
     classes: int | None = setting(
@@ -74,11 +92,16 @@ class Data:
             return
         if self.name is None and self.label is None:
             raise RecipeError("[data] must say the label column of a table.", "no label", 'Add label = "column".')
-        of_others = ("label", "drop", "ids") if self.name is not None else ("samples", "test_samples", "dir")
-        useless = [key for key in of_others if getattr(self, key)]
+        check_label_mapping(self.label_above, self.label_map)
+        if self.columns is not None and self.schema is not None:
+            raise RecipeError("[data] must say its columns once.", "'columns' beside 'schema'", "Keep one of them.")
+        Columns(self.columns or {})
+        of_others = _OF_TABLES if self.name is not None else ("samples", "test_samples")
+        defaults = {f.name: f.default for f in dataclasses.fields(self)}
+        useless = [key for key in of_others if getattr(self, key) != defaults[key]]
         if useless:
             raise RecipeError(
-                "[data] label, drop and ids go with a table (file, files); samples, test_samples and dir with a name.",
+                f"[data] {', '.join(_OF_TABLES)} go with a table (file, files); samples and test_samples with a name.",
                 f"'{useless[0]}' beside '{given[0]}'",
                 f"Remove '{useless[0]}'.",
             )
@@ -371,13 +394,15 @@ def _with_absolute_paths(tables: Mapping[str, Any], folder: Path) -> dict[str, A
     data = source.get("data")
     if isinstance(data, dict):
         if isinstance(data.get("file"), str):
-            data["file"] = str(folder / data["file"])
+            data["file"] = _beside(folder, data["file"])
+        if isinstance(data.get("schema"), str):
+            data["schema"] = str(folder / data["schema"])
         if isinstance(data.get("public_file"), str):
             data["public_file"] = str(folder / data["public_file"])
         if isinstance(data.get("dir"), str):
             data["dir"] = str(folder / data["dir"])
         if isinstance(data.get("files"), dict):
-            data["files"] = {name: str(folder / str(path)) for name, path in data["files"].items()}
+            data["files"] = {name: _beside(folder, str(path)) for name, path in data["files"].items()}
     protocol = source.get("protocol")
     if isinstance(protocol, dict) and is_own(protocol.get("name")):
         protocol["name"] = str(folder / protocol["name"])
@@ -399,3 +424,9 @@ def _with_absolute_models(learner: Any, folder: Path) -> Any:
         paths = ("kind", "steps")
         return {key: _with_absolute_models(value, folder) if key in paths else value for key, value in learner.items()}
     return str(folder / learner) if is_own(learner) else learner
+
+
+def _beside(folder: Path, path: str) -> str:
+    """A table beside the recipe; what is not there is looked for in the data folder when it is read."""
+    beside = (folder / path).absolute()
+    return str(beside) if beside.exists() else path

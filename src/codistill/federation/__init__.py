@@ -121,7 +121,7 @@ class Federation:
             public=shared,
             test=tested,
             samples=samples,
-            shape=agents[0].shard.x.shape[1:],
+            shape=agents[0].shape,
             compression=as_compression(compression),
             safeguard=as_safeguard(safeguard),
             watchers=tuple(watchers),
@@ -308,8 +308,10 @@ def _start(
 
 
 def _pool(agents: Sequence[Agent], classes: int) -> None:
-    x = np.concatenate([agent.shard.x for agent in agents])
+    raw = [Shard(*agent._data, classes, agent.name).x for agent in agents]
+    x = np.concatenate(raw)
     labelled = all(agent.shard.labels is not None for agent in agents)
     y = np.concatenate([agent.shard.labels if labelled else agent.shard.targets for agent in agents])
     for agent in agents:
-        agent.shard = Shard(x, y, classes, agent.name)
+        agent.shard = Shard(agent.prepared.fit(x), y, classes, agent.name)
+        agent.settle_test(classes)

@@ -11,7 +11,7 @@ import numpy as np
 
 from codistill.agent import Agent, count_classes
 from codistill.data.shard import PublicData
-from codistill.data.validation import REAL_VALUES
+from codistill.data.validation import REAL_VALUES, check_shape, plain_samples
 from codistill.errors import DataError, LearnerError, RecipeError, nearest
 from codistill.learners.ability import Ability
 from codistill.learners.plain import PlainLearner
@@ -135,6 +135,7 @@ def as_count(count: Any, name: str) -> int:
 
 def as_public_data(public: Any, seed: int) -> PublicData:
     """Public data from samples."""
+    public = plain_samples(public, "the public data")
     try:
         len(public)
     except TypeError:
@@ -203,18 +204,11 @@ def check_shapes(
 ) -> None:
     """All samples of a federation have one shape."""
     first = agents[0]
-    wanted = first.shard.x.shape[1:]
-    others = [(f"agent '{agent.name}'", agent.shard.x) for agent in agents[1:]]
-    others += [(f"the test data of agent '{agent.name}'", agent.test[0]) for agent in agents if agent.test]
-    others += [("the test set", test[0])] if test else []
-    others += [("the public data", public.x)] if public else []
-    for owner, x in others:
-        if x.shape[1:] != wanted:
-            raise DataError(
-                f"All samples must have the shape of those of agent '{first.name}', {wanted}.",
-                f"{owner} has {x.shape[1:]}",
-                "Bring all samples to one shape.",
-            )
+    for agent in agents[1:]:
+        check_shape(np.empty((0, *agent.shape)), first.shape, f"agent '{agent.name}'", f"agent '{first.name}'")
+    shared = ([("the test set", test[0])] if test else []) + ([("the public data", public.x)] if public else [])
+    for owner, x in shared:
+        check_shape(x, first.shape, owner, f"agent '{first.name}'")
 
 
 def check_abilities(agents: Sequence[Agent], protocol: Protocol, public: PublicData | None) -> None:

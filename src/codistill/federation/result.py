@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from codistill.data.validation import as_floats
+from codistill.data.validation import as_floats, check_finite, plain_samples
 from codistill.errors import DataError
 from codistill.results.outputs import Outputs, are_probabilities
 from codistill.results.records import Row
@@ -66,9 +66,9 @@ class TrainedAgent:
 
     def decision_function(self, x: Any) -> np.ndarray:
         """(n, C) what the protocol answers, as it is: probabilities, scores or real values."""
-        wanted = self._agent.shard.x.shape[1:]
+        wanted = self._agent.shape
         try:
-            samples = as_floats(np.asarray(x))
+            samples = as_floats(np.asarray(plain_samples(x, "the samples")))
         except (TypeError, ValueError) as error:
             raise DataError("Samples must be numbers.", f"{error}", "Convert them to an array of numbers.") from None
         if samples.ndim != len(wanted) + 1 or samples.shape[1:] != wanted:
@@ -77,9 +77,8 @@ class TrainedAgent:
                 f"an array of shape {np.shape(x)}",
                 "Bring them to that shape; a single sample x is x[None].",
             )
-        if not np.isfinite(samples).all():
-            raise DataError("Samples must be finite numbers.", "NaN or infinity", "Fill in or remove such samples.")
-        return self._description.answer(self._agent, samples)
+        check_finite(samples, "the samples", missing=samples.ndim == 2)
+        return self._description.answer(self._agent, self._agent.prepared(samples))
 
 
 class Result:

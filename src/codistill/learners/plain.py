@@ -18,6 +18,8 @@ from codistill.message import Message
 class PlainLearner(Learner):
     """An object of the user's own. It gets (n, C) targets, and its `predict` must return (n, C).
 
+    Missing values of its samples are filled in, unless it has an attribute `takes_missing` that is true.
+
     It may travel if it has a method `to_onnx()` that returns bytes or an onnx.ModelProto: a graph from samples to
     what `predict` returns. If its fit fails for targets of one class, it answers with that class until there are more.
     """
@@ -26,6 +28,7 @@ class PlainLearner(Learner):
         self.model = model
         self._columns = 0
         self._constant: ConstantModel | None = None  # answers in place of a model that could not be fitted
+        self.takes_missing = bool(getattr(model, "takes_missing", False))
         self.abilities = Ability.PREDICT
         if callable(getattr(model, "to_onnx", None)) and portable_onnx.is_installed():
             self.abilities |= Ability.PORTABLE

@@ -21,6 +21,7 @@ from codistill.learners.estimator_options import (
     silence_lightgbm,
     use_one_thread,
 )
+from codistill.learners.missing_values import takes_missing
 from codistill.learners.portable.constant_models import ConstantModel, class_frequencies, export_constant
 from codistill.message import Message
 
@@ -52,6 +53,7 @@ class SklearnLearner(Learner):
         self._seen: np.ndarray | None = None  # labels behind the estimator's codes, if it takes no gaps
         self._constant: ConstantModel | None = None  # answers in place of an estimator that could not be fitted
         self._weight_name = _sample_weight_name(estimator)
+        self.takes_missing = takes_missing(estimator)
         self.abilities = Ability.LABELS
         if self._takes_soft_targets():
             self.abilities |= Ability.PREDICT

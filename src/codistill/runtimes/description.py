@@ -63,11 +63,11 @@ class RunDescription:
         """Tell the nodes at hand who takes part and what is shared."""
         for node in self.nodes:
             node.seed, node.topology, node.classes = self.seed, self.topology, self.classes
+            if isinstance(node, Agent) and node.shard is None:
+                node.settle(self.classes)
             if self.public is not None:
-                node.public = self.public
+                node.public = self.public.prepared(node.prepared) if isinstance(node, Agent) else self.public
             if isinstance(node, Agent):
-                if node.shard is None:
-                    node.settle(self.classes)
                 node.shard.seed = self.seed
                 if self.safeguard is not None and self.baseline_protocol is not None and node.safeguard is None:
                     node.safeguard = AgentSafeguard(self.safeguard, node)

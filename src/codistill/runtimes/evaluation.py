@@ -28,7 +28,7 @@ def score(
     seed_libraries(description.seed, agent.name, "evaluate")
     if description.test is not None:
         x, y = _part(description.test, description.seed, samples)
-        answers = description.answer(agent, x)
+        answers = description.answer(agent, agent.prepared(x))
         scores.update(_measure(answers, y, agent.class_mix if description.tells_class_mix else None))
         if views is not None:
             among = len(agent.roster)

@@ -18,6 +18,8 @@ from codistill.learners.portable.torch_models import open_torch
 from codistill.learners.portable.tree_ensemble import open_trees
 from codistill.message import Message
 
+Complete = Callable[[np.ndarray], np.ndarray]
+
 
 class Predictor(Protocol):
     """An opened model: all one can do is ask it for predictions."""
@@ -64,19 +66,33 @@ def open_model(message: Message, shape: tuple[int, ...], classes: int, rows: int
 class ReceivedModel:
     """A received model whose predictions for the receiver's own samples `x` are known to be sound."""
 
-    def __init__(self, model: Predictor, x: np.ndarray, classes: int) -> None:
-        self._model, self._x = model, x
-        self._predictions = checked_predictions(model, x, classes)
+    def __init__(
+        self,
+        model: Predictor,
+        x: np.ndarray,
+        classes: int,
+        complete: Complete | None = None,
+    ) -> None:
+        self._model, self._x, self._complete = model, x, complete
+        self._predictions = checked_predictions(model, x, classes, complete)
 
     def predict(self, x: np.ndarray) -> np.ndarray:
         """Predict (n, C); predictions for the receiver's own samples are computed once."""
-        return self._predictions.copy() if x is self._x else self._model.predict(x)
+        return self._predictions.copy() if x is self._x else self._model.predict(_taken(self._model, x, self._complete))
 
 
-def checked_predictions(model: Predictor, x: np.ndarray, classes: int) -> np.ndarray:
-    """Predictions (n, C) of a received model; a `MessageError` if it fails or they are not sound."""
+def _taken(model: Predictor, x: np.ndarray, complete: Complete | None) -> np.ndarray:
+    """Samples without missing values for a model that does not take them."""
+    return x if complete is None or getattr(model, "takes_missing", False) else complete(x)
+
+
+def checked_predictions(model: Predictor, x: np.ndarray, classes: int, complete: Complete | None = None) -> np.ndarray:
+    """Predictions (n, C) of a received model; a `MessageError` if it fails or they are not sound.
+
+    `complete` fills in missing values, by the receiver's own samples.
+    """
     try:
-        predictions = model.predict(x)
+        predictions = model.predict(_taken(model, x, complete))
         _check_predictions(predictions, (len(x), classes))
     except Exception as error:  # a model that passed the probe may still fail on other samples
         raise _refused(f"{type(error).__name__}: {str(error)[:200]}") from None
