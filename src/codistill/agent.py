@@ -17,8 +17,9 @@ from typing import Any, cast
 import numpy as np
 import torch
 
+from codistill.data.labels import CLASSIFICATION, LabelEncoding, check_task
 from codistill.data.shard import PublicData, Shard
-from codistill.data.validation import validate_samples
+from codistill.data.validation import encoded_samples
 from codistill.errors import MessageError, RecipeError, RuntimeFault
 from codistill.learners import Learner, as_learner
 from codistill.learners.ability import Ability, AnyLearner
@@ -193,7 +194,16 @@ class Node:
 class Agent(Node):
     """A learner and a private shard."""
 
-    def __init__(self, name: str, model: Any, x: Any, y: Any, *, test: tuple[Any, Any] | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        model: Any,
+        x: Any,
+        y: Any,
+        *,
+        test: tuple[Any, Any] | None = None,
+        task: str | None = None,
+    ) -> None:
         if not isinstance(name, str) or not re.fullmatch(r"[\w][\w .+-]{0,63}", name) or name == HUB:
             raise RecipeError(
                 "An agent's name must be 1 to 64 letters, digits, spaces or any of _ . + -, and not 'hub'.",
@@ -201,6 +211,8 @@ class Agent(Node):
                 "Choose another name.",
             )
         super().__init__(name)
+        check_task(task)
+        self.task = task  # what its labels are, as far as its owner says so: "classification" or "regression"
         # Typed by all abilities, for protocols; `learner.abilities` says which of them this one has.
         self.learner: AnyLearner = cast(AnyLearner, as_learner(model, name))
         self.shard: Shard = None  # type: ignore[assignment]  # made when the number of classes is known
@@ -210,13 +222,15 @@ class Agent(Node):
         self.diverged = False  # whether its model diverged in this round, and returned to the round's start
         self._data, self._test = (x, y), test
 
-    def settle(self, classes: int) -> None:
-        """Make the shard, now that the federation knows how many classes there are."""
-        self.shard = Shard(*self._data, classes, self.name)
+    def settle(self, classes: int, encoding: LabelEncoding | None = None) -> None:
+        """Make the shard, now that the federation knows which classes there are."""
+        encoding = encoding or LabelEncoding(CLASSIFICATION, classes)
+        x, y = self._data
+        self.shard = Shard(x, encoding.encode(y, f"agent '{self.name}'"), classes, self.name)
         if self.shard.labels is not None:
             self.class_mix = np.bincount(self.shard.labels, minlength=classes)
         if self._test is not None:
-            self.test = validate_samples(*self._test, classes, f"the test data of agent '{self.name}'")
+            self.test = encoded_samples(*self._test, encoding, f"the test data of agent '{self.name}'")
 
     def hello(self, about: Ability) -> Hello:
         """What it says of its data and, as far as these abilities are concerned, of its model."""
@@ -231,7 +245,7 @@ class Agent(Node):
 
     def twin(self) -> Agent:
         """An agent with the same data and an untouched copy of the model."""
-        return Agent(self.name, copy.deepcopy(self.learner), *self._data, test=self._test)
+        return Agent(self.name, copy.deepcopy(self.learner), *self._data, test=self._test, task=self.task)
 
     @property
     def neighbours(self) -> tuple[str, ...]:
@@ -345,13 +359,4 @@ class Hub(Node):
         await self.broadcast(Message())
 
 
-def count_classes(y: Any) -> int:
-    """Classes that labels call for: the largest label + 1, or the columns of real-valued targets."""
-    labels = np.asarray(y)
-    if labels.ndim == 2:
-        return int(labels.shape[1])
-    numeric = labels.dtype.kind in "biuf" and labels.size > 0 and np.isfinite(labels).all()
-    return int(labels.max()) + 1 if numeric else 0
-
-
-__all__ = ["Agent", "Hello", "Hub", "Learner", "Node", "Receive", "Send", "count_classes"]
+__all__ = ["Agent", "Hello", "Hub", "Learner", "Node", "Receive", "Send"]

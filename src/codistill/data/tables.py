@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from codistill.data.dataset import Dataset
+from codistill.data.labels import REGRESSION, check_spelling
 from codistill.data.scale import scaled
 from codistill.data.split import check_split, hold_out
 from codistill.errors import DataError, RecipeError, nearest
@@ -24,16 +25,18 @@ def read_table(
     scale: str | None = None,
     drop: Sequence[str] = (),
     ids: Sequence[str] = (),
+    task: str | None = None,
 ) -> Dataset:
     """Read one CSV or Parquet file; every column not named here is a feature and must be numeric.
 
-    `label` is the column of classes (strings or integers; class names are its sorted values), `drop`
+    `label` is the column of classes (strings or integers; class names are its sorted values) or, with the task
+    "regression", of real values to predict. `drop`
     lists columns to leave out, `ids` columns that say where a row comes from, for a partition by id.
     A fraction of every class is held out for testing. `scale` is "standard" by default; see `load`.
     """
     check_split(test_fraction, seed, scale)
     frame = _read(Path(path), label, drop, ids)
-    return _dataset(Path(path).stem, frame, label, ids, test_fraction, seed, scale)
+    return _dataset(Path(path).stem, frame, label, ids, test_fraction, seed, scale, task)
 
 
 def read_tables(
@@ -44,6 +47,7 @@ def read_tables(
     scale: str | None = None,
     drop: Sequence[str] = (),
     ids: Sequence[str] = (),
+    task: str | None = None,
 ) -> Dataset:
     """Read one file per agent, by the agent's name; all files must have the same columns.
 
@@ -57,13 +61,13 @@ def read_tables(
     first = next(iter(frames))
     for agent, frame in frames.items():
         _check_same_columns(first, frames[first], agent, frame)
-    labels = [_labels(frame[label], f"the table of agent '{agent}'") for agent, frame in frames.items()]
+    labels = [_labels(frame[label], f"the table of agent '{agent}'", task) for agent, frame in frames.items()]
     if len({values.dtype.kind for values in labels}) > 1:
         labels = [values.astype(str) for values in labels]
     joined = pd.concat(list(frames.values()), ignore_index=True)
     joined[label] = np.concatenate(labels)
     joined["agent"] = np.repeat(list(frames), [len(frame) for frame in frames.values()])
-    return _dataset("tables", joined, label, [*ids, "agent"], test_fraction, seed, scale)
+    return _dataset("tables", joined, label, [*ids, "agent"], test_fraction, seed, scale, task)
 
 
 def _check_same_columns(first: str, example: pd.DataFrame, agent: str, frame: pd.DataFrame) -> None:
@@ -90,19 +94,21 @@ def _dataset(
     test_fraction: float,
     seed: int,
     scale: str | None,
+    task: str | None,
 ) -> Dataset:
-    names, y = np.unique(_labels(frame[label], f"table '{name}'"), return_inverse=True)
+    names, y = _encoded(_labels(frame[label], f"table '{name}'", task), f"column '{label}' of table '{name}'", task)
     x = frame.drop(columns=[label, *ids]).to_numpy(dtype=np.float64)
     agents = np.unique(_plain(frame["agent"]), return_inverse=True)[1] if "agent" in ids else 0
-    train, test = hold_out(agents * len(names) + y, test_fraction, seed, f"Table '{name}'")
+    strata = agents * len(names) + y if y.ndim == 1 else agents + np.zeros(len(y), dtype=np.int64)
+    train, test = hold_out(strata, test_fraction, seed, f"Table '{name}'")
     raw = Dataset(
         name=name,
         x=x[train],
-        y=y[train].astype(np.int64),
+        y=y[train],
         x_test=x[test],
-        y_test=y[test].astype(np.int64),
+        y_test=y[test],
         classes=len(names),
-        class_names=tuple(str(each) for each in names),
+        class_names=names,
         ids={column: _plain(frame[column])[train] for column in ids},
     )
     return scaled(raw, scale)
@@ -189,16 +195,34 @@ def _check_complete(column: pd.Series[Any], path: Path) -> None:
         )
 
 
-def _labels(column: pd.Series[Any], owner: str) -> np.ndarray:
+def _encoded(values: np.ndarray, owner: str, task: str | None) -> tuple[tuple[str, ...], np.ndarray]:
+    """The names of the classes, and labels as their numbers; of a regression the column's own values (n, 1)."""
+    if task == REGRESSION:
+        return ("value",), values.astype(np.float64).reshape(-1, 1)
+    names, y = np.unique(values, return_inverse=True)
+    shown = tuple(str(each) for each in names)
+    check_spelling(shown, owner)
+    return shown, y.astype(np.int64)
+
+
+def _labels(column: pd.Series[Any], owner: str, task: str | None = None) -> np.ndarray:
     values = _plain(column)
-    if values.dtype.kind in "fu":
+    if task == REGRESSION and values.dtype.kind not in "biuf":
+        raise DataError(
+            f"The label column '{column.name}' of {owner} must hold numbers, as the task is a regression.",
+            f"'{values[0]}' in data row 1",
+            'Name another column as the label, or say task = "classification".',
+        )
+    if values.dtype.kind in "fu" and task != REGRESSION:
         whole = values == np.floor(values)
         if not whole.all():
             row = int(whole.argmin())
             raise DataError(
-                f"The label column '{column.name}' of {owner} must hold strings or integers.",
+                f"The label column '{column.name}' of {owner} must hold strings or integers, unless they are values to "
+                "predict.",
                 f"{values[row]} in data row {row + 1} (the first row is 1)",
-                "Name another column as the label, or turn its values into classes.",
+                'Is this a regression? Then say task = "regression" under [data]; if not, turn the values into '
+                "classes, or name another column.",
             )
         return values.astype(np.int64)
     return values

@@ -16,15 +16,18 @@ import tomli_w
 from codistill.agent import Agent
 from codistill.data import loading as datasets
 from codistill.data import tables
+from codistill.data.labels import ask_about_values
 from codistill.data.partition import counts
 from codistill.data.split import with_validation_part
 from codistill.data.validation import digest
 from codistill.errors import CheckpointError, RecipeError
 from codistill.experiments.recipe import Data, Recipe, make_recipe
 from codistill.federation import Federation
+from codistill.federation.checks import regressors
 from codistill.files import locked, write_atomically, writing
 from codistill.learners.catalogue import make_learner
 from codistill.randomness import generator, seed_libraries
+from codistill.results.scores import DEFAULT_SCORES, Score, as_score
 from codistill.results.summary import Summary
 from codistill.runtimes.network.terms import describe_protocol, describe_public
 from codistill.runtimes.plan import Plan
@@ -59,10 +62,11 @@ def _load_whole(data: Data, seed: int, data_dir: str | None) -> datasets.Dataset
             samples=data.samples,
             test_samples=data.test_samples,
             scale=data.scale,
+            task=data.task,
         )
     options: dict[str, Any] = {
         "label": data.label, "test_fraction": data.test_fraction, "seed": seed, "scale": data.scale,
-        "drop": data.drop, "ids": data.ids,
+        "drop": data.drop, "ids": data.ids, "task": data.task,
     }  # fmt: skip
     if data.file is not None:
         return tables.read_table(Path(data.file), **options)
@@ -116,6 +120,7 @@ def build(recipe: Recipe, data_dir: str | None = None) -> tuple[Federation, data
         seed_libraries(recipe.seed, name, "model")
         model = make_learner(entry.kind, entry.options, data.x.shape[1:], data.classes)
         agents.append(Agent(name, model, data.x[part], data.y[part]))
+    _ask_about_labels(recipe, data, agents)
     federation = Federation(
         agents,
         recipe.protocol,
@@ -123,12 +128,21 @@ def build(recipe: Recipe, data_dir: str | None = None) -> tuple[Federation, data
         test=(data.x_test, data.y_test),
         seed=recipe.seed,
         classes=data.classes,
+        scores=recipe.evaluation.scores,
         topology=None if recipe.topology is None else topology_of(recipe),
         faults=recipe.faults,
         participation=recipe.participation,
         compression=recipe.compression,
     )
     return federation, data
+
+
+def _ask_about_labels(recipe: Recipe, data: datasets.Dataset, agents: list[Agent]) -> None:
+    """Integers in a label column may be values to predict; words, and data sets by name, have classes."""
+    numbers = all(name.lstrip("-").isdecimal() for name in data.class_names)
+    if recipe.data.task is None and recipe.data.name is None and data.y.ndim == 1 and numbers:
+        values = np.array([int(name) for name in data.class_names])
+        ask_about_values(values, len(data.y) + len(data.y_test), regressors(agents))
 
 
 def plan_of(recipe: Recipe) -> Plan:
@@ -305,7 +319,13 @@ def read_summary(folder: Path) -> Summary:
         outputs=read_outputs(folder, max((row["round"] for row in rows), default=0)),
         topology=_read_topology(folder, facts),
         faults=recipe.faults,
+        scores=tuple(as_score(name) for name in recipe.evaluation.scores) or _default_scores(facts),
     )
+
+
+def _default_scores(facts: dict[str, Any]) -> tuple[Score, ...]:
+    """Where the recipe names none; folders of runs from before the task was kept tell it by their rows."""
+    return tuple(score for score in DEFAULT_SCORES if facts.get("task") in (None, score.task))
 
 
 def _facts(recipe: Recipe, federation: Federation, data: datasets.Dataset) -> dict[str, Any]:
@@ -317,6 +337,7 @@ def _facts(recipe: Recipe, federation: Federation, data: datasets.Dataset) -> di
         "samples": {agent.name: len(shard) for agent, shard in zip(federation.agents, shards, strict=True)},
         "counts": table,
         "class_names": list(data.class_names),
+        "task": federation.description.task,
         "test_samples": len(data.x_test),
         "public": describe_public(federation.public),
         "digests": [digest(part) for part in (data.x, data.y, data.x_test, data.y_test)],

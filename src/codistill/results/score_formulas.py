@@ -7,7 +7,7 @@ import numpy as np
 from codistill.results.outputs import are_probabilities
 
 BINS = 15  # of the calibration error, as in Guo et al. 2017
-_WORST = 1e100  # the error of a model whose predictions are not finite
+WORST = 1e100  # the largest magnitude that is reported: sums of many of them are still finite
 
 
 def accuracy(y: np.ndarray, answers: np.ndarray, weights: np.ndarray | None = None) -> float:
@@ -75,13 +75,13 @@ def calibration_error(y: np.ndarray, answers: np.ndarray, weights: np.ndarray | 
 def rmse(y: np.ndarray, answers: np.ndarray) -> float:
     """The root of the mean squared error over samples and outputs."""
     error = float(np.sqrt(np.mean((answers - y) ** 2)))
-    return error if error <= _WORST else _WORST  # also of a model whose predictions are not finite
+    return error if error <= WORST else WORST  # also of a model whose predictions are not finite
 
 
 def mae(y: np.ndarray, answers: np.ndarray) -> float:
     """The mean absolute error over samples and outputs."""
     error = float(np.mean(np.abs(answers - y)))
-    return error if error <= _WORST else _WORST
+    return error if error <= WORST else WORST
 
 
 def r2(y: np.ndarray, answers: np.ndarray) -> float | None:
@@ -90,7 +90,7 @@ def r2(y: np.ndarray, answers: np.ndarray) -> float | None:
 
     if len(y) < 2:
         return None
-    return float(r2_score(y, answers)) if np.isfinite(answers).all() else -_WORST
+    return float(r2_score(y, answers)) if np.isfinite(answers).all() else -WORST
 
 
 def _counted(y: np.ndarray, answers: np.ndarray, weights: np.ndarray | None) -> tuple[np.ndarray, ...]:

@@ -19,9 +19,9 @@ import numpy as np
 
 from codistill.errors import RecipeError, nearest
 from codistill.results import score_formulas as formulas
-from codistill.results.sklearn_scorers import sklearn_names, is_scorer, of_scorer, of_scorer_name
+from codistill.results.score_formulas import WORST
+from codistill.results.sklearn_scorers import is_scorer, of_scorer, of_scorer_name, sklearn_names
 
-WORST = 1e100  # the largest magnitude that is reported: sums of many of them are still finite
 PREFIXES = ("", "own_")  # of a score's name in a row: on the common test set, on the agent's own data
 MOST_SCORES = 20
 _TRIED_CLASSES = 1000  # beyond, whether a score can be computed shows when it is
