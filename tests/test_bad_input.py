@@ -480,7 +480,7 @@ def one(x=X[:40], y=Y[:40], model=None, test=None, **options):
 
 def untested(y, model=None, **options):
     """An agent without any test data."""
-    return federation([cd.Agent("a", model or net(), X[: len(y)], y)], test=None, **options)
+    return federation([cd.Agent("a", net() if model is None else model, X[: len(y)], y)], test=None, **options)
 
 
 class Odd:

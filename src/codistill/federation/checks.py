@@ -190,6 +190,12 @@ def regressors(agents: Sequence[Agent]) -> list[str]:
     ]
 
 
+def _abilities(agent: Agent) -> Ability:
+    """What an agent's model can do with its targets: any regressor can learn one column of real values."""
+    single = agent.shard.targets.shape[1] == 1 and getattr(agent.learner, "classifies", None) is False
+    return agent.learner.abilities | (Ability.PREDICT if single else Ability.LABELS)
+
+
 def check_targets(agents: Sequence[Agent]) -> None:
     """A model that predicts class probabilities is given labels, or soft labels."""
     for agent in agents:
@@ -267,7 +273,7 @@ def check_abilities(agents: Sequence[Agent], protocol: Protocol, public: PublicD
         )
     check_targets(agents)
     for agent in agents:
-        has = agent.learner.abilities
+        has = _abilities(agent)
         missing = protocol.needs & ~has
         if missing:
             from codistill.protocols import PROTOCOLS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from codistill.reports import html
 from codistill.reports.score_cells import gain_cell, score_cells
-from codistill.results.further_scores import footer, missing_notes, score_heading
+from codistill.results.further_scores import HOW_TO_READ, footer, missing_notes, score_heading
 from codistill.results.summary import Summary
 
 
@@ -27,5 +27,4 @@ def further_section(summary: Summary) -> str:
         [html.cell(label), *(f"<td colspan='3'>{html.escaped(text)}</td>" for text in cells)]
         for label, cells in footer(summary, scores).items()
     ]
-    below = "Below: the scores together, with the gain in brackets. A gain is positive when it is better."
-    return html.table(heads, rows, left=(0,), foot=foot) + html.note(below) + notes
+    return html.table(heads, rows, left=(0,), foot=foot) + html.note(f"{HOW_TO_READ}.") + notes

@@ -21,12 +21,13 @@ if TYPE_CHECKING:
     from codistill.results.summary import Summary
 
 _MOST_NAMED = 3
+HOW_TO_READ = "↓: lower is better; in brackets the gain over alone, which is positive when it is better"
 
 
 def further_table(summary: Summary, most: int = 30) -> Table:
     """Every score but the first: of each agent after the run, with the gain over alone in brackets."""
     scores = summary.shown_scores[1:]
-    table = Table(title="further scores after the run (gain over alone)", title_justify="left")
+    table = Table(title="further scores after the run", title_justify="left")
     table.add_column("agent", overflow="fold")
     for score in scores:
         table.add_column(escape(score_heading(score)), justify="right")
@@ -36,6 +37,7 @@ def further_table(summary: Summary, most: int = 30) -> Table:
         table.add_row(escape(row[0].name), *cells)
     if len(columns[0]) > most:
         table.add_row(f"... {len(columns[0]) - most} more", *[""] * len(scores))
+    table.caption, table.caption_justify = HOW_TO_READ, "left"
     table.add_section()
     for label, cells in footer(summary, scores).items():
         table.add_row(label, *cells)
@@ -43,8 +45,8 @@ def further_table(summary: Summary, most: int = 30) -> Table:
 
 
 def score_heading(score: Score) -> str:
-    """The score's name, and that lower is better where it is."""
-    return score.words if score.greater_is_better else f"{score.words} (lower is better)"
+    """The score's name, with an arrow where lower is better."""
+    return score.words if score.greater_is_better else f"{score.words} ↓"
 
 
 def footer(summary: Summary, scores: tuple[Score, ...]) -> dict[str, list[str]]:

@@ -111,7 +111,10 @@ _KNOWN = {
         *DEFAULT_SCORES,
         _share("balanced_accuracy", formulas.balanced_accuracy),
         _share("f1_macro", formulas.f1_macro, "macro F1"),
-        replace(_share("roc_auc", formulas.roc_auc, "AUC"), needs="test samples of at least two classes"),
+        Score(
+            "roc_auc", formulas.roc_auc, title="AUC", lowest=0.0, highest=1.0, weighted=True,
+            needs="test samples of at least two classes",
+        ),
         Score(
             "log_loss", formulas.log_loss, False, title="log loss", lowest=0.0, weighted=True, needs=_PROBABILITIES
         ),

@@ -234,10 +234,8 @@ class Summary:
         if len(lines) > 1 and not any(line.sent for line in lines):
             notes.append("no agent sent anything")
         notes += [escape(note) for note in missing_notes(self)]
-        notes.append(
-            f"own data: {metric_name(self.metric)} on the agent's own test data, or on the common test set weighted by "
-            "its class counts"
-        )
+        weighted = ", or on the common test set weighted by its class counts" if self.task == "classification" else ""
+        notes.append(f"own data: {metric_name(self.metric)} on the agent's own test data{weighted}")
         return [*notes, f"time: {duration_text(self.seconds)}"]
 
     def table_text(self, width: int = 110) -> str:
