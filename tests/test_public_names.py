@@ -36,6 +36,7 @@ NAMES = [
     "PKD",
     "Protocol",
     "Result",
+    "Score",
     "SiloSGD",
     "Topology",
     "TorchLearner",

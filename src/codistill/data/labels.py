@@ -121,7 +121,8 @@ def check_task(task: Any) -> None:
 
 def class_names(names: Sequence[Any]) -> tuple[Any, ...] | None:
     """Names of classes: different strings or integers; None if they are the numbers 0, 1, 2 and so on."""
-    if isinstance(names, str) or not names or not all(isinstance(name, str | int | np.integer) for name in names):
+    odd = isinstance(names, str) or not all(isinstance(name, str | int | np.integer | np.bool_) for name in names)
+    if odd or not len(names):
         raise RecipeError(
             "Classes must be a number, or a list of names.", f"{names!r}"[:80], 'Write classes=["benign", "malignant"].'
         )

@@ -111,7 +111,7 @@ def description_under(
 
 def _encoding(terms: Terms) -> LabelEncoding:
     """How labels become numbers, as the hub tells it."""
-    names, classes = terms["class_names"], terms["classes"]
+    names, classes = terms.get("class_names"), terms["classes"]
     if names is None:
         return LabelEncoding(terms["task"], classes)
     plain = all(type(name) in (str, int, bool) and len(str(name)) <= _LONGEST_NAME for name in names)
