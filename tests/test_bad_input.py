@@ -17,7 +17,7 @@ import torch
 from sklearn.cluster import KMeans
 from sklearn.datasets import load_wine
 from sklearn.ensemble import RandomForestClassifier
-from sklearn.linear_model import LogisticRegression
+from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.neighbors import KNeighborsClassifier
 from torch import nn
 
@@ -479,6 +479,11 @@ def one(x=X[:40], y=Y[:40], model=None, test=None, **options):
     return federation([cd.Agent("a", model or net(), x, y, test=test)], **options)
 
 
+def untested(y, model=None, **options):
+    """An agent without any test data."""
+    return federation([cd.Agent("a", net() if model is None else model, X[: len(y)], y)], test=None, **options)
+
+
 class Odd:
     """A model of one's own whose answers have the wrong shape."""
 
@@ -521,14 +526,19 @@ CALLS = {
     "fewer labels": (lambda: one(y=Y[:39]), DataError, ["40 samples and 39 labels"]),
     "ragged samples": (lambda: one([[1.0], [1.0, 2.0]], [0, 1]), DataError, ["as one array", "equally long"]),
     "ragged labels": (lambda: one(X[:2], [[0], [0, 1]]), DataError, ["the labels y of agent 'a'", "as one array"]),
-    "no labels": (lambda: one(X[:2], None), DataError, ["must be numbers"]),
+    "no labels": (lambda: one(X[:2], None), DataError, ["y of agent 'a' must be one per sample", "None"]),
+    "a label is missing": (lambda: one(X[:2], ["a", None]), DataError, ["must have a label", "None in row 1"]),
     "words as samples": (lambda: one([["a"] * 13] * 2, [0, 1]), DataError, ["must be numbers"]),
-    "words as labels": (lambda: one(y=Y[:40].astype(str)), DataError, ["must be numbers", "the labels y"]),
+    "two spellings": (lambda: federation([
+        cd.Agent("a", net(), X[:2], ["benign", "ill"]), cd.Agent("b", net(), X[:2], ["ill", "BENIGN "])], test=None),
+        DataError, ["'BENIGN ' and 'benign'", "Are they one class?"]),
+    "labels in a column": (lambda: one(X[:2], [["a"], ["b"]]), DataError, ["must be one-dimensional", "y.ravel()"]),
     "negative label": (lambda: one(y=Y[:40] - 1), DataError, ["whole number from 0", "-1 in row"]),
     "label out of range": (lambda: federation(classes=2), DataError, ["from 0 to 1", "2 in row"]),
-    "fractions as labels": (lambda: one(y=Y[:40] + 0.5), DataError, ["whole number", "2.5 in row 0"]),
+    "fractions as labels": (lambda: one(y=Y[:40] + 0.5), DataError,
+        ["must be classes", "2.5 in row 0", 'task="regression"']),
     "identifiers as labels": (lambda: one(y=Y[:40] + 30_000), DataError,
-        ["a label 30002 among 108 samples", "np.unique"]),
+        ["a label 30002 among 108 labels", "classes=[...]"]),
     "empty shard": (lambda: one(X[:0], Y[:0]), DataError, ["at least one sample", "(0, 13)"]),
     "shards of two shapes": (
         lambda: federation([pair()[0], cd.Agent("b", net(5), X[:9, :5], Y[:9])]), DataError,
@@ -571,9 +581,26 @@ CALLS = {
     "answers of a wrong shape": (lambda: one(model=Odd()).run(1, **QUIET), LearnerError,
         ["predict of Odd must return", "Found: shape (68,), dtype float64. Return"]),
     "real values for labels": (lambda: one(y=X[:40, 0]), DataError,
-        ["must be a whole number", "Real values to predict need the shape (n, 1)"]),
+        ["agent 'a' must be classes", "Is this a regression?", 'task="regression"']),
     "large real values for labels": (lambda: one(y=X[:40, 0] * 1e6), DataError,
-        ["must number the classes", "Real values to predict need the shape (n, 1)"]),
+        ["agent 'a' must be classes", "Is this a regression?"]),
+    "values of a regression for labels": (lambda: untested(np.arange(178), Ridge()), DataError,
+        ["178 different integers, 0 to 177", "agent 'a' (Ridge) predicts real values", "Is this a regression?"]),
+    "a classifier for real values": (lambda: untested(X[:40, :1], RandomForestClassifier()), LearnerError,
+        ["agent 'a' must be one for real values", "RandomForestClassifier", "Use RandomForestRegressor"]),
+    "a module with cross-entropy for real values": (lambda: untested(X[:40, 0], task="regression"),
+        LearnerError, ["agent 'a' must be one for real values", 'loss = "squared"']),
+    "another task": (lambda: one(task="clustering"), RecipeError, ["classification or regression", "'clustering'"]),
+    "words for a regression": (lambda: untested(["a", "b"], task="regression"), DataError,
+        ["must be numbers, as the task is a regression", "'a'"]),
+    "a score of another task": (lambda: federation(scores=["rmse"]), RecipeError,
+        ["suit the task, which is classification", "'rmse'"]),
+    "a score that is not known": (lambda: federation(scores=["acuracy"]), RecipeError, ["Did you mean 'accuracy'?"]),
+    "a score of two classes for three": (lambda: federation(scores=["f1"]), RecipeError,
+        ["defined for 3 classes", "'f1' is not", "f1_macro"]),
+    "a score that cannot be computed": (lambda: federation(scores=[lambda y, answers: y + "a"]), RecipeError,
+        ["name"]),
+    "a label that is no class": (lambda: federation(classes=["a", "b"]), DataError, ["one of the classes 'a', 'b'"]),
     # protocols and settings
     "a class for a protocol": (lambda: federation(protocol=cd.FedMD), RecipeError,
         ["an instance", "codistill.FedMD()"]),

@@ -38,6 +38,7 @@ NAMES = [
     "Protocol",
     "Result",
     "Safeguard",
+    "Score",
     "SiloSGD",
     "Topology",
     "TorchLearner",

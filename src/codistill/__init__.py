@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from codistill.protocols import FedMD as FedMD
     from codistill.protocols import FedProto as FedProto
     from codistill.protocols import SiloSGD as SiloSGD
+    from codistill.results.scores import Score as Score
     from codistill.runtimes.safeguard import Safeguard as Safeguard
     from codistill.settings import setting as setting
     from codistill.topology import Topology as Topology
@@ -82,6 +83,7 @@ _HOMES = {
     "PKD": "protocols",
     "Protocol": "protocol",
     "Result": "federation.result",
+    "Score": "results.scores",
     "Topology": "topology",
     "TorchLearner": "learners.torch",
     "join": "federation.joining",

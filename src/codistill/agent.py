@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import torch
 
+from codistill.data.labels import CLASSIFICATION, LabelEncoding, check_task
 from codistill.data.preparation import Preparation
 from codistill.data.shard import PublicData, Shard
-from codistill.data.validation import check_shape, plain_samples, validate_samples
+from codistill.data.validation import check_shape, encoded_samples, plain_samples
 from codistill.errors import MessageError, RecipeError, nearest
 from codistill.learners import Learner, as_learner
 from codistill.learners.ability import Ability, AnyLearner
@@ -223,7 +224,15 @@ class Agent(Node):
     """A learner and a private shard."""
 
     def __init__(
-        self, name: str, model: Any, x: Any, y: Any, *, test: tuple[Any, Any] | None = None, prepare: Any = None
+        self,
+        name: str,
+        model: Any,
+        x: Any,
+        y: Any,
+        *,
+        test: tuple[Any, Any] | None = None,
+        task: str | None = None,
+        prepare: Any = None,
     ) -> None:
         if not isinstance(name, str) or not re.fullmatch(r"[\w][\w .+-]{0,63}", name) or name == HUB:
             raise RecipeError(
@@ -232,6 +241,8 @@ class Agent(Node):
                 "Choose another name.",
             )
         super().__init__(name)
+        check_task(task)
+        self.task = task  # what its labels are, as far as its owner says so: "classification" or "regression"
         # Typed by all abilities, for protocols; `learner.abilities` says which of them this one has.
         self.learner: AnyLearner = cast(AnyLearner, as_learner(model, name))
         self.shard: Shard = None  # type: ignore[assignment]  # made when the number of classes is known
@@ -245,19 +256,21 @@ class Agent(Node):
         self.prepared = Preparation(prepare, takes_missing=self.learner.takes_missing, owner=f"agent '{name}'")
         self.shape: tuple[int, ...] = ()  # of one sample, before it is prepared
 
-    def settle(self, classes: int) -> None:
-        """Make the shard, now that the federation knows how many classes there are."""
-        self.shard = Shard(*self._data, classes, self.name)
+    def settle(self, classes: int, encoding: LabelEncoding | None = None) -> None:
+        """Make the shard, now that the federation knows which classes there are."""
+        encoding = encoding or LabelEncoding(CLASSIFICATION, classes)
+        x, y = self._data
+        self.shard = Shard(x, encoding.encode(y, f"agent '{self.name}'"), classes, self.name)
         self.shape = self.shard.x.shape[1:]
         self.shard.x = self.prepared.fit(self.shard.x)
         if self.shard.labels is not None:
             self.class_mix = np.bincount(self.shard.labels, minlength=classes)
-        self.settle_test(classes)
+        self.settle_test(encoding)
 
-    def settle_test(self, classes: int) -> None:
+    def settle_test(self, encoding: LabelEncoding) -> None:
         """Check its own test data, and prepare them as its training samples."""
         if self._test is not None:
-            x, y = validate_samples(*self._test, classes, f"the test data of agent '{self.name}'")
+            x, y = encoded_samples(*self._test, encoding, f"the test data of agent '{self.name}'")
             check_shape(x, self.shape, f"the test data of agent '{self.name}'", f"agent '{self.name}'")
             self.test = self.prepared(x), y
 
@@ -275,7 +288,7 @@ class Agent(Node):
     def twin(self) -> Agent:
         """An agent with the same data and an untouched copy of the model."""
         model = copy.deepcopy(self.learner)
-        return Agent(self.name, model, *self._data, test=self._test, prepare=self._prepare)
+        return Agent(self.name, model, *self._data, test=self._test, task=self.task, prepare=self._prepare)
 
     @property
     def neighbours(self) -> tuple[str, ...]:
@@ -428,13 +441,4 @@ def _no_attribute(node: Node, name: str) -> str:
     )
 
 
-def count_classes(y: Any) -> int:
-    """Classes that labels call for: the largest label + 1, or the columns of real-valued targets."""
-    labels = np.asarray(y)
-    if labels.ndim == 2:
-        return int(labels.shape[1])
-    numeric = labels.dtype.kind in "biuf" and labels.size > 0 and np.isfinite(labels).all()
-    return int(labels.max()) + 1 if numeric else 0
-
-
-__all__ = ["Agent", "Hello", "Hub", "Learner", "Node", "Receive", "Send", "count_classes"]
+__all__ = ["Agent", "Hello", "Hub", "Learner", "Node", "Receive", "Send"]

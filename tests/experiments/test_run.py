@@ -455,7 +455,7 @@ def test_ctrl_c_ends_cleanly_with_what_was_reached(whole, tmp_path, kind, moment
     assert ended(pid) == 130
     said = (tmp_path / "output.txt").read_text()
     assert "Stopping at the end of this round (again: at once)" in said
-    assert "┃ agent ┃" in said
+    assert "┃ agent " in said
     assert f"stopped after {rounds} rounds; to continue: codistill resume {tmp_path / 'run'}" in said
     assert (tmp_path / "run" / "report.html").stat().st_size > 1000
     assert "Traceback" not in said

@@ -196,7 +196,9 @@ def test_evaluation_every_so_often_and_on_so_many_samples():
     assert scored == {(1, None), (2, 9), (3, None), (4, 9), (5, len(TEST[0]))}
     for row in result.rows:
         assert ("accuracy" in row) == ("test_samples" in row)
-    assert "accuracy on the common test set (68 samples) after 5 rounds" in " ".join(repr(result).split())
+    assert "accuracy on the common test set (68 samples; classification, 3 classes) after 5 rounds" in " ".join(
+        repr(result).split()
+    )
     # A share of 9 samples is a multiple of 1/9.
     assert all(
         9 * row["accuracy"] == pytest.approx(round(9 * row["accuracy"])) for row in result.rows if row["round"] == 2

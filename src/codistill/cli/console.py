@@ -43,7 +43,8 @@ def print_results(summary: Summary, complete: bool, folder: Path, again: str | N
     """Print the final table of a run and where its report is; returns the exit code."""
     from codistill.experiments.run import REPORT
 
-    make_console().print(summary.table())
+    for table in summary.tables():
+        make_console().print(table)
     print(f"report: {folder / REPORT}")
     if not complete:
         again = again or f"codistill resume {shlex.quote(str(folder))}"

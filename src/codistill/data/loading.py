@@ -20,6 +20,7 @@ def load(
     samples: int | None = None,
     test_samples: int | None = None,
     scale: str | None = None,
+    task: str | None = None,
 ) -> Dataset:
     """Load a data set by name.
 
@@ -39,15 +40,17 @@ def load(
     `scale` uses the training samples that are kept. "unit": images divided by the range of their type, or
     by their largest magnitude where the type does not tell and it exceeds 1; the columns of tables mapped
     to 0 … 1. "standard": mean 0 and standard deviation 1, per channel or column. "robust": median 0 and
-    interquartile range 1. "none": unchanged. By default images are "unit" and tables "standard".
+    interquartile range 1. "none": unchanged. By default images are "unit" and tables "standard". With the
+    task "regression" the labels of an .npz file or of Hugging Face are real values to predict.
     """
     check_split(test_fraction, seed, scale)
     if name.startswith("hf:"):
-        raw = sources.from_hugging_face(name, test_fraction, seed)
+        raw = sources.from_hugging_face(name, test_fraction, seed, task)
     elif name in sources.BUNDLED:
         raw = sources.bundled(name, test_fraction, seed)
+        sources.check_same_task(raw, task)
     else:
-        raw = sources.from_folder(name, data_dir)
+        raw = sources.from_folder(name, data_dir, task)
     kept = subset(raw, samples, test_samples, seed)
     return scaled(kept, scale, full_range=16.0 if name == "digits" else None)
 

@@ -50,7 +50,8 @@ def with_test_part(
     name: str, x: np.ndarray, y: np.ndarray, class_names: tuple[str, ...], test_fraction: float, seed: int
 ) -> Dataset:
     """A data set of samples that come without a test part: a fraction of every class becomes it."""
-    train, test = hold_out(y, test_fraction, seed, f"Data set '{name}'")
+    strata = y if y.ndim == 1 else np.zeros(len(y), dtype=np.int64)
+    train, test = hold_out(strata, test_fraction, seed, f"Data set '{name}'")
     return Dataset(name, x[train], y[train], x[test], y[test], len(class_names), class_names)
 
 

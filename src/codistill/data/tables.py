@@ -15,6 +15,7 @@ from codistill.data.column_kinds import check_number, written_value
 from codistill.data.columns import Columns
 from codistill.data.dataset import Dataset
 from codistill.data.label_mapping import check_label_mapping, mapped_labels
+from codistill.data.labels import REGRESSION, check_spelling
 from codistill.data.scale import scaled
 from codistill.data.split import check_split, hold_out, strata
 from codistill.errors import DataError, RecipeError, nearest
@@ -38,6 +39,7 @@ class TableOptions:
     missing_values: Sequence[str] = ()
     label_above: float | None = None
     label_map: Mapping[str, str] | None = None
+    task: str | None = None
 
     def __post_init__(self) -> None:
         check_split(self.test_fraction, self.seed, self.scale)
@@ -54,9 +56,10 @@ def read_table(path: str | Path, label: str, *, by: str | None = None, **options
     """Read one CSV or Parquet file; every column not named as something else is a feature.
 
     `label` is the column of classes (strings or integers; class names are its sorted values; `label_above` and
-    `label_map`: see `mapped_labels`), `drop` lists columns to leave out, `ids` columns that say where a row comes from,
-    for a partition by id. A fraction `test_fraction` of every class, chosen by `seed`, is held out for testing; if
-    agents are made `by` one of the ids, a fraction of every class of every agent.
+    `label_map`: see `mapped_labels`) or, with the task "regression", of real values to
+    predict. `drop` lists columns to leave out, `ids` columns that say where a row comes from, for a partition by id. A
+    fraction `test_fraction` of every class, chosen by `seed`, is held out for testing; if agents are made `by` one of
+    the ids, a fraction of every class of every agent.
 
     `columns` gives the kinds of columns that are not numbers: see `Columns`. Numbers are scaled by the training rows;
     `scale` is "standard" by default, see `load`. With `scale_per_agent` they stay as they are, for each agent to scale.
@@ -87,7 +90,7 @@ def read_tables(paths: Mapping[str, str | Path], label: str, **options: Any) -> 
     first = next(iter(frames))
     for agent, frame in frames.items():
         _check_same_columns(first, frames[first], agent, frame)
-    labels = [_labels(frame[label], f"the table of agent '{agent}'") for agent, frame in frames.items()]
+    labels = [_labels(frame[label], f"the table of agent '{agent}'", made.task) for agent, frame in frames.items()]
     if len({values.dtype.kind for values in labels}) > 1:
         labels = [values.astype(str) for values in labels]
     joined = pd.concat(_alike(list(frames.values())), ignore_index=True)
@@ -123,9 +126,10 @@ def _check_same_columns(first: str, example: pd.DataFrame, agent: str, frame: pd
 
 
 def _dataset(name: str, frame: pd.DataFrame, options: TableOptions, ids: Sequence[str], by: str | None) -> Dataset:
-    owner = f"table '{name}'"
-    names, y = np.unique(_labels(frame[options.label], owner), return_inverse=True)
-    groups = strata(y, None if by is None else _plain(frame[by]))
+    owner, task = f"table '{name}'", options.task
+    labels = _labels(frame[options.label], owner, task)
+    names, y = _encoded(labels, f"column '{options.label}' of {owner}", task)
+    groups = strata(y if y.ndim == 1 else np.zeros(len(y), dtype=np.int64), None if by is None else _plain(frame[by]))
     train, test = hold_out(groups, options.test_fraction, options.seed, f"Table '{name}'")
     features = frame.drop(columns=[options.label, *ids])
     columns = Columns(options.columns).fit(features, train, owner)
@@ -134,11 +138,11 @@ def _dataset(name: str, frame: pd.DataFrame, options: TableOptions, ids: Sequenc
     raw = Dataset(
         name=name,
         x=x[train],
-        y=y[train].astype(np.int64),
+        y=y[train],
         x_test=x[test],
-        y_test=y[test].astype(np.int64),
+        y_test=y[test],
         classes=len(names),
-        class_names=tuple(str(each) for each in names),
+        class_names=names,
         ids={column: _plain(frame[column])[train] for column in ids},
         ids_test={column: _plain(frame[column])[test] for column in ids},
         columns=columns,
@@ -239,16 +243,34 @@ def _check_complete(column: pd.Series[Any], path: Path) -> None:
         )
 
 
-def _labels(column: pd.Series[Any], owner: str) -> np.ndarray:
+def _encoded(values: np.ndarray, owner: str, task: str | None) -> tuple[tuple[str, ...], np.ndarray]:
+    """The names of the classes, and labels as their numbers; of a regression the column's own values (n, 1)."""
+    if task == REGRESSION:
+        return ("value",), values.astype(np.float64).reshape(-1, 1)
+    names, y = np.unique(values, return_inverse=True)
+    shown = tuple(str(each) for each in names)
+    check_spelling(shown, owner)
+    return shown, y.astype(np.int64)
+
+
+def _labels(column: pd.Series[Any], owner: str, task: str | None = None) -> np.ndarray:
     values = _plain(column)
-    if values.dtype.kind in "fu":
+    if task == REGRESSION and values.dtype.kind not in "biuf":
+        raise DataError(
+            f"The label column '{column.name}' of {owner} must hold numbers, as the task is a regression.",
+            f"'{values[0]}' in data row 1",
+            'Name another column as the label, or say task = "classification".',
+        )
+    if values.dtype.kind in "fu" and task != REGRESSION:
         whole = values == np.floor(values)
         if not whole.all():
             row = int(whole.argmin())
             raise DataError(
-                f"The label column '{column.name}' of {owner} must hold strings or integers.",
+                f"The label column '{column.name}' of {owner} must hold strings or integers, unless they are values to "
+                "predict.",
                 f"{values[row]} in data row {row + 1} (the first row is 1)",
-                "Name another column as the label, or turn its values into classes.",
+                'Is this a regression? Then say task = "regression" under [data]; if not, turn the values into '
+                "classes, or name another column.",
             )
         return values.astype(np.int64)
     return values

@@ -11,6 +11,7 @@ import pandas as pd
 import scipy.sparse
 
 from codistill.data.dataset import Dataset
+from codistill.data.labels import CLASSIFICATION, REGRESSION, LabelEncoding, agree_on_labels
 from codistill.errors import DataError
 
 CLASS_LIMIT = 1_000_000
@@ -45,6 +46,11 @@ def validate_samples(x: Any, y: Any, classes: int, owner: str) -> tuple[np.ndarr
     return as_floats(features), targets
 
 
+def encoded_samples(x: Any, y: Any, encoding: LabelEncoding, owner: str) -> tuple[np.ndarray, np.ndarray]:
+    """Check samples whose labels are as a user gave them: strings, booleans, numbers; see `validate_samples`."""
+    return validate_samples(x, encoding.encode(y, owner), encoding.classes, owner)
+
+
 def as_floats(array: np.ndarray) -> np.ndarray:
     """Numbers as float64 if they are that, otherwise as float32."""
     return np.ascontiguousarray(array, dtype=np.float64 if array.dtype == np.float64 else np.float32)
@@ -59,13 +65,13 @@ def checked_dataset(
     ids: dict[str, np.ndarray],
     class_names: tuple[str, ...] = (),
     ids_test: dict[str, np.ndarray] | None = None,
+    task: str | None = None,
 ) -> Dataset:
     """A data set of a user's arrays, with images as (samples, channels, height, width)."""
     owner = f"data set '{name}'"
     x = channels_first(_features(x, f"x_train of {owner}"), f"x_train of {owner}")
     x_test = channels_first(_features(x_test, f"x_test of {owner}"), f"x_test of {owner}")
-    y = checked_labels(y, f"y_train of {owner}", len(class_names) or None)
-    y_test = checked_labels(y_test, f"y_test of {owner}", len(class_names) or None)
+    y, y_test, class_names = _labels_of_dataset(y, y_test, owner, class_names, task)
     _check_lengths(x, y, f"the training part of {owner}")
     _check_lengths(x_test, y_test, f"the test part of {owner}")
     if x.shape[1:] != x_test.shape[1:]:
@@ -74,17 +80,16 @@ def checked_dataset(
             f"{x.shape[1:]} and {x_test.shape[1:]}",
             "Bring them to the same shape.",
         )
-    unknown = np.setdiff1d(y_test, y)
-    if len(unknown):
+    unknown = np.setdiff1d(y_test, y).tolist() if y.ndim == 1 else []
+    if unknown:
         raise DataError(
             f"Every test label of {owner} must also be in its training part.",
-            f"label {unknown[0]} only in y_test",
+            f"label {class_names[unknown[0]]} only in y_test",
             "Remove those test samples or add training samples of that class.",
         )
     ids_test = ids_test or {}
     _check_ids(ids, "train", len(y), owner)
     _check_ids(ids_test, "test", len(y_test), owner)
-    class_names = class_names or tuple(map(str, range(int(y.max()) + 1)))
     return Dataset(name, x, y, x_test, y_test, len(class_names), class_names, ids, ids_test)
 
 
@@ -96,6 +101,27 @@ def _check_ids(ids: dict[str, np.ndarray], part: str, samples: int, owner: str) 
                 f"{len(values)} ids for {samples} samples",
                 f"Make them as long as y_{part}, or give the array another name.",
             )
+
+
+def _labels_of_dataset(
+    y: Any, y_test: Any, owner: str, class_names: tuple[str, ...], task: str | None
+) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
+    """Training and test labels as numbers of the classes, or real values; and the names of the classes."""
+    parts = {f"y_train of {owner}": y, f"y_test of {owner}": y_test}
+    if class_names and task != REGRESSION:
+        encoding = LabelEncoding(CLASSIFICATION, len(class_names))
+    else:
+        encoding = agree_on_labels([*parts.items()], task=task or CLASSIFICATION)
+        class_names = encoding.shown
+    found = []
+    for what, values in parts.items():
+        numbers = encoding.encode(values, what)
+        if task == REGRESSION:
+            check_finite(numbers, what)
+            found.append(as_floats(numbers))
+        else:
+            found.append(checked_labels(numbers, what, encoding.classes))
+    return found[0], found[1], class_names
 
 
 def digest(x: np.ndarray) -> str:

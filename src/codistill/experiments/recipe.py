@@ -13,6 +13,7 @@ from typing import Any
 from codistill.data import partition as partitions
 from codistill.data.columns import Columns
 from codistill.data.label_mapping import check_label_mapping
+from codistill.data.labels import TASKS
 from codistill.errors import RecipeError, nearest
 from codistill.experiments.overrides import apply_overrides
 from codistill.experiments.user_code import is_own, protocol_class
@@ -20,6 +21,7 @@ from codistill.faults import Fault
 from codistill.federation import RuntimeOptions
 from codistill.protocol import OF_THE_MODEL, Protocol
 from codistill.protocols import PROTOCOLS
+from codistill.results.scores import as_score
 from codistill.runtimes.network.options import Network
 from codistill.runtimes.safeguard import Safeguard, as_safeguard
 from codistill.settings import check_settings, from_table, setting
@@ -43,6 +45,9 @@ class Data:
     label: str | None = setting(None, "the label column of a table")
     label_above: float | None = setting(None, "two classes: label values above this number, and all others")
     label_map: dict[str, str] | None = setting(None, "the class of each value of the label column: value = class")
+    task: str | None = setting(
+        None, "whether labels are classes or real values; unset: as the data say, or asked about", choices=TASKS
+    )
     drop: tuple[str, ...] = setting((), "columns of a table to leave out")
     ids: tuple[str, ...] = setting((), "columns of a table that say where a sample is from")
     dir: str | None = setting(None, "the data folder; unset: --data-dir or the environment's CODISTILL_DATA")
@@ -71,6 +76,9 @@ class Data:
     classes: int | None = setting(
         None, "with held_by_agents: how many classes there are; 1 for one real value", at_least=1
     )
+    class_names: tuple[str | int | bool, ...] | None = setting(
+        None, "with held_by_agents: the classes, where labels are not 0, 1, 2 and so on"
+    )
     public_file: str | None = setting(None, "with held_by_agents: a .npy file of public samples, equal on every node")
 
     def __post_init__(self) -> None:
@@ -81,10 +89,11 @@ class Data:
             raise RecipeError(
                 "[data] must say exactly one of name, file, files, held_by_agents.", f"{given or 'none'}", "Keep one."
             )
-        if not self.held_by_agents and (self.classes is not None or self.public_file is not None):
+        of_hub = [key for key in ("classes", "class_names", "public_file") if getattr(self, key) is not None]
+        if not self.held_by_agents and of_hub:
             raise RecipeError(
-                "[data] classes and public_file go with held_by_agents.",
-                f"beside '{given[0]}'",
+                "[data] classes, class_names and public_file go with held_by_agents.",
+                f"'{of_hub[0]}' beside '{given[0]}'",
                 "Remove them, or say held_by_agents = true.",
             )
         if self.held_by_agents:
@@ -108,11 +117,13 @@ class Data:
 
     def _check_held_by_agents(self) -> None:
         """The hub has no data to split or to scale."""
-        if self.classes is None:
+        if (self.classes is None) == (self.class_names is None):
             raise RecipeError(
-                "[data] with held_by_agents must say how many classes there are.", "none", "Add classes = 2."
+                "[data] with held_by_agents must say how many classes there are, or name them.",
+                "neither" if self.classes is None else "both classes and class_names",
+                'Add classes = 2, or class_names = ["no", "yes"].',
             )
-        kept = {"held_by_agents", "classes", "public_file"}
+        kept = {"held_by_agents", "classes", "class_names", "public_file", "task"}
         idle = [f.name for f in dataclasses.fields(self) if f.name not in kept and getattr(self, f.name) != f.default]
         if idle:
             raise RecipeError(
@@ -174,9 +185,14 @@ class Evaluation:
         2000, "test samples per evaluation, the full test set in the last round; 0: always all", at_least=0
     )
     alone: bool = setting(True, "also train every agent alone, so that the gain is known")
+    scores: tuple[str, ...] = setting(
+        (), "scores by scikit-learn's names, the most important first; unset: accuracy, or rmse for a regression"
+    )
 
     def __post_init__(self) -> None:
         check_settings(self, "evaluation")
+        for name in self.scores:
+            as_score(name)
 
 
 @dataclass(frozen=True, kw_only=True)

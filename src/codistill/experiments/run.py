@@ -18,6 +18,7 @@ from codistill.agent import Agent
 from codistill.data import loading as datasets
 from codistill.data import tables
 from codistill.data.columns import Columns
+from codistill.data.labels import ask_about_values
 from codistill.data.partition import ById, counts
 from codistill.data.scale import own_scaler
 from codistill.data.sources import find_table
@@ -27,9 +28,11 @@ from codistill.errors import CheckpointError, RecipeError
 from codistill.experiments.recipe import Data, Recipe, make_recipe
 from codistill.experiments.user_code import digests_of, load_own
 from codistill.federation import Federation
+from codistill.federation.checks import regressors
 from codistill.files import locked, write_atomically, writing
 from codistill.learners.catalogue import make_learner
 from codistill.randomness import generator, seed_libraries
+from codistill.results.scores import DEFAULT_SCORES, Score, as_score
 from codistill.results.summary import Summary
 from codistill.runtimes.network.terms import describe_protocol, describe_public
 from codistill.runtimes.plan import Plan
@@ -42,7 +45,7 @@ RECIPE, FACTS, REPORT, NETWORK = "recipe.toml", "run.json", "report.html", "netw
 # Keys of [data] that say how a table is read.
 _READING = (
     "label", "label_above", "label_map", "drop", "ids", "missing", "missing_values", "test_fraction", "scale",
-    "scale_per_agent",
+    "scale_per_agent", "task",
 )  # fmt: skip
 _PACKAGES = ("codistill", "numpy", "scikit-learn", "scipy", "torch", "safetensors", "skops")
 
@@ -79,6 +82,7 @@ def _load_whole(data: Data, seed: int, data_dir: str | None, by: str | None) -> 
             samples=data.samples,
             test_samples=data.test_samples,
             scale="none" if data.scale_per_agent else data.scale,
+            task=data.task,
         )
     columns = Columns(data.columns or {}) if data.schema is None else Columns.read(data.schema)
     options = {key: getattr(data, key) for key in _READING} | {"seed": seed, "columns": columns.columns}
@@ -154,6 +158,7 @@ def build(recipe: Recipe, data_dir: str | None = None) -> tuple[Federation, data
         if recipe.data.missing == "impute":
             model.takes_missing = False
         agents.append(Agent(name, model, data.x[part], data.y[part], test=test, prepare=_own_scaler(recipe.data, data)))
+    _ask_about_labels(recipe, data, agents)
     federation = Federation(
         agents,
         recipe.protocol,
@@ -161,6 +166,7 @@ def build(recipe: Recipe, data_dir: str | None = None) -> tuple[Federation, data
         test=(data.x_test, data.y_test),
         seed=recipe.seed,
         classes=data.classes,
+        scores=recipe.evaluation.scores,
         topology=None if recipe.topology is None else topology_of(recipe),
         faults=recipe.faults,
         participation=recipe.participation,
@@ -184,6 +190,14 @@ def _own_scaler(options: Data, data: datasets.Dataset) -> Any:
     from sklearn.compose import ColumnTransformer
 
     return ColumnTransformer([("numbers", scaler, slice(0, numbers))], remainder="passthrough")
+
+
+def _ask_about_labels(recipe: Recipe, data: datasets.Dataset, agents: list[Agent]) -> None:
+    """Integers in a label column may be values to predict; words, and data sets by name, have classes."""
+    numbers = all(name.lstrip("-").isdecimal() for name in data.class_names)
+    if recipe.data.task is None and recipe.data.name is None and data.y.ndim == 1 and numbers:
+        values = np.array([int(name) for name in data.class_names])
+        ask_about_values(values, len(data.y) + len(data.y_test), regressors(agents))
 
 
 def plan_of(recipe: Recipe) -> Plan:
@@ -364,7 +378,13 @@ def read_summary(folder: Path) -> Summary:
         outputs=read_outputs(folder, max((row["round"] for row in rows), default=0)),
         topology=_read_topology(folder, facts),
         faults=recipe.faults,
+        scores=tuple(as_score(name) for name in recipe.evaluation.scores) or _default_scores(facts),
     )
+
+
+def _default_scores(facts: dict[str, Any]) -> tuple[Score, ...]:
+    """Where the recipe names none; folders of runs from before the task was kept tell it by their rows."""
+    return tuple(score for score in DEFAULT_SCORES if facts.get("task") in (None, score.task))
 
 
 def _facts(recipe: Recipe, federation: Federation, data: datasets.Dataset) -> dict[str, Any]:
@@ -376,6 +396,7 @@ def _facts(recipe: Recipe, federation: Federation, data: datasets.Dataset) -> di
         "samples": {agent.name: len(shard) for agent, shard in zip(federation.agents, shards, strict=True)},
         "counts": table,
         "class_names": list(data.class_names),
+        "task": federation.description.task,
         "test_samples": len(data.x_test),
         "public": describe_public(federation.public),
         "digests": [digest(part) for part in (data.x, data.y, data.x_test, data.y_test)],

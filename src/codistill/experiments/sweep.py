@@ -28,7 +28,9 @@ from codistill.experiments.run import (
     topology_of,
 )
 from codistill.protocol import Protocol
+from codistill.results.metric_text import metric_name, score_text
 from codistill.results.records import Row
+from codistill.results.scores import Score, as_score, find_score
 from codistill.runtimes.network.terms import describe_protocol
 from codistill.runtimes.store import METRICS, read_rows
 from codistill.settings import check_settings, from_table, setting
@@ -220,8 +222,10 @@ def execute_sweep(
         if rows is None:
             return None
         honest = [row for row in rows if row["round"] == recipe.rounds and not row.get("lies")]
-        last = [row["accuracy"] for row in honest if "accuracy" in row]
-        said = f"accuracy {100 * sum(last) / len(last):.1f} %" if last else "done"
+        metric = recipe.evaluation.scores[0] if recipe.evaluation.scores else "accuracy"
+        metric = as_score(metric).name
+        last = [row[metric] for row in honest if metric in row]
+        said = f"{metric_name(metric)} {score_text(metric, sum(last) / len(last))}" if last else "done"
         said += f" (of the {len(honest)} honest agents)" if any(row.get("lies") for row in rows) else ""
         tell(f"[{number}/{len(sweep)}] {words}: {said}")
         # With a hub, all that agents receive is from it; between peers every message is in somebody's `sent`.
@@ -271,7 +275,7 @@ def slug(labels: Mapping[str, str]) -> str:
 
 
 def means(sweep: Sweep, frame: pd.DataFrame) -> pd.DataFrame:
-    """Accuracy by combination and round: mean over honest agents and seeds, and the spread over seeds."""
+    """The score by combination and round: mean over honest agents and seeds, and the spread over seeds."""
     keys, metric = shown_keys(sweep), metric_of(frame)
     scored = honest_rows(frame).dropna(subset=[metric])
     seeds = ["seed"] if "seed" in frame and "seed" not in keys else []
@@ -280,6 +284,7 @@ def means(sweep: Sweep, frame: pd.DataFrame) -> pd.DataFrame:
     found = {"mean": grouped.mean(), "spread": grouped.std(ddof=0), "seeds": grouped.count()}
     table = pd.DataFrame(found).reset_index()
     table.attrs["honest"] = has_byzantine_agents(frame)  # whether some agents were left out
+    table.attrs["metric"] = metric
     return table
 
 
@@ -289,8 +294,14 @@ def shown_keys(sweep: Sweep) -> list[str]:
 
 
 def metric_of(frame: pd.DataFrame) -> str:
-    """What was measured: accuracy, or rmse for real-valued targets."""
-    return "accuracy" if "accuracy" in frame else "rmse"
+    """What is compared: the first score that was measured, which is accuracy unless others are asked for."""
+    found = [name for name in frame.columns if name == "accuracy" or find_score(str(name)) is not None]
+    return str(found[0]) if found else "accuracy"
+
+
+def score_of(frame: pd.DataFrame) -> Score:
+    """The score that is compared."""
+    return as_score(metric_of(frame))
 
 
 def has_byzantine_agents(frame: pd.DataFrame) -> bool:

@@ -19,6 +19,7 @@ from codistill.experiments.sweep import (
     Sweep,
     lines_of,
     means,
+    metric_of,
     panels,
     panels_of,
 )
@@ -30,13 +31,14 @@ from codistill.files import write_atomically
 from codistill.plots import sweep_plots
 from codistill.plots.heatmaps import draw_grid
 from codistill.plots.sweep_plots import Layout, Lines
+from codistill.results.metric_text import in_percent, metric_name
 
 _DOTS_PER_INCH = 110
 
 
 def show_sweep(sweep: Sweep, frame: pd.DataFrame, folder: Path, console: Console) -> dict[str, Path]:
     """Print all tables, and write them and the pictures to the sweep's folder; returns what is where."""
-    table, percent = means(sweep, frame), "accuracy" in frame
+    table, percent = means(sweep, frame), in_percent(metric_of(frame))
     for shown in score_tables(sweep, table, percent=percent):
         console.print(shown)
     written = {"table": folder / TABLE, "picture": folder / PICTURE}
@@ -54,13 +56,13 @@ def show_costs(sweep: Sweep, frame: pd.DataFrame, folder: Path, console: Console
     """Print the tables of costs, and write them and the picture to the sweep's folder; returns what is where."""
     if not has_costs(sweep, frame):
         return {}
-    percent, table = "accuracy" in frame, costs(sweep, frame)
+    percent, table = in_percent(metric_of(frame)), costs(sweep, frame)
     for shown in cost_tables(sweep, table, percent=percent):
         console.print(shown)
     written = {"costs": folder / COSTS_TABLE}
     table.to_csv(folder / COSTS_TABLE, index=False)
     if frame["sent"].any():
-        written["accuracy against bytes" if percent else "RMSE against bytes"] = folder / COSTS_PICTURE
+        written[f"{metric_name(metric_of(frame))} against bytes"] = folder / COSTS_PICTURE
         draw_costs(sweep, along_bytes(sweep, frame), folder / COSTS_PICTURE, percent=percent)
     return written
 
@@ -68,7 +70,7 @@ def show_costs(sweep: Sweep, frame: pd.DataFrame, folder: Path, console: Console
 def draw_scores(sweep: Sweep, table: pd.DataFrame, path: Path, *, percent: bool) -> None:
     """Score per round, all panels in one picture."""
     figure = sweep_plots.draw_scores(
-        _panels(sweep, table), _layout(sweep, table), measured=_measured_on(sweep, percent), percent=percent
+        _panels(sweep, table), _layout(sweep, table), measured=_measured_on(sweep, table), percent=percent
     )
     _save(figure, path)
 
@@ -77,7 +79,7 @@ def draw_costs(sweep: Sweep, table: pd.DataFrame, path: Path, *, percent: bool) 
     """Score against bytes, all panels in one picture."""
     target = sweep.compare.target
     figure = sweep_plots.draw_costs(
-        _panels(sweep, table), _layout(sweep, table), measured=_measured_on(sweep, percent), percent=percent,
+        _panels(sweep, table), _layout(sweep, table), measured=_measured_on(sweep, table), percent=percent,
         target=None if target is None else (target, f"target: {target_text(target, percent=percent)}"),
     )  # fmt: skip
     _save(figure, path)
@@ -106,8 +108,8 @@ def _layout(sweep: Sweep, table: pd.DataFrame) -> Layout:
     return Layout(list(lines_of(sweep).values), len(axes[-1].values) if axes else 1, honest_note(table))
 
 
-def _measured_on(sweep: Sweep, percent: bool) -> str:
-    return f"{'accuracy' if percent else 'RMSE'}, {sweep.test_part} set"
+def _measured_on(sweep: Sweep, table: pd.DataFrame) -> str:
+    return f"{metric_name(table.attrs['metric'])}, {sweep.test_part} set"
 
 
 def _save(figure: Figure, path: Path) -> None:

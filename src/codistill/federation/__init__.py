@@ -13,14 +13,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from codistill.agent import Agent, Hub
+from codistill.data.labels import LabelEncoding
 from codistill.data.shard import PublicData, Shard
-from codistill.data.validation import validate_samples
+from codistill.data.validation import encoded_samples
 from codistill.errors import RecipeError
 from codistill.faults import Fault, Faults
 from codistill.federation.checks import (
+    agree_on_all_labels,
     as_agents,
     as_compression,
-    as_count,
     as_protocol,
     as_public_data,
     as_seed,
@@ -28,11 +29,11 @@ from codistill.federation.checks import (
     check_pair,
     check_shapes,
     check_topology,
-    count_all_classes,
 )
 from codistill.federation.result import Result
 from codistill.protocol import Protocol
 from codistill.results.records import RunStarted
+from codistill.results.scores import Score, as_scores
 from codistill.runtimes.description import RunDescription
 from codistill.runtimes.host import Watcher
 from codistill.runtimes.interrupt import GentleInterrupt
@@ -72,7 +73,9 @@ class RuntimeOptions(Settings):
 class Federation:
     """Agents that learn from one another by a protocol.
 
-    `public` are unlabelled samples that all agents share, `test` the common test set (samples, labels).
+    `public` are unlabelled samples that all agents share, `test` the common test set (samples, labels). `task`:
+    "classification" or "regression", where the labels do not tell. `classes`: how many there are, or their names.
+    `scores`: what is measured, the most important first: scikit-learn's names, a `Score`, or a function (y, answers).
     Everything is checked here; `run` then only runs.
     """
 
@@ -84,7 +87,9 @@ class Federation:
         public: Any = None,
         test: tuple[Any, Any] | None = None,
         seed: int = 0,
-        classes: int | None = None,
+        classes: int | Sequence[Any] | None = None,
+        task: str | None = None,
+        scores: Sequence[Any] = (),
         topology: Topology | None = None,
         faults: Sequence[Fault] = (),
         participation: float = 1.0,
@@ -96,15 +101,16 @@ class Federation:
         check_pair(test, "The test set")
         for agent in agents:
             check_pair(agent._test, f"The test data of agent '{agent.name}'")
-        classes = count_all_classes(agents, test) if classes is None else as_count(classes, "classes")
+        encoding = agree_on_all_labels(agents, test, classes, task)
+        classes = encoding.classes
         for agent in agents:
-            agent.settle(classes)
+            agent.settle(classes, encoding)
         shared = None if public is None else as_public_data(public, seed)
-        tested = None if test is None else validate_samples(*test, classes, "the test set")
+        tested = None if test is None else encoded_samples(*test, encoding, "the test set")
         check_shapes(agents, tested, shared)
         samples = sum(len(agent.shard) for agent in agents)
         if protocol.pools_data:
-            _pool(agents, classes)
+            _pool(agents, encoding)
         names = [agent.name for agent in agents]
         if topology is not None:
             check_topology(topology, names, protocol)
@@ -125,7 +131,9 @@ class Federation:
             compression=as_compression(compression),
             safeguard=as_safeguard(safeguard),
             watchers=tuple(watchers),
+            encoding=encoding,
         ).introduce()
+        self.description = replace(self.description, scores=_scores(self.description, scores))
         check_abilities(agents, protocol, shared)
 
     @property
@@ -281,6 +289,14 @@ class Notes:
             print(f"note: {note}", file=sys.stderr)
 
 
+def _scores(description: RunDescription, asked: Sequence[Any]) -> tuple[Score, ...]:
+    """The scores that were asked for, tried on the labels of a test set."""
+    tests = [description.test, *(agent.test for agent in description.agents)]
+    y = next((test[1] for test in tests if test is not None), None)
+    names = None if description.encoding is None else description.encoding.names
+    return as_scores(asked, description.task, description.classes, names, y)
+
+
 def _store(folder: str | Path | None, stack: ExitStack, *, resume: bool) -> RunFolder | None:
     if folder is None:
         return None
@@ -307,11 +323,11 @@ def _start(
     return LocalNetwork(description, folder=folder, network=network, logs=node_logs)
 
 
-def _pool(agents: Sequence[Agent], classes: int) -> None:
-    raw = [Shard(*agent._data, classes, agent.name).x for agent in agents]
-    x = np.concatenate(raw)
+def _pool(agents: Sequence[Agent], encoding: LabelEncoding) -> None:
     labelled = all(agent.shard.labels is not None for agent in agents)
-    y = np.concatenate([agent.shard.labels if labelled else agent.shard.targets for agent in agents])
+    targets = [np.asarray(agent.shard.labels if labelled else agent.shard.targets) for agent in agents]
+    raw = [Shard(agent._data[0], y, encoding.classes, agent.name).x for agent, y in zip(agents, targets, strict=True)]
+    x, y = np.concatenate(raw), np.concatenate(targets)
     for agent in agents:
-        agent.shard = Shard(agent.prepared.fit(x), y, classes, agent.name)
-        agent.settle_test(classes)
+        agent.shard = Shard(agent.prepared.fit(x), y, encoding.classes, agent.name)
+        agent.settle_test(encoding)

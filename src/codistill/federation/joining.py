@@ -11,7 +11,6 @@ from typing import Any
 from codistill.agent import Agent
 from codistill.certs.credentials import Credentials
 from codistill.data.shard import PublicData
-from codistill.data.validation import validate_samples
 from codistill.errors import CodistillError, NetworkError, RecipeError
 from codistill.federation.auditing import Audit, check_countable, policy_from
 from codistill.federation.checks import (
@@ -163,8 +162,7 @@ class AgentNode:
         """The run under the hub's terms, with this agent checked and introduced."""
         if self.public is not None:
             self.public.seed = int(terms["seed"])
-        test = None if self.test is None else validate_samples(*self.test, int(terms["classes"]), "the test set")
-        description = description_under(terms, self.agent, self.public, test, self.protocol)
+        description = description_under(terms, self.agent, self.public, self.test, self.protocol)
         self.policy.check_protocol(description.protocol)  # before anything is made for a protocol that is not accepted
         introduced = check_agent(replace(description, safeguard=self.safeguard).introduce())
         self.policy.check(introduced)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from codistill.data.labels import CLASSIFICATION
 from codistill.data.validation import as_floats, check_finite, plain_samples
 from codistill.errors import DataError
 from codistill.results.outputs import Outputs, are_probabilities
@@ -32,6 +33,8 @@ class TrainedAgent:
     @property
     def is_classifier(self) -> bool:
         """Whether the targets are classes: some agent or some test set at hand has labels."""
+        if self._description.encoding is not None:
+            return self._description.encoding.task == CLASSIFICATION
         agents = self._description.agents or (self._agent,)
         tests = [self._description.test, *(agent.test for agent in agents)]
         return any(agent.shard.labels is not None for agent in agents) or any(
@@ -39,9 +42,21 @@ class TrainedAgent:
         )
 
     def predict(self, x: Any) -> np.ndarray:
-        """(n,) the class of each sample; for real-valued targets (n, outputs) the values."""
+        """(n,) the class of each sample, as the labels were given; for real-valued targets (n, outputs) the values.
+
+        Labels 0, 1, 2 and so on are answered by such integers, any others (strings, booleans, 1 to 3) as they are.
+        """
         answers = self.decision_function(x)
-        return answers.argmax(axis=1) if self.is_classifier else answers
+        if not self.is_classifier:
+            return answers
+        encoding, chosen = self._description.encoding, answers.argmax(axis=1)
+        return chosen if encoding is None else encoding.decode(chosen)
+
+    @property
+    def classes_(self) -> np.ndarray:
+        """(C,) the classes in the order of the columns of `predict_proba`, as the labels were given."""
+        encoding, codes = self._description.encoding, np.arange(self._description.classes)
+        return codes if encoding is None else encoding.decode(codes)
 
     def predict_proba(self, x: Any) -> np.ndarray:
         """(n, C) class probabilities.
@@ -121,12 +136,13 @@ class Result:
             rows=self.rows,
             alone_rows=self.alone_rows,
             counts=np.stack(known) if known and len(known) == len(mixes) else None,
-            class_names=tuple(str(i) for i in range(description.classes)),
+            class_names=description.class_names,
             seconds=self.seconds,
             test_samples=0 if description.test is None else len(description.test[0]),
             outputs=self.outputs,
             topology=description.topology,
             faults=description.faults.injected,
+            scores=description.task_scores,
         )
 
     def report(self, path: str | Path) -> Path:

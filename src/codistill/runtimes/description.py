@@ -10,10 +10,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from codistill.agent import Agent, Hub, Node
+from codistill.data.labels import CLASSIFICATION, REGRESSION, LabelEncoding
 from codistill.data.shard import PublicData
 from codistill.faults import Faults
 from codistill.protocol import Protocol
 from codistill.protocols.alone import baseline_of
+from codistill.results.scores import DEFAULT_SCORES, Score
 from codistill.runtimes.host import Host, Watcher
 from codistill.runtimes.links import Carrier
 from codistill.runtimes.plan import Plan
@@ -43,6 +45,8 @@ class RunDescription:
     watchers: tuple[Watcher, ...] = ()  # called for every message that is sent: (sender, receiver, bytes)
     tells_class_mix: bool = True  # whether scores may depend on an agent's class counts: not if others see them
     reported: tuple[str, ...] = ()  # whose rows the metrics hold; empty: the agents at hand, or else all
+    encoding: LabelEncoding | None = None  # of the agents' labels; None: they are numbers of classes or real values
+    scores: tuple[Score, ...] = DEFAULT_SCORES  # what is measured
 
     @property
     def nodes(self) -> list[Node]:
@@ -55,16 +59,30 @@ class RunDescription:
         return self.reported or tuple(agent.name for agent in self.agents) or self.topology.names
 
     @property
-    def measures_errors(self) -> bool:
-        """Whether errors are measured, and not accuracies: for real-valued targets, of one column if in doubt."""
-        return self.classes == 1 if self.test is None else self.test[1].ndim == 2
+    def task(self) -> str:
+        """Whether classes or real values are measured: by the test set, the labels, or the columns if in doubt."""
+        if self.test is not None:
+            return CLASSIFICATION if self.test[1].ndim == 1 else REGRESSION
+        if self.encoding is not None:
+            return self.encoding.task
+        return REGRESSION if self.classes == 1 else CLASSIFICATION
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The names of the classes, as text."""
+        return tuple(map(str, range(self.classes))) if self.encoding is None else self.encoding.shown
+
+    @property
+    def task_scores(self) -> tuple[Score, ...]:
+        """The scores that suit the task."""
+        return tuple(score for score in self.scores if score.task == self.task)
 
     def introduce(self) -> RunDescription:
         """Tell the nodes at hand who takes part and what is shared."""
         for node in self.nodes:
             node.seed, node.topology, node.classes = self.seed, self.topology, self.classes
             if isinstance(node, Agent) and node.shard is None:
-                node.settle(self.classes)
+                node.settle(self.classes, self.encoding)
             if self.public is not None:
                 node.public = self.public.prepared(node.prepared) if isinstance(node, Agent) else self.public
             if isinstance(node, Agent):
@@ -109,6 +127,8 @@ class RunDescription:
             samples=self.samples,
             shape=self.shape,
             tells_class_mix=self.tells_class_mix,
+            encoding=self.encoding,
+            scores=self.scores,
         ).introduce()
 
     def host(self, nodes: list[Node], links: Carrier | None = None) -> Host:
