@@ -1,7 +1,8 @@
 """How far is the protocol that `codistill advise` recommends behind the best one?
 
-    python -m trials.regret measure --results FILE     # true gains and probing runs of all settings; resumable
-    python -m trials.regret table --results FILE       # the regret
+    python -m trials.regret truth --results FILE      # true gains in all settings; resumable
+    python -m trials.regret probes --results FILE     # the probing runs of `codistill advise`; resumable
+    python -m trials.regret table --results FILE      # the regret
 
 The true gain of a protocol is that of a whole run on all training samples, on test samples that advice never sees.
 Data sets that are not bundled are taken from the data folder (CODISTILL_DATA).
@@ -10,49 +11,95 @@ Data sets that are not bundled are taken from the data folder (CODISTILL_DATA).
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import hashlib
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+import codistill.agent as agent_module
 from codistill.errors import CodistillError
-from codistill.experiments.advice_candidates import Setting, copy_of, find_candidates
-from codistill.experiments.advice_probe import Part, ProbeRun, folds, run_probe
+from codistill.experiments.advice_candidates import ALONE, Setting, copy_of, find_candidates
+from codistill.experiments.advice_prior import expected_gains, facts_of
+from codistill.experiments.advice_probe import Part, ProbeRun, run_probe
+from codistill.experiments.advice_search import Search
+from codistill.message import Message
 from codistill.protocols import FedMD
 from trials.regret_settings import Case, build, cases
 
 LIKE = FedMD(local_epochs=5)  # five rounds of five epochs
-FOLDS = 4
+TRUTH = "truth"
 
 
-def measure(results: Path, what: str, share: tuple[int, int], limit: float) -> None:
-    """Run what is not in the file of results yet."""
-    began, number, of = time.monotonic(), *share
-    done = {(row["case"], row["run"], row["candidate"]) for row in read(results)}
-    for index, case in enumerate(cases()):
-        if index % of != number:
-            continue
+def measure_truth(results: Path, cases: Sequence[Case]) -> None:
+    """Whole runs of all candidates, tested on the test samples; what is in the file already is not run again."""
+    done = {(row["case"], row["candidate"]) for row in read(results) if row["run"] == TRUTH}
+    for case in cases:
         setting, parts = build(case)
         found = find_candidates(trained_part(setting, parts), LIKE)
-        candidates = {**found.baselines, **found.protocols}
-        for run, split in _runs(setting, parts, what):
-            for name, protocol in candidates.items():
-                if (case.name, run, name) in done or time.monotonic() - began > limit:
-                    continue
+        for name, protocol in {**found.baselines, **found.protocols}.items():
+            if (case.name, name) in done:
+                continue
+            with models_opened_once():
                 try:
-                    probe = run_probe(setting, protocol, split, 0 if run == "truth" else 1 + int(run[-1]))
-                    if not probe.complete:  # Ctrl-C, or asked to end
-                        return
-                    row = _row(case, run, name, probe)
+                    probe = run_probe(setting, protocol, parts, 0)
                 except (CodistillError, ValueError) as error:
-                    row = {"case": case.name, "run": run, "candidate": name, "failed": f"{error}"[:300]}
-                with results.open("a") as file:
-                    file.write(json.dumps(row) + "\n")
-        print(f"{time.monotonic() - began:6.0f} s  {case.name}", flush=True)
+                    write(results, [{"case": case.name, "run": TRUTH, "candidate": name, "failed": f"{error}"[:300]}])
+                    continue
+            if not probe.complete:  # Ctrl-C, or asked to end
+                return
+            write(results, [_row(case, TRUTH, name, probe)])
+        print(f"{time.strftime('%H:%M:%S')} {case.name}", flush=True)
+
+
+def measure_probes(results: Path, cases: Sequence[Case]) -> None:
+    """The probing runs of `codistill advise` without a time limit, on the training samples alone."""
+    done = {row["case"] for row in read(results) if row["run"] != TRUTH}
+    for case in cases:
+        if case.name in done:
+            continue
+        setting = trained_part(*build(case))
+        found, facts = find_candidates(setting, LIKE), facts_of(setting)
+        priors = {name: expected_gains(name, facts, {}) for name in found.protocols}
+        try:
+            with models_opened_once():
+                findings = Search(setting, found, priors, seconds=1e9).run()
+        except (CodistillError, ValueError) as error:
+            write(results, [{"case": case.name, "run": "fold 0", "candidate": ALONE, "failed": f"{error}"[:300]}])
+            continue
+        if findings.interrupted:
+            return
+        rows = [
+            _row(case, f"fold {k}", name, run) for name, runs in findings.runs.items() for k, run in enumerate(runs)
+        ]
+        rows[0]["facts"] = {name: dataclasses.asdict(each) for name, each in facts.items()}
+        write(results, rows)
+        print(f"{time.strftime('%H:%M:%S')} {case.name}: {findings.seconds:.0f} s", flush=True)
+
+
+@contextmanager
+def models_opened_once() -> Iterator[None]:
+    """In one process a model that is sent to many agents need not be checked and opened by each of them again."""
+    opened: dict[bytes, Any] = {}
+    original = agent_module.open_model
+
+    def open_once(message: Message, shape: tuple[int, ...], classes: int, rows: int = 0) -> Any:
+        key = hashlib.blake2b(message.encoded + repr((shape, classes, rows)).encode()).digest()
+        if key not in opened:
+            opened[key] = original(message, shape, classes, rows)
+        return opened[key]
+
+    agent_module.open_model = open_once
+    try:
+        yield
+    finally:
+        agent_module.open_model = original
 
 
 def trained_part(setting: Setting, parts: dict[str, Part]) -> Setting:
@@ -63,16 +110,6 @@ def trained_part(setting: Setting, parts: dict[str, Part]) -> Setting:
     return Setting(
         agents=tuple(agents), classes=setting.classes, rounds=setting.rounds, seed=setting.seed, public=setting.public
     )
-
-
-def _runs(setting: Setting, parts: dict[str, Part], what: str) -> list[tuple[str, dict[str, Part]]]:
-    if what == "truth":
-        return [("truth", parts)]
-    split = folds(trained_part(setting, parts).agents, FOLDS, setting.seed)
-    return [
-        (f"fold {k}", {name: (parts[name][0][train], parts[name][0][held]) for name, (train, held) in fold.items()})
-        for k, fold in enumerate(split)
-    ]
 
 
 def _row(case: Case, run: str, name: str, probe: ProbeRun) -> dict[str, Any]:
@@ -97,17 +134,23 @@ def read(results: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
 
 
+def write(results: Path, rows: Sequence[dict[str, Any]]) -> None:
+    """Add rows to a file of results."""
+    with results.open("a") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, or print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("truth", "folds"))
-    parser.add_argument("--results", type=Path, required=True)
-    parser.add_argument("--part", default="0/1", help="of the settings: i/n")
-    parser.add_argument("--limit", type=float, default=1e9, help="seconds after which nothing more is started")
+    parser.add_argument("what", choices=("truth", "probes"))
+    parser.add_argument("--results", type=Path, required=True, help="JSON lines; what is there is not run again")
+    parser.add_argument("--part", default="0/1", metavar="I/N", help="only every N-th setting, from number I on")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    number, of = map(int, options.part.split("/"))
-    measure(options.results, options.what, (number, of), options.limit)
+    first, step = map(int, options.part.split("/"))
+    measure = {"truth": measure_truth, "probes": measure_probes}[options.what]
+    measure(options.results, cases()[first::step])
     return 0
 
 

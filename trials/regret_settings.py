@@ -26,9 +26,9 @@ ROUNDS = 5
 BUNDLED = ("breast_cancer", "digits", "linear", "wine")
 TESTED = 200  # test samples of the average agent, where there are as many
 _EPOCHS = 25  # of a network in a whole run, and where a protocol fits it to the end
-_FOREST = {"kind": "random_forest", "n_estimators": 25}
+_FOREST = {"kind": "random_forest", "n_estimators": 10}
 _BOOSTING = {"kind": "gradient_boosting", "max_iter": 12, "max_leaf_nodes": 8, "min_samples_leaf": 5}
-_EXTRA_TREES = {"kind": "extra_trees", "n_estimators": 25}
+_EXTRA_TREES = {"kind": "extra_trees", "n_estimators": 10}
 _LINEAR = {"kind": "logistic_regression", "max_iter": 50}
 _MLP = {"kind": "mlp", "lr": 3e-3, "epochs": _EPOCHS}
 _CNN = {"kind": "cnn", "lr": 3e-3, "epochs": _EPOCHS}
@@ -41,7 +41,7 @@ MODELS: dict[str, list[dict[str, Any]]] = {
     "mlp": [_MLP],
     "mlp+cnn": [_MLP, _CNN],
     "mlp+linear": [_MLP, _LINEAR],
-    "regressors": [{"kind": "ridge"}, {"kind": "random_forest_regressor", "n_estimators": 25}],
+    "regressors": [{"kind": "ridge"}, {"kind": "random_forest_regressor", "n_estimators": 10}],
     "ridge": [{"kind": "ridge"}],
     "kernel+mlp": [{"kind": "kernel_ridge", "c": 1e-3}, {**_MLP, "loss": "squared"}],
 }

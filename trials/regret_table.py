@@ -1,0 +1,134 @@
+"""From the results of `trials.regret` to the regret of the advice, and to the prior of `codistill advise`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from codistill.experiments.advice import Option, choose
+from codistill.experiments.advice_candidates import ALONE
+from codistill.experiments.advice_gains import NOTHING, Gains, combined_gains, differences, measured_gains
+from codistill.experiments.advice_prior import FEATURES, AgentFacts, expected_gains, features
+from trials.regret_settings import build, cases
+
+Prior = dict[str, dict[str, Any]]
+_RIDGE = 3.0  # agents that all say that a coefficient is 0
+_NEGLIGIBLE = -0.01  # an agent that loses more than a point counts as harmed
+_WORST = -1.0  # a run that diverges counts as a loss of 100 points
+
+
+@dataclass(frozen=True, eq=False)
+class Measured:
+    """One setting: true gains, and what the probing runs have measured."""
+
+    name: str
+    data: str
+    facts: dict[str, AgentFacts]
+    true: dict[str, dict[str, float]]  # by candidate and agent
+    probes: dict[str, dict[str, np.ndarray]]  # by candidate and agent: contributions of held-out samples to the gain
+    seconds: float  # of all probing runs
+    folds: dict[str, int]
+
+    def gain(self, name: str) -> float:
+        """The true mean gain of a candidate."""
+        return 0.0 if name == ALONE else float(np.mean(list(self.true[name].values())))
+
+    @property
+    def best(self) -> str:
+        """The candidate with the largest true mean gain."""
+        return max([ALONE, *self.true], key=self.gain)
+
+    def harms(self, name: str) -> bool:
+        """Whether some agent truly loses more than a point."""
+        return name != ALONE and min(self.true[name].values()) < _NEGLIGIBLE
+
+
+def measured_settings(rows: Iterable[Mapping[str, Any]]) -> list[Measured]:
+    """All settings of which both the true gains and the probing runs are known."""
+    by_case: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        by_case.setdefault(row["case"], []).append(row)
+    found = []
+    for case in cases():
+        known = by_case.get(case.name, [])
+        runs = {(row["run"], row["candidate"]): row for row in known if "losses" in row}
+        facts = next((row["facts"] for row in known if "facts" in row), None)
+        if facts is None or ("truth", ALONE) not in runs:
+            continue
+        deviation = None
+        if case.data == "linear":
+            deviation = float(np.concatenate([agent.shard.targets for agent in build(case)[0].agents]).std())
+        true, probes, folds = {}, {}, {}
+        for name in dict.fromkeys(candidate for _, candidate in runs if candidate != ALONE):
+            if ("truth", name) not in runs:
+                continue
+            gains = differences(_losses(runs, "truth", ALONE), _losses(runs, "truth", name), deviation)
+            true[name] = {agent: max(_WORST, float(d.mean())) for agent, d in gains.items() if len(d)}
+            own = [run for run, candidate in runs if candidate == name and run != "truth"]
+            parts = [_losses(runs, run, name) for run in sorted(own)]
+            alone = [_losses(runs, run, ALONE) for run in sorted(own)]
+            folds[name] = len(own)
+            probes[name] = differences(_joined(alone), _joined(parts), deviation) if own else {}
+        facts = {
+            name: AgentFacts(**{**each, "counts": each["counts"] and tuple(each["counts"])})
+            for name, each in facts.items()
+        }
+        seconds = sum(row["seconds"] for (run, _), row in runs.items() if run != "truth")
+        found.append(Measured(case.name, case.data, facts, true, probes, seconds, folds))
+    return found
+
+
+def _agent_facts(known: Mapping[str, Any]) -> AgentFacts:
+    return AgentFacts(**{**known, "counts": None if known["counts"] is None else tuple(known["counts"])})
+
+
+def _losses(runs: Mapping[tuple[str, str], Mapping[str, Any]], run: str, name: str) -> dict[str, np.ndarray]:
+    return {agent: np.asarray(each[0]) for agent, each in runs[run, name]["losses"].items()}
+
+
+def _joined(parts: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    return {agent: np.concatenate([part[agent] for part in parts]) for agent in parts[0]}
+
+
+def fit_prior(settings: Sequence[Measured]) -> Prior:
+    """For each protocol a ridge regression of the agents' true gains on the facts, and how far off it is."""
+    prior: Prior = {}
+    for name in sorted({name for each in settings for name in each.true}):
+        having = [each for each in settings if name in each.true]
+        rows, gains, place = [], [], []
+        for number, each in enumerate(having):
+            for agent, row in features(each.facts).items():
+                if agent in each.true[name]:
+                    rows.append(row)
+                    gains.append(np.clip(each.true[name][agent], -0.5, 0.5))
+                    place.append(number)
+        x, y, where = np.array(rows), np.array(gains), np.array(place)
+        penalty = _RIDGE * np.diag([0.1, *[1.0] * (len(FEATURES) - 1)])
+        coefficients = np.linalg.solve(x.T @ x + penalty, x.T @ y)
+        off = y - x @ coefficients
+        means = np.array([off[where == number].mean() for number in range(len(having))])
+        lost = len(having) / max(len(having) - 2, 1)  # a fit to few settings looks better than it is
+        around = off - means[where]
+        prior[name] = {
+            "coefficients": [round(float(value), 4) for value in coefficients],
+            "setting": round(float(np.sqrt((means**2).mean() * lost + 0.01**2)), 4),
+            "agent": round(float(np.sqrt((around**2).mean() * lost + 0.01**2)), 4),
+            "settings": len(having),
+        }
+    return prior
+
+
+def advised(setting: Measured, prior: Prior | None, *, probes: bool = True) -> tuple[str, dict[str, Gains]]:
+    """The recommended candidate, by a prior that has not seen this data set, and what was expected of each."""
+    expected = {}
+    for name in setting.true:
+        before = expected_gains(name, setting.facts, prior)
+        expected[name] = combined_gains(
+            measured_gains(setting.probes[name]) if probes and setting.probes[name] else {}, before
+        )
+    options = [Option(name, "", gains) for name, gains in expected.items()]
+    options.append(Option(ALONE, "", Gains(dict.fromkeys(setting.facts, NOTHING), NOTHING)))
+    return choose(options), expected
