@@ -60,7 +60,8 @@ def test_all_protocols_that_the_agents_can_run_are_candidates_and_the_others_hav
     assert set(found.protocols) == {"akd", "avgkd", "ekd", "pkd"}
     assert set(found.baselines) == {ALONE}
     assert found.left_out["fedmd"] == "it needs unlabelled public data that all agents share"
-    assert "gradients" in found.left_out["fd"] and "'a'" in found.left_out["fd"]
+    assert "gradients" in found.left_out["fd"]
+    assert "'a'" in found.left_out["fd"]
     assert {"alone", "centralised", "silo_sgd"}.isdisjoint({*found.protocols, *found.left_out})
 
 
@@ -73,7 +74,8 @@ def test_local_training_is_that_of_the_recipe_for_all_candidates():
     assert found.baselines[ALONE] == cd.Alone(local_epochs=3, batch_size=16)
     # Two rounds of three epochs are other training than a fit of five.
     assert found.baselines[FITTED] == cd.Alone(refit=True)
-    assert found.baseline_of("avgkd") == FITTED and found.baseline_of("fedmd") == ALONE
+    assert found.baseline_of("avgkd") == FITTED
+    assert found.baseline_of("fedmd") == ALONE
 
 
 def test_a_single_agent_has_no_candidates():
@@ -112,21 +114,24 @@ def test_measured_gains_are_means_with_a_variance_that_is_never_zero():
     gains = measured_gains(found)
     pooled = (2 + 2) / (8 + 2)  # the squares of a, and the two that were not seen
     assert gains["a"].error == pytest.approx(math.sqrt(7 / 3 * (2 + 4 * pooled) / 8 / 4))
-    assert gains["b"].mean == 0 and gains["b"].error == pytest.approx(math.sqrt(7 / 3 * 4 * pooled / 8 / 4))
+    assert gains["b"].mean == 0
+    assert gains["b"].error == pytest.approx(math.sqrt(7 / 3 * 4 * pooled / 8 / 4))
     assert gains["c"].error == math.inf
 
 
 def test_without_probing_runs_the_prior_is_what_is_expected():
     gains = combined_gains({}, Prior({"a": 0.1, "b": -0.1}, setting=0.03, agent=0.04))
     assert gains.mean == Gain(0.0, 0.03)
-    assert gains.agents["a"].mean == pytest.approx(0.1) and gains.agents["a"].error == pytest.approx(0.05)
+    assert gains.agents["a"].mean == pytest.approx(0.1)
+    assert gains.agents["a"].error == pytest.approx(0.05)
     assert gains.worst[0] == "b"
 
 
 def test_prior_and_measurement_are_weighted_by_their_precisions():
     prior = Prior({"a": 0.0, "b": 0.0}, setting=0.1, agent=1e6)  # agents tell nothing of one another
     gains = combined_gains({"a": Gain(0.2, 0.1), "b": Gain(0.0, 0.1)}, prior)
-    assert gains.agents["a"].mean == pytest.approx(0.2) and gains.agents["a"].error == pytest.approx(0.1)
+    assert gains.agents["a"].mean == pytest.approx(0.2)
+    assert gains.agents["a"].error == pytest.approx(0.1)
     # The mean 0.1 of both has the variance (0.01 + 0.01) / 4, the prior 0.01.
     assert gains.mean.error == pytest.approx((200 + 100) ** -0.5)
 
@@ -141,7 +146,8 @@ def test_the_skew_of_labels_is_their_distance_in_variation():
 def test_a_protocol_that_the_prior_does_not_know_may_be_anything():
     facts = {"a": AgentFacts(10, (5, 5), gradients=True), "b": AgentFacts(90, (50, 40), gradients=False)}
     prior = expected_gains("my own", facts)
-    assert set(prior.gains.values()) == {0.0} and prior.setting == 0.1
+    assert set(prior.gains.values()) == {0.0}
+    assert prior.setting == 0.1
     assert len(features(facts)["a"]) == 7
 
 
@@ -160,7 +166,8 @@ def test_the_best_lower_bound_is_chosen():
 def test_an_agent_that_is_expected_to_lose_rules_a_protocol_out():
     harmful = option("harmful", 0.10, Gain(0.25, 0.01), Gain(-0.05, 0.02))
     kind = option("kind", 0.03, Gain(0.03, 0.01), Gain(-0.02, 0.02))
-    assert harmful.harms == ["1"] and kind.harms == []
+    assert harmful.harms == ["1"]
+    assert kind.harms == []
     assert choose([harmful, kind]) == "kind"
     assert choose([harmful]) == ALONE
 
@@ -180,14 +187,17 @@ def test_a_planted_gain_is_found_and_a_planted_loss_is_avoided(right, chosen):
     assert (advice["knows"].gains.mean.mean > 0.1) == right
     assert advice["knows"].folds == (4 if right else 1)  # what is hopeless is not probed again
     assert advice.sentence.startswith("Use knows: expected +" if right else "Stay alone: knows comes closest")
-    assert advice.sentence in str(advice) and "north" in str(advice)
-    assert not agents[0].learned and agents[0].shard is None  # the agents stay as they were
+    assert advice.sentence in str(advice)
+    assert "north" in str(advice)
+    assert not agents[0].learned
+    assert agents[0].shard is None
 
 
 def test_where_time_runs_out_the_expectation_is_from_the_facts_alone():
     agents = [cd.Agent(name, DummyClassifier(), *samples(name, 40)) for name in ("north", "south")]
     advice = advise(agents, rounds=1, like=Knows(), seconds=1e-9)
-    assert advice["knows"].folds == 0 and advice["knows"].sent is None
+    assert advice["knows"].folds == 0
+    assert advice["knows"].sent is None
     assert advice.recommended == ALONE
     assert "no time for a probing run" in str(advice)
 
@@ -197,7 +207,8 @@ def test_real_values_are_compared_by_their_errors():
     y = x[:, :1] + 0.1
     agents = [cd.Agent(f"{i}", Ridge(), x[i * 16 :][:16], y[i * 16 :][:16]) for i in range(2)]
     advice = advise(agents, rounds=1, seconds=30)
-    assert not advice.has_labels and "RMSE" in str(advice)
+    assert not advice.has_labels
+    assert "RMSE" in str(advice)
     assert advice["backfitting"].folds >= 1
 
 
@@ -213,7 +224,8 @@ def test_a_recipe_is_probed_on_its_training_samples_whatever_its_protocol(tmp_pa
     advice = advise_recipe(make_recipe(RECIPE, tmp_path), seconds=30)
     assert {option.name for option in advice.options} == {ALONE, "akd", "avgkd", "ekd", "pkd"}
     assert [facts.samples for facts in advice.facts.values()] == [71, 71]  # a fifth of the 178 is the test set
-    assert advice["avgkd"].sent > 0 and advice["avgkd"].seconds > 0
+    assert advice["avgkd"].sent > 0
+    assert advice["avgkd"].seconds > 0
 
 
 SUMMARIES = {
