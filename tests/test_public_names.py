@@ -39,6 +39,7 @@ NAMES = [
     "SiloSGD",
     "Topology",
     "TorchLearner",
+    "advise",
     "join",
     "register_architecture",
     "serve",

@@ -3,6 +3,7 @@
     python -m trials.regret truth --results FILE      # true gains in all settings; resumable
     python -m trials.regret probes --results FILE     # the probing runs of `codistill advise`; resumable
     python -m trials.regret table --results FILE      # the regret
+    python -m trials.regret prior --results FILE      # experiments/advice_prior.toml, fitted to all settings
 
 The true gain of a protocol is that of a whole run on all training samples, on test samples that advice never sees.
 Data sets that are not bundled are taken from the data folder (CODISTILL_DATA).
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tomli_w
 import torch
 
 import codistill.agent as agent_module
@@ -32,6 +34,7 @@ from codistill.experiments.advice_search import Search
 from codistill.message import Message
 from codistill.protocols import FedMD
 from trials.regret_settings import Case, build, cases
+from trials.regret_table import fit_prior, measured_settings, table
 
 LIKE = FedMD(local_epochs=5)  # five rounds of five epochs
 TRUTH = "truth"
@@ -143,10 +146,14 @@ def write(results: Path, rows: Sequence[dict[str, Any]]) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, or print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("truth", "probes"))
+    parser.add_argument("what", choices=("truth", "probes", "table", "prior"))
     parser.add_argument("--results", type=Path, required=True, help="JSON lines; what is there is not run again")
     parser.add_argument("--part", default="0/1", metavar="I/N", help="only every N-th setting, from number I on")
     options = parser.parse_args(arguments)
+    if options.what in ("table", "prior"):
+        settings = measured_settings(read(options.results))
+        print(tomli_w.dumps(fit_prior(settings)) if options.what == "prior" else table(settings))
+        return 0
     torch.set_num_threads(1)
     first, step = map(int, options.part.split("/"))
     measure = {"truth": measure_truth, "probes": measure_probes}[options.what]

@@ -132,3 +132,108 @@ def advised(setting: Measured, prior: Prior | None, *, probes: bool = True) -> t
     options = [Option(name, "", gains) for name, gains in expected.items()]
     options.append(Option(ALONE, "", Gains(dict.fromkeys(setting.facts, NOTHING), NOTHING)))
     return choose(options), expected
+
+
+@dataclass(frozen=True)
+class Line:
+    """How one way to choose does over some settings."""
+
+    gain: float  # true mean gain over staying alone
+    regret: float  # behind the best candidate of each setting
+    largest: float  # regret in any setting
+    best: float  # share of settings in which it is at most a point behind the best
+    harmed: float  # share of settings in which some agent truly loses more than a point
+    worst: float  # loss of any agent in any setting
+
+
+def line(settings: Sequence[Measured], chosen: Sequence[str]) -> Line:
+    """The figures of one way to choose."""
+    pairs = list(zip(settings, chosen, strict=True))
+    gains = np.array([each.gain(name) for each, name in pairs])
+    regrets = np.array([each.gain(each.best) for each in settings]) - gains
+    worst = [0.0 if name == ALONE else min(each.true[name].values()) for each, name in pairs]
+    return Line(
+        gains.mean(),
+        regrets.mean(),
+        regrets.max(),
+        float((regrets <= 0.01).mean()),
+        float(np.mean([each.harms(name) for each, name in pairs])),
+        min(worst),
+    )
+
+
+def choices(settings: Sequence[Measured]) -> dict[str, list[str]]:
+    """What each way to choose takes in each setting; priors are fitted without the setting's data set."""
+    priors = {data: fit_prior([each for each in settings if each.data != data]) for data in {s.data for s in settings}}
+    fixed = sorted({name for each in settings for name in each.true})
+    single = max(fixed, key=lambda name: np.mean([each.gain(_or_alone(each, name)) for each in settings]))
+    return {
+        "advise": [advised(each, priors[each.data])[0] for each in settings],
+        "advise, from summaries alone": [advised(each, priors[each.data], probes=False)[0] for each in settings],
+        "always fedmd": [_or_alone(each, "fedmd") for each in settings],
+        f"always {single}, in hindsight the best": [_or_alone(each, single) for each in settings],
+        "always alone": [ALONE for _ in settings],
+        "the best of each setting": [each.best for each in settings],
+    }
+
+
+def _or_alone(setting: Measured, name: str) -> str:
+    return name if name in setting.true else ALONE
+
+
+def table(settings: Sequence[Measured]) -> str:
+    """All of it as text."""
+    made = choices(settings)
+    head = f"{'':42}{'gain':>7}{'regret':>9}{'largest':>9}{'within 1':>10}{'harmed':>9}{'worst':>9}"
+    lines = [
+        f"{len(settings)} settings, {len({each.data for each in settings})} data sets; points of accuracy, for real "
+        "targets % of their standard deviation.",
+        "gain: over staying alone, mean of all agents and settings. regret: behind the best protocol of each setting,",
+        "mean and largest. within 1: settings in which the choice is at most a point behind the best. harmed: settings",
+        "in which some agent loses more than a point on its test samples. worst: the largest loss of any agent.",
+        "",
+        head,
+    ]
+    for name, chosen in made.items():
+        lines.append(f"{name:42}{_cells(line(settings, chosen))}")
+    lines += ["", "By data set: regret of advise, of always fedmd (where it cannot run: alone), of always alone", ""]
+    for data in sorted({each.data for each in settings}):
+        which = [number for number, each in enumerate(settings) if each.data == data]
+        some = [settings[number] for number in which]
+        figures = [line(some, [made[name][number] for number in which]).regret for name in _compared(made)]
+        lines.append(f"{data:16}{len(some):4} settings" + "".join(f"{100 * figure:9.1f}" for figure in figures))
+    lines += ["", "Each setting: what was advised (true gain, of the agent that gains least), and what was best", ""]
+    for each, name in zip(settings, made["advise"], strict=True):
+        least = 0.0 if name == ALONE else min(each.true[name].values())
+        lines.append(
+            f"{each.name.removesuffix(' | seed 0'):62} {name:15}{100 * each.gain(name):+6.1f} ({100 * least:+6.1f})   "
+            f"{each.best:15}{100 * each.gain(each.best):+6.1f}"
+        )
+    return "\n".join(lines)
+
+
+def _compared(made: Mapping[str, Any]) -> list[str]:
+    return [name for name in ("advise", "always fedmd", "always alone") if name in made]
+
+
+def _cells(found: Line) -> str:
+    return (
+        f"{100 * found.gain:+7.1f}{100 * found.regret:9.1f}{100 * found.largest:9.1f}{100 * found.best:8.0f} %"
+        f"{100 * found.harmed:7.0f} %{100 * found.worst:9.1f}"
+    )
+
+
+def by_partition(settings: Sequence[Measured]) -> str:
+    """Mean true gains of the protocols by kind of partition."""
+    names = sorted({name for each in settings for name in each.true})
+    kinds: dict[str, list[Measured]] = {}
+    for each in settings:
+        kinds.setdefault(each.name.split(" | ")[1], []).append(each)
+    lines = [f"{'':16}" + "".join(f"{name[:8]:>10}" for name in names)]
+    for kind, some in sorted(kinds.items()):
+        cells = []
+        for name in names:
+            gains = [each.gain(name) for each in some if name in each.true]
+            cells.append(f"{100 * np.mean(gains):+8.1f}{len(gains):2}" if gains else f"{'-':>10}")
+        lines.append(f"{kind:16}" + "".join(cells))
+    return "\n".join(lines)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from codistill.agent import Agent as Agent
     from codistill.agent import Hub as Hub
     from codistill.errors import CodistillError as CodistillError
+    from codistill.experiments.advice import advise as advise
     from codistill.faults import Fault as Fault
     from codistill.federation import Federation as Federation
     from codistill.federation.joining import join as join
@@ -80,6 +81,7 @@ _HOMES = {
     "Result": "federation.result",
     "Topology": "topology",
     "TorchLearner": "learners.torch",
+    "advise": "experiments.advice",
     "join": "federation.joining",
     "register_architecture": "learners.zoo",
     "serve": "federation.serving",
