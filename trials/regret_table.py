@@ -12,6 +12,7 @@ from codistill.experiments.advice import Option, choose
 from codistill.experiments.advice_candidates import ALONE
 from codistill.experiments.advice_gains import NOTHING, Gains, combined_gains, differences, measured_gains
 from codistill.experiments.advice_prior import FEATURES, AgentFacts, expected_gains, features
+from codistill.experiments.advice_search import FOLDS
 from trials.regret_settings import build, cases
 
 Prior = dict[str, dict[str, Any]]
@@ -125,10 +126,9 @@ def advised(setting: Measured, prior: Prior | None, *, probes: bool = True) -> t
     """The recommended candidate, by a prior that has not seen this data set, and what was expected of each."""
     expected = {}
     for name in setting.true:
-        before = expected_gains(name, setting.facts, prior)
-        expected[name] = combined_gains(
-            measured_gains(setting.probes[name]) if probes and setting.probes[name] else {}, before
-        )
+        seen = setting.probes[name] if probes else {}
+        measured = measured_gains(seen, setting.folds[name], FOLDS) if seen else {}
+        expected[name] = combined_gains(measured, expected_gains(name, setting.facts, prior))
     options = [Option(name, "", gains) for name, gains in expected.items()]
     options.append(Option(ALONE, "", Gains(dict.fromkeys(setting.facts, NOTHING), NOTHING)))
     return choose(options), expected

@@ -111,8 +111,9 @@ def test_the_gain_of_real_values_is_the_fall_of_the_rmse_in_deviations_of_the_ta
 
 def test_measured_gains_are_means_with_a_variance_that_is_never_zero():
     found = {"a": np.array([1.0, 0.0, 0.0, -1.0]), "b": np.zeros(4), "c": np.zeros(0)}
-    gains = measured_gains(found)
+    gains = measured_gains(found, done=4, of=4)
     pooled = (2 + 2) / (8 + 2)  # the squares of a, and the two that were not seen
+    # 7/3: four folds of which each trains on three times what it holds out vary by 1/4 + 1/3 instead of 1/4.
     assert gains["a"].error == pytest.approx(math.sqrt(7 / 3 * (2 + 4 * pooled) / 8 / 4))
     assert gains["b"].mean == 0
     assert gains["b"].error == pytest.approx(math.sqrt(7 / 3 * 4 * pooled / 8 / 4))

@@ -12,9 +12,6 @@ from codistill.experiments.advice_prior import Prior
 
 Losses = Mapping[str, np.ndarray]  # of each agent and held-out sample: 0-1 loss, or squared error for real values
 
-# The folds share most of their training samples, so their mean varies more than that of independent runs: Nadeau and
-# Bengio (2003) replace the variance 1/k of k folds by 1/k + 1/(k - 1), which for k = 4 is 7/3 as much.
-_OVERLAP = 7 / 3
 _POOLED = 4  # samples that the variance over all agents counts for in that of one agent
 _LARGEST_ERROR = 4.0  # of one sample, in standard deviations of the targets: a single one must not hide the others
 
@@ -70,19 +67,23 @@ def differences(alone: Losses, together: Losses, deviation: float | None) -> dic
     return found
 
 
-def measured_gains(found: Mapping[str, np.ndarray]) -> dict[str, Gain]:
-    """Of each agent the mean and its standard error; without held-out samples the error is infinite.
+def measured_gains(found: Mapping[str, np.ndarray], done: int, of: int) -> dict[str, Gain]:
+    """Of each agent the mean and its standard error after some folds; without held-out samples the error is infinite.
+
+    Folds share most of their training samples, so their mean varies more than that of independent runs. Nadeau and
+    Bengio (2003): the variance of the mean of J folds is (1/J + held out / trained on) times that of one.
 
     With few samples that hardly differ, their variance says little: that of an agent is drawn towards the variance
     over all agents, and that one counts a difference of +1 and one of -1 that were not seen.
     """
+    overlap = 1 + done / (of - 1)  # J (1/J + 1/(k - 1)) for J of k folds
     means = {name: float(d.mean()) if len(d) else 0.0 for name, d in found.items()}
     squares = {name: float(((d - means[name]) ** 2).sum()) for name, d in found.items()}
     pooled = (sum(squares.values()) + 2) / (sum(len(d) for d in found.values()) + 2)
     gains = {}
     for name, d in found.items():
         variance = (squares[name] + _POOLED * pooled) / (len(d) + _POOLED)
-        gains[name] = Gain(means[name], math.sqrt(_OVERLAP * variance / len(d)) if len(d) else math.inf)
+        gains[name] = Gain(means[name], math.sqrt(overlap * variance / len(d)) if len(d) else math.inf)
     return gains
 
 

@@ -49,9 +49,7 @@ def facts_of(setting: Setting) -> dict[str, AgentFacts]:
     return {
         agent.name: AgentFacts(
             samples=len(agent.shard),
-            counts=None
-            if agent.shard.labels is None
-            else tuple(np.bincount(agent.shard.labels, minlength=setting.classes)),
+            counts=None if agent.class_mix is None else tuple(int(count) for count in agent.class_mix),
             gradients=Ability.GRADIENTS in agent.learner.abilities,
             shift=shifts[agent.name],
         )

@@ -121,7 +121,8 @@ class Search:
             both = min(len(runs), len(alone))
             measured = {}
             if both:
-                measured = measured_gains(differences(_together(alone[:both]), _together(runs[:both]), deviation))
+                found = differences(_together(alone[:both]), _together(runs[:both]), deviation)
+                measured = measured_gains(found, both, FOLDS)
             if name not in findings.failed:
                 findings.gains[name] = combined_gains(measured, prior)
 
