@@ -37,15 +37,21 @@ from trials.regret_settings import Case, build, cases
 from trials.regret_table import fit_prior, measured_settings, table
 
 LIKE = FedMD(local_epochs=5)  # five rounds of five epochs
-TRUTH = "truth"
+TRUTH, FACTS = "truth", "facts"
 
 
 def measure_truth(results: Path, cases: Sequence[Case]) -> None:
     """Whole runs of all candidates, tested on the test samples; what is in the file already is not run again."""
-    done = {(row["case"], row["candidate"]) for row in read(results) if row["run"] == TRUTH}
+    rows = read(results)
+    done = {(row["case"], row["candidate"]) for row in rows if row["run"] == TRUTH}
+    known = {(row["case"], row["run"]) for row in rows}
     for case in cases:
         setting, parts = build(case)
-        found = find_candidates(trained_part(setting, parts), LIKE)
+        trained = trained_part(setting, parts)
+        found = find_candidates(trained, LIKE)
+        if (case.name, FACTS) not in known:
+            facts = {name: dataclasses.asdict(each) for name, each in facts_of(trained).items()}
+            write(results, [{"case": case.name, "run": FACTS, "candidate": "", "facts": facts}])
         for name, protocol in {**found.baselines, **found.protocols}.items():
             if (case.name, name) in done:
                 continue
@@ -62,14 +68,19 @@ def measure_truth(results: Path, cases: Sequence[Case]) -> None:
 
 
 def measure_probes(results: Path, cases: Sequence[Case]) -> None:
-    """The probing runs of `codistill advise` without a time limit, on the training samples alone."""
-    done = {row["case"] for row in read(results) if row["run"] != TRUTH}
+    """The probing runs of `codistill advise` without a time limit, on the training samples alone.
+
+    The prior, by which hopeless candidates are dropped, is fitted to the true gains on other data sets.
+    """
+    done = {row["case"] for row in read(results) if row["run"].startswith("fold")}
     for case in cases:
         if case.name in done:
             continue
         setting = trained_part(*build(case))
         found, facts = find_candidates(setting, LIKE), facts_of(setting)
-        priors = {name: expected_gains(name, facts, {}) for name in found.protocols}
+        others = [each for each in measured_settings(read(results)) if each.data != case.data]
+        prior = fit_prior(others) if others else {}
+        priors = {name: expected_gains(name, facts, prior) for name in found.protocols}
         try:
             with models_opened_once():
                 findings = Search(setting, found, priors, seconds=1e9).run()
@@ -81,7 +92,6 @@ def measure_probes(results: Path, cases: Sequence[Case]) -> None:
         rows = [
             _row(case, f"fold {k}", name, run) for name, runs in findings.runs.items() for k, run in enumerate(runs)
         ]
-        rows[0]["facts"] = {name: dataclasses.asdict(each) for name, each in facts.items()}
         write(results, rows)
         print(f"{time.strftime('%H:%M:%S')} {case.name}: {findings.seconds:.0f} s", flush=True)
 

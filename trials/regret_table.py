@@ -38,6 +38,11 @@ class Measured:
         return 0.0 if name == ALONE else float(np.mean(list(self.true[name].values())))
 
     @property
+    def is_probed(self) -> bool:
+        """Whether its probing runs are known as well."""
+        return self.seconds > 0
+
+    @property
     def best(self) -> str:
         """The candidate with the largest true mean gain."""
         return max([ALONE, *self.true], key=self.gain)
@@ -48,7 +53,7 @@ class Measured:
 
 
 def measured_settings(rows: Iterable[Mapping[str, Any]]) -> list[Measured]:
-    """All settings of which both the true gains and the probing runs are known."""
+    """All settings of which the true gains are known."""
     by_case: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
         by_case.setdefault(row["case"], []).append(row)
@@ -68,7 +73,7 @@ def measured_settings(rows: Iterable[Mapping[str, Any]]) -> list[Measured]:
                 continue
             gains = differences(_losses(runs, "truth", ALONE), _losses(runs, "truth", name), deviation)
             true[name] = {agent: max(_WORST, float(d.mean())) for agent, d in gains.items() if len(d)}
-            own = [run for run, candidate in runs if candidate == name and run != "truth"]
+            own = [run for run, candidate in runs if candidate == name and run.startswith("fold")]
             parts = [_losses(runs, run, name) for run in sorted(own)]
             alone = [_losses(runs, run, ALONE) for run in sorted(own)]
             folds[name] = len(own)
@@ -77,7 +82,7 @@ def measured_settings(rows: Iterable[Mapping[str, Any]]) -> list[Measured]:
             name: AgentFacts(**{**each, "counts": each["counts"] and tuple(each["counts"])})
             for name, each in facts.items()
         }
-        seconds = sum(row["seconds"] for (run, _), row in runs.items() if run != "truth")
+        seconds = sum(row["seconds"] for (run, _), row in runs.items() if run.startswith("fold"))
         found.append(Measured(case.name, case.data, facts, true, probes, seconds, folds))
     return found
 
@@ -129,8 +134,8 @@ def advised(setting: Measured, prior: Prior | None, *, probes: bool = True) -> t
         seen = setting.probes[name] if probes else {}
         measured = measured_gains(seen, setting.folds[name], FOLDS) if seen else {}
         expected[name] = combined_gains(measured, expected_gains(name, setting.facts, prior))
-    options = [Option(name, "", gains) for name, gains in expected.items()]
-    options.append(Option(ALONE, "", Gains(dict.fromkeys(setting.facts, NOTHING), NOTHING)))
+    options = [Option(name, "", gains, folds=setting.folds[name] if probes else 0) for name, gains in expected.items()]
+    options.append(Option(ALONE, "", Gains(dict.fromkeys(setting.facts, NOTHING), NOTHING), folds=int(probes)))
     return choose(options), expected
 
 

@@ -200,7 +200,23 @@ def test_where_time_runs_out_the_expectation_is_from_the_facts_alone():
     assert advice["knows"].folds == 0
     assert advice["knows"].sent is None
     assert advice.recommended == ALONE
-    assert "no time for a probing run" in str(advice)
+    assert "no probing run" in str(advice)
+
+
+def test_what_was_not_probed_is_not_chosen_where_others_were():
+    gains = Gains({"a": Gain(0.3, 0.01)}, Gain(0.3, 0.01))
+    unseen, seen = Option("unseen", "", gains), Option("seen", "", Gains({"a": NOTHING}, NOTHING), folds=1)
+    assert choose([unseen]) == "unseen"
+    assert choose([unseen, seen]) == ALONE
+
+
+def test_what_the_facts_tell_against_is_not_probed(monkeypatch):
+    hopeless = {"knows": {"coefficients": [-0.5, 0, 0, 0, 0, 0, 0], "setting": 0.1, "agent": 0.1}}
+    monkeypatch.setattr("codistill.experiments.advice_prior.read_prior", lambda: hopeless)
+    agents = [cd.Agent(name, DummyClassifier(), *samples(name, 40)) for name in ("north", "south")]
+    advice = advise(agents, rounds=1, like=Knows(), seconds=30)
+    assert advice["knows"].folds == 0
+    assert advice.recommended == ALONE
 
 
 def test_real_values_are_compared_by_their_errors():

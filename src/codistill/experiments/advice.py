@@ -171,8 +171,16 @@ def _ranked(
 
 
 def choose(options: Sequence[Option]) -> str:
-    """The best lower bound of the mean gain among options that are expected to harm nobody; else `alone`."""
-    harmless = [option for option in options if not option.harms and option.gains.mean.above(0.0)]
+    """The best lower bound of the mean gain among options that are expected to harm nobody; else `alone`.
+
+    Where there were probing runs, only what was probed is chosen.
+    """
+    probed = any(option.folds for option in options)
+    harmless = [
+        option
+        for option in options
+        if not option.harms and option.gains.mean.above(0.0) and (option.folds or not probed)
+    ]
     return max(harmless, key=lambda option: _lower(option.gains.mean)).name if harmless else ALONE
 
 

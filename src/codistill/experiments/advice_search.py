@@ -64,7 +64,8 @@ class Search:
     def run(self) -> Findings:
         """All folds, or as many as there is time for."""
         # Where time runs out in the first fold, those that are expected to be best have been seen.
-        left = sorted(self._priors, key=lambda name: -float(np.mean(list(self._priors[name].gains.values()))))
+        self._estimate()
+        left = self._promising(sorted(self._priors, key=lambda name: -self.findings.gains[name].mean.mean))
         for number, split in enumerate(folds(self._setting.agents, FOLDS, self._setting.seed)):
             self._run_fold(number, split, left)
             self._estimate()

@@ -99,7 +99,7 @@ def _caption(advice: Advice) -> str:
     if findings.samples < largest:
         words += f"; at most {findings.samples} of up to {largest} samples of an agent were used"
     if any(not option.folds for option in advice.options):
-        words += "\n* no time for a probing run: from the facts alone; allow more by --seconds"
+        words += "\n* no probing run, since the facts alone tell against it or time (--seconds) ran out"
     return words + ("\ninterrupted: more time makes it more certain" if findings.interrupted else "")
 
 
