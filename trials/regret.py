@@ -12,25 +12,28 @@ Data sets that are not bundled are taken from the data folder (CODISTILL_DATA).
 from __future__ import annotations
 
 import argparse
+import copy
 import dataclasses
-import hashlib
 import json
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import tomli_w
 import torch
 
-import codistill.agent as agent_module
 from codistill.errors import CodistillError
 from codistill.experiments.advice_candidates import ALONE, Setting, copy_of, find_candidates
 from codistill.experiments.advice_prior import expected_gains, facts_of
 from codistill.experiments.advice_probe import Part, ProbeRun, run_probe
 from codistill.experiments.advice_search import Search
+from codistill.learners.kernel_ridge import KernelRidge
+from codistill.learners.sklearn import SklearnLearner
+from codistill.learners.torch import TorchLearner
 from codistill.message import Message
 from codistill.protocols import FedMD
 from trials.regret_settings import Case, build, cases
@@ -55,7 +58,7 @@ def measure_truth(results: Path, cases: Sequence[Case]) -> None:
         for name, protocol in {**found.baselines, **found.protocols}.items():
             if (case.name, name) in done:
                 continue
-            with models_opened_once():
+            with models_kept_here():
                 try:
                     probe = run_probe(setting, protocol, parts, 0)
                 except (CodistillError, ValueError) as error:
@@ -82,7 +85,7 @@ def measure_probes(results: Path, cases: Sequence[Case]) -> None:
         prior = fit_prior(others) if others else {}
         priors = {name: expected_gains(name, facts, prior) for name in found.protocols}
         try:
-            with models_opened_once():
+            with models_kept_here():
                 findings = Search(setting, found, priors, seconds=1e9).run()
         except (CodistillError, ValueError) as error:
             write(results, [{"case": case.name, "run": "fold 0", "candidate": ALONE, "failed": f"{error}"[:300]}])
@@ -97,22 +100,25 @@ def measure_probes(results: Path, cases: Sequence[Case]) -> None:
 
 
 @contextmanager
-def models_opened_once() -> Iterator[None]:
-    """In one process a model that is sent to many agents need not be checked and opened by each of them again."""
-    opened: dict[bytes, Any] = {}
-    original = agent_module.open_model
+def models_kept_here() -> Iterator[None]:
+    """In one process a model need not be encoded, checked and opened by each receiver: a number stands for it.
 
-    def open_once(message: Message, shape: tuple[int, ...], classes: int, rows: int = 0) -> Any:
-        key = hashlib.blake2b(message.encoded + repr((shape, classes, rows)).encode()).digest()
-        if key not in opened:
-            opened[key] = original(message, shape, classes, rows)
-        return opened[key]
+    Most of the time of small settings would go into that. The answers are the same; bytes are not measured here.
+    """
+    kept: list[Any] = []
 
-    agent_module.open_model = open_once
-    try:
+    def export(learner: Any) -> Message:
+        kept.append(copy.deepcopy(learner))
+        return Message.of(kept=len(kept) - 1)
+
+    def open_model(message: Message, *_: Any) -> Any:
+        return kept[message.plain["kept"]]
+
+    with ExitStack() as stack:
+        for learner in (SklearnLearner, TorchLearner, KernelRidge):
+            stack.enter_context(mock.patch.object(learner, "export", export))
+        stack.enter_context(mock.patch("codistill.agent.open_model", open_model))
         yield
-    finally:
-        agent_module.open_model = original
 
 
 def trained_part(setting: Setting, parts: dict[str, Part]) -> Setting:
@@ -133,7 +139,6 @@ def _row(case: Case, run: str, name: str, probe: ProbeRun) -> dict[str, Any]:
         "losses": {
             agent: [[float(f"{v:.4g}") for v in column] for column in each.T] for agent, each in probe.losses.items()
         },
-        "sent": probe.sent,
         "seconds": round(probe.seconds, 3),
     }
 

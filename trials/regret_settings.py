@@ -43,7 +43,7 @@ MODELS: dict[str, list[dict[str, Any]]] = {
     "mlp+linear": [_MLP, _LINEAR],
     "regressors": [{"kind": "ridge"}, {"kind": "random_forest_regressor", "n_estimators": 10}],
     "ridge": [{"kind": "ridge"}],
-    "kernel+mlp": [{"kind": "kernel_ridge", "c": 1e-3}, {**_MLP, "loss": "squared"}],
+    "kernel+mlp": [{"kind": "kernel_ridge", "c": 1e-3, "reveal_inputs": True}, {**_MLP, "loss": "squared"}],
 }
 
 

@@ -146,8 +146,9 @@ def _what_is_missing(setting: Setting, protocol: Protocol) -> str | None:
     if not lacking:
         return None
     missing = protocol.needs & ~lacking[0].learner.abilities
-    others = f", and {len(lacking) - 1} more" if len(lacking) > 1 else ""
-    return f"it needs {missing.words()}: not with {lacking[0].learner.describe()} of '{lacking[0].name}'{others}"
+    others = f" and {len(lacking) - 1} more" if len(lacking) > 1 else ""
+    model = lacking[0].learner.describe()
+    return f"it needs the ability '{missing.words()}': lacking in {model} of '{lacking[0].name}'{others}"
 
 
 def _local_training(setting: Setting, like: Protocol | None) -> dict[str, Any]:
