@@ -12,15 +12,12 @@ Data sets that are not bundled are taken from the data folder (CODISTILL_DATA).
 from __future__ import annotations
 
 import argparse
-import copy
 import dataclasses
 import json
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import tomli_w
@@ -31,10 +28,6 @@ from codistill.experiments.advice_candidates import ALONE, Setting, copy_of, fin
 from codistill.experiments.advice_prior import expected_gains, facts_of
 from codistill.experiments.advice_probe import Part, ProbeRun, run_probe
 from codistill.experiments.advice_search import Search
-from codistill.learners.kernel_ridge import KernelRidge
-from codistill.learners.sklearn import SklearnLearner
-from codistill.learners.torch import TorchLearner
-from codistill.message import Message
 from codistill.protocols import FedMD
 from trials.regret_settings import Case, build, cases
 from trials.regret_table import fit_prior, measured_settings, table
@@ -58,12 +51,11 @@ def measure_truth(results: Path, cases: Sequence[Case]) -> None:
         for name, protocol in {**found.baselines, **found.protocols}.items():
             if (case.name, name) in done:
                 continue
-            with models_kept_here():
-                try:
-                    probe = run_probe(setting, protocol, parts, 0)
-                except (CodistillError, ValueError) as error:
-                    write(results, [{"case": case.name, "run": TRUTH, "candidate": name, "failed": f"{error}"[:300]}])
-                    continue
+            try:
+                probe = run_probe(setting, protocol, parts, 0)
+            except (CodistillError, ValueError) as error:
+                write(results, [{"case": case.name, "run": TRUTH, "candidate": name, "failed": f"{error}"[:300]}])
+                continue
             if not probe.complete:  # Ctrl-C, or asked to end
                 return
             write(results, [_row(case, TRUTH, name, probe)])
@@ -85,8 +77,7 @@ def measure_probes(results: Path, cases: Sequence[Case]) -> None:
         prior = fit_prior(others) if others else {}
         priors = {name: expected_gains(name, facts, prior) for name in found.protocols}
         try:
-            with models_kept_here():
-                findings = Search(setting, found, priors, seconds=1e9).run()
+            findings = Search(setting, found, priors, seconds=1e9).run()
         except (CodistillError, ValueError) as error:
             write(results, [{"case": case.name, "run": "fold 0", "candidate": ALONE, "failed": f"{error}"[:300]}])
             continue
@@ -97,28 +88,6 @@ def measure_probes(results: Path, cases: Sequence[Case]) -> None:
         ]
         write(results, rows)
         print(f"{time.strftime('%H:%M:%S')} {case.name}: {findings.seconds:.0f} s", flush=True)
-
-
-@contextmanager
-def models_kept_here() -> Iterator[None]:
-    """In one process a model need not be encoded, checked and opened by each receiver: a number stands for it.
-
-    Most of the time of small settings would go into that. The answers are the same; bytes are not measured here.
-    """
-    kept: list[Any] = []
-
-    def export(learner: Any) -> Message:
-        kept.append(copy.deepcopy(learner))
-        return Message.of(kept=len(kept) - 1)
-
-    def open_model(message: Message, *_: Any) -> Any:
-        return kept[message.plain["kept"]]
-
-    with ExitStack() as stack:
-        for learner in (SklearnLearner, TorchLearner, KernelRidge):
-            stack.enter_context(mock.patch.object(learner, "export", export))
-        stack.enter_context(mock.patch("codistill.agent.open_model", open_model))
-        yield
 
 
 def trained_part(setting: Setting, parts: dict[str, Part]) -> Setting:

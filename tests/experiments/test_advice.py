@@ -6,8 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+from sklearn.base import clone
 from sklearn.dummy import DummyClassifier
 from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.tree import DecisionTreeClassifier
 
 import codistill as cd
 from codistill.cli import main
@@ -15,10 +17,11 @@ from codistill.experiments.advice import Option, advise, advise_recipe, choose
 from codistill.experiments.advice_candidates import ALONE, FITTED, Setting, find_candidates
 from codistill.experiments.advice_gains import NOTHING, Gain, Gains, combined_gains, differences, measured_gains
 from codistill.experiments.advice_prior import AgentFacts, Prior, expected_gains, features, label_skew
-from codistill.experiments.advice_probe import folds
+from codistill.experiments.advice_probe import folds, run_probe
 from codistill.experiments.advice_summaries import advise_summaries
 from codistill.experiments.recipe import make_recipe
 from codistill.learners.zoo import build as build_module
+from codistill.randomness import derive
 
 
 def samples(owner, count=24):
@@ -98,6 +101,26 @@ def test_folds_hold_out_every_sample_once_except_the_only_one_of_its_class():
         train, test = fold["a"]
         assert sorted([*train, *test]) == list(range(21))
         assert set(y[train]) == {0, 1, 2}
+
+
+@pytest.mark.parametrize("protocol", [cd.AvgKD(), cd.EKD(), cd.AKD()], ids=lambda each: each.name)
+def test_a_probing_run_gives_what_a_run_gives_and_counts_its_bytes(protocol):
+    """Though models stay in the process, and only their number and as many bytes are sent."""
+    tree = DecisionTreeClassifier(max_depth=2)
+    made = {name: cd.Agent(name, clone(tree), *samples(name)) for name in "ab"}
+    split = {name: (np.arange(18), np.arange(18, 24)) for name in made}
+    probe = run_probe(setting(*made.values()), protocol, split, 0)
+    agents = [
+        cd.Agent(name, DecisionTreeClassifier(max_depth=2), *(part[:18] for part in samples(name))) for name in made
+    ]
+    plain = cd.Federation(agents, protocol, seed=derive(0, "advice", 0) >> 1, classes=2)
+    result = plain.run(2, runtime="simulation", alone=False, progress=False)
+    for name in made:
+        x, y = samples(name)
+        wrong = result.agents[name].predict(x[18:]) != y[18:]
+        np.testing.assert_array_equal(probe.losses[name][:, 0], wrong)
+    # Trees of other rounds may be larger or smaller than the first, and the number of a model takes a few bytes.
+    assert probe.sent == pytest.approx(np.mean([row["sent"] for row in result.rows]), rel=0.1)
 
 
 # --- gains --------------------------------------------------------------------------------------------------------

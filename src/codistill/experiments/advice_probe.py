@@ -13,6 +13,7 @@ import numpy as np
 from codistill.agent import Agent
 from codistill.data.shard import Shard
 from codistill.experiments.advice_candidates import Setting, copy_of
+from codistill.experiments.advice_models import ProbedAgent, SentModels
 from codistill.protocol import Protocol
 from codistill.randomness import derive, generator
 from codistill.results.records import RoundEnded
@@ -71,6 +72,9 @@ def run_probe(
     """Run a protocol on the training parts, and measure every agent's answers on what it has held out."""
     rounds = rounds or setting.rounds
     agents = [copy_of(agent, parts[agent.name][0]) for agent in setting.agents]
+    if setting.compression is None:  # with it, bytes depend on what is in a message
+        models = SentModels()
+        agents = [ProbedAgent(agent, models) for agent in agents]
     began = time.monotonic()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about convergence and the like: those of the run that is advised are shown
