@@ -42,6 +42,7 @@ NAMES = [
     "SiloSGD",
     "Topology",
     "TorchLearner",
+    "advise",
     "join",
     "register_architecture",
     "serve",

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from codistill.agent import Hub as Hub
     from codistill.data.columns import Columns as Columns
     from codistill.errors import CodistillError as CodistillError
+    from codistill.experiments.advice import advise as advise
     from codistill.faults import Fault as Fault
     from codistill.federation import Federation as Federation
     from codistill.federation.joining import join as join
@@ -86,6 +87,7 @@ _HOMES = {
     "Score": "results.scores",
     "Topology": "topology",
     "TorchLearner": "learners.torch",
+    "advise": "experiments.advice",
     "join": "federation.joining",
     "register_architecture": "learners.zoo",
     "serve": "federation.serving",

@@ -6,6 +6,7 @@ import argparse
 from typing import NoReturn
 
 from codistill.cli import (
+    advise_command,
     catalogue_commands,
     certs_command,
     compare_command,
@@ -51,6 +52,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("-V", "--version", action="version", version=f"codistill {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     run_commands.add_parsers(commands)
+    advise_command.add_parser(commands)
     sweep_command.add_parser(commands)
     compare_command.add_parser(commands)
     catalogue_commands.add_parsers(commands)
