@@ -129,7 +129,7 @@ def class_names(names: Sequence[Any]) -> tuple[Any, ...] | None:
     plain = tuple(name.item() if isinstance(name, np.generic) else name for name in names)
     if len({str(name) for name in plain}) < len(plain):
         raise RecipeError("Every class must have a name of its own.", f"{list(plain)}"[:120], "Name each class once.")
-    check_spelling(map(str, plain), "the names of the classes")
+    check_spelling(map(str, plain), "the classes")
     numbers = all(type(name) is int for name in plain) and plain == tuple(range(len(plain)))
     return None if numbers else plain
 
@@ -141,7 +141,7 @@ def check_spelling(labels: Iterable[str], owner: str) -> None:
         other = seen.setdefault(" ".join(label.casefold().split()), label)
         if other != label:
             raise DataError(
-                f"Labels in {owner} must differ in more than case or blanks.",
+                f"Labels of {owner} must differ in more than case or blanks.",
                 f"{other!r} and {label!r}",
                 "Are they one class? Write them alike; if they are two, rename one.",
             )
@@ -228,7 +228,7 @@ def _classes_of(labelled: Sequence[tuple[str, Any]], task: str | None) -> np.nda
     kinds = {part.dtype.kind for part in parts}
     if "U" in kinds:
         found = np.unique(np.concatenate([part.astype(str) for part in parts]))
-        check_spelling(found.tolist(), "the labels of all agents and tests")
+        check_spelling(found.tolist(), "all agents and tests")
         return found
     if not parts:
         return np.zeros(0, dtype=np.int64)
