@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from codistill.data.shard import PublicData, Shard
+from codistill.data.torch_datasets import is_dataset, read_dataset
 from codistill.data.validation import validate_samples
 from codistill.errors import MessageError, RecipeError, RuntimeFault
 from codistill.learners import Learner, as_learner
@@ -191,9 +192,9 @@ class Node:
 
 
 class Agent(Node):
-    """A learner and a private shard."""
+    """A learner and a private shard: samples x with labels y, or a torch `Dataset` (or `DataLoader`) of pairs as x."""
 
-    def __init__(self, name: str, model: Any, x: Any, y: Any, *, test: tuple[Any, Any] | None = None) -> None:
+    def __init__(self, name: str, model: Any, x: Any, y: Any = None, *, test: tuple[Any, Any] | None = None) -> None:
         if not isinstance(name, str) or not re.fullmatch(r"[\w][\w .+-]{0,63}", name) or name == HUB:
             raise RecipeError(
                 "An agent's name must be 1 to 64 letters, digits, spaces or any of _ . + -, and not 'hub'.",
@@ -208,11 +209,14 @@ class Agent(Node):
         self.class_mix: np.ndarray | None = None  # how many samples of each class it holds
         self.learned = False  # whether it has been in a run
         self.diverged = False  # whether its model diverged in this round, and returned to the round's start
+        self._random_items: Any = None  # a dataset whose items differ whenever they are read
+        if y is None and is_dataset(x):
+            x, y, self._random_items = read_dataset(x, f"agent '{name}'")
         self._data, self._test = (x, y), test
 
     def settle(self, classes: int) -> None:
         """Make the shard, now that the federation knows how many classes there are."""
-        self.shard = Shard(*self._data, classes, self.name)
+        self.shard = Shard(*self._data, classes, self.name, self._random_items)
         if self.shard.labels is not None:
             self.class_mix = np.bincount(self.shard.labels, minlength=classes)
         if self._test is not None:
@@ -231,7 +235,9 @@ class Agent(Node):
 
     def twin(self) -> Agent:
         """An agent with the same data and an untouched copy of the model."""
-        return Agent(self.name, copy.deepcopy(self.learner), *self._data, test=self._test)
+        twin = Agent(self.name, copy.deepcopy(self.learner), *self._data, test=self._test)
+        twin._random_items = self._random_items
+        return twin
 
     @property
     def neighbours(self) -> tuple[str, ...]:
