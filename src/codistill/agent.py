@@ -20,6 +20,7 @@ import torch
 from codistill.data.labels import CLASSIFICATION, LabelEncoding, check_task
 from codistill.data.preparation import Preparation
 from codistill.data.shard import PublicData, Shard
+from codistill.data.torch_datasets import is_dataset, read_dataset
 from codistill.data.validation import check_shape, encoded_samples, plain_samples
 from codistill.errors import MessageError, RecipeError, nearest
 from codistill.learners import Learner, as_learner
@@ -221,14 +222,14 @@ class Node(HasCalls):
 
 
 class Agent(Node):
-    """A learner and a private shard."""
+    """A learner and a private shard: samples x with labels y, or a torch `Dataset` (or `DataLoader`) of pairs as x."""
 
     def __init__(
         self,
         name: str,
         model: Any,
         x: Any,
-        y: Any,
+        y: Any = None,
         *,
         test: tuple[Any, Any] | None = None,
         task: str | None = None,
@@ -251,6 +252,9 @@ class Agent(Node):
         self.learned = False  # whether it has been in a run
         self.safeguard: Any = None  # set by the runtime: an AgentSafeguard, where its answers have one
         self.diverged = False  # whether its model diverged in this round, and returned to the round's start
+        self._random_items: Any = None  # a dataset whose items differ whenever they are read
+        if y is None and is_dataset(x):
+            x, y, self._random_items = read_dataset(x, f"agent '{name}'")
         self._data, self._test = (plain_samples(x, f"the samples x of agent '{name}'"), y), test
         self._prepare = prepare
         self.prepared = Preparation(prepare, takes_missing=self.learner.takes_missing, owner=f"agent '{name}'")
@@ -260,7 +264,7 @@ class Agent(Node):
         """Make the shard, now that the federation knows which classes there are."""
         encoding = encoding or LabelEncoding(CLASSIFICATION, classes)
         x, y = self._data
-        self.shard = Shard(x, encoding.encode(y, f"agent '{self.name}'"), classes, self.name)
+        self.shard = Shard(x, encoding.encode(y, f"agent '{self.name}'"), classes, self.name, self._random_items)
         self.shape = self.shard.x.shape[1:]
         self.shard.x = self.prepared.fit(self.shard.x)
         if self.shard.labels is not None:
@@ -288,7 +292,9 @@ class Agent(Node):
     def twin(self) -> Agent:
         """An agent with the same data and an untouched copy of the model."""
         model = copy.deepcopy(self.learner)
-        return Agent(self.name, model, *self._data, test=self._test, task=self.task, prepare=self._prepare)
+        twin = Agent(self.name, model, *self._data, test=self._test, task=self.task, prepare=self._prepare)
+        twin._random_items = self._random_items
+        return twin
 
     @property
     def neighbours(self) -> tuple[str, ...]:

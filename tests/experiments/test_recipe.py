@@ -329,7 +329,7 @@ def test_a_protocol_of_ones_own(tmp_path):
     [
         ({"days": 0}, ["quiet.days must be at least 1"]),
         ({"day": 2}, ["'day'", "Did you mean 'days'?"]),
-        ({"cls": "Quite"}, ["no 'Quite' there", "Did you mean 'Quiet'?"]),
+        ({"cls": "Quite"}, ["must name something in", "no 'Quite' there", "Did you mean 'Quiet'?"]),
         ({"cls": "NotOne"}, ["must be a class derived from Protocol"]),
         ({"text": "import nowhere_at_all"}, ["must be importable", "nowhere_at_all"]),
         ({"text": "def f(:"}, ["must be importable", "SyntaxError"]),

@@ -66,7 +66,7 @@ def _find(options: argparse.Namespace) -> Advice:
 
     tables = read_file(options.recipe)
     if is_summary(tables):
-        from codistill.experiments.recipe import override
+        from codistill.experiments.overrides import override
 
         for change in options.set:
             override(tables, change)

@@ -12,6 +12,7 @@ import scipy.sparse
 
 from codistill.data.dataset import Dataset
 from codistill.data.labels import CLASSIFICATION, REGRESSION, LabelEncoding, agree_on_labels
+from codistill.data.torch_datasets import is_dataset
 from codistill.errors import DataError
 
 CLASS_LIMIT = 1_000_000
@@ -255,6 +256,14 @@ def _check_lengths(x: np.ndarray, y: np.ndarray, owner: str) -> None:
 
 
 def _array(values: Any, what: str) -> np.ndarray:
+    if values is None:
+        raise DataError(f"There must be {what}.", "None", "Give them; or a torch Dataset of pairs (x, y), alone.")
+    if is_dataset(values):
+        raise DataError(
+            f"It must be possible to read {what} as one array.",
+            f"a torch {type(values).__name__}",
+            "An agent takes a dataset of pairs (x, y) alone: Agent(name, model, dataset). Elsewhere give arrays.",
+        )
     try:
         array = np.asarray(values)
     except ValueError as problem:

@@ -308,7 +308,7 @@ def _check_facts(folder: Path, facts: dict[str, Any]) -> None:
         raise CheckpointError(
             f"Data and agents must be as they were when the run in {folder} began.",
             f"other {', '.join(changed)}",
-            "Bring the data back, or start a new run with 'codistill run'.",
+            "Bring the data, and the files of your own models, back; or start a new run with 'codistill run'.",
         )
 
 

@@ -155,7 +155,7 @@ def _step(step: Any, own: LoadOwn | None) -> Any:
         raise LearnerError(
             "A step of a pipeline must be an estimator of scikit-learn, XGBoost or LightGBM.",
             f"'{kind}'",
-            nearest(kind, {*known, *ALIASES}),
+            "Have it alone, without steps." if kind in zoo.names() else nearest(kind, {*known, *ALIASES}),
         )
     return _estimator(path, options)
 

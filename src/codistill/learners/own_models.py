@@ -49,7 +49,13 @@ def make_own(
     if unknown:
         known = {*takes, *(training if isinstance(model, nn.Module) else ())}
         raise LearnerError(f"'{name}' must be given options it has.", f"'{unknown[0]}'", nearest(unknown[0], known))
-    return TorchLearner(model, **rest) if isinstance(model, nn.Module) else as_learner(model, name)
+    if isinstance(model, nn.Module):
+        return TorchLearner(model, **rest)
+    try:
+        return as_learner(model)
+    except LearnerError as error:
+        must = f"'{name}' must be a torch module, a scikit-learn estimator, a Learner, an object with fit and predict, "
+        raise LearnerError(f"{must}or make one.", error.found, "Name such a class, function or model.") from None
 
 
 def call_own(build: Callable[..., Any], name: str, options: Mapping[str, Any]) -> Any:
