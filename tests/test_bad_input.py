@@ -627,7 +627,7 @@ CALLS = {
     "no rounds": (lambda: federation().run(0), RecipeError, ["rounds must be at least 1"]),
     "rounds as a string": (lambda: federation().run("3"), RecipeError, ["rounds must be an integer"]),
     "unknown runtime": (lambda: federation().run(1, runtime="cloud"), RecipeError, ["one of processes, simulation"]),
-    "no workers": (lambda: federation().run(1, workers=0), RecipeError, ["runtime.workers must be at least 1"]),
+    "no workers": (lambda: federation().run(1, workers=0), RecipeError, ["workers must be at least 1"]),
     "resume from nowhere": (lambda: federation().run(1, resume=True), RecipeError, ["needs its folder"]),
     # at work
     "deadlock": (lambda: federation(protocol=Rude()).run(1, **QUIET), RuntimeFault,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -12,14 +11,14 @@ from codistill.agent import Agent
 from codistill.data.labels import LabelEncoding, agree_on_labels
 from codistill.data.shard import PublicData
 from codistill.data.validation import check_shape, plain_samples
-from codistill.errors import DataError, LearnerError, RecipeError, nearest
+from codistill.errors import DataError, LearnerError, RecipeError
 from codistill.learners.ability import Ability
 from codistill.learners.kernel_ridge import KernelRidge
 from codistill.learners.plain import PlainLearner
 from codistill.learners.sklearn import SklearnLearner
 from codistill.learners.torch import TorchLearner
 from codistill.protocol import Protocol
-from codistill.topology import KINDS, Topology
+from codistill.topology import Topology
 from codistill.wire.compression import Compression
 
 
@@ -82,22 +81,7 @@ def as_protocol(given: Any) -> Protocol:
         raise RecipeError(
             "The protocol must be an instance of a Protocol.", _shown(given), "Write for example codistill.FedMD()."
         )
-    _check_hooks(given)
     return given
-
-
-def _check_hooks(protocol: Protocol) -> None:
-    """A protocol of one's own: its hooks are coroutines under their right names, and its topology is known."""
-    kind = type(protocol).__name__
-    for hook in ("begin", "round", "hub"):
-        if not inspect.iscoroutinefunction(getattr(protocol, hook)):
-            raise RecipeError(f"{kind}.{hook} must be a coroutine.", f"def {hook}", f"Write: async def {hook}(...).")
-    if protocol.topology not in KINDS:
-        raise RecipeError(
-            f"{kind}.topology must be a known kind; any other is passed to the Federation as topology=...",
-            repr(protocol.topology),
-            nearest(str(protocol.topology), KINDS),
-        )
 
 
 def as_names(given: Any) -> tuple[str, ...]:
