@@ -130,7 +130,7 @@ def fit_prior(settings: Sequence[Measured]) -> Prior:
 def prior_text(prior: Prior) -> str:
     """As the file `advice_prior.toml`."""
     lines = [
-        "# What a protocol brings an agent over staying alone: a regression of true gains on facts of the setting, and the",
+        "# What a protocol brings an agent over staying alone: a regression of true gains on facts, and the",
         "# standard deviations of a setting's mean and of an agent around it. Made by: python -m trials.regret prior",
         f"# Coefficients: {', '.join(FEATURES)}.",
     ]
