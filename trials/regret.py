@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tomli_w
 import torch
 
 from codistill.errors import CodistillError
@@ -30,7 +29,7 @@ from codistill.experiments.advice_probe import Part, ProbeRun, run_probe
 from codistill.experiments.advice_search import Search
 from codistill.protocols import FedMD
 from trials.regret_settings import Case, build, cases
-from trials.regret_table import fit_prior, measured_settings, table
+from trials.regret_table import fit_prior, measured_settings, prior_text, table
 
 LIKE = FedMD(local_epochs=5)  # five rounds of five epochs
 TRUTH, FACTS = "truth", "facts"
@@ -136,7 +135,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.what in ("table", "prior"):
         settings = measured_settings(read(options.results))
-        print(tomli_w.dumps(fit_prior(settings)) if options.what == "prior" else table(settings))
+        print(prior_text(fit_prior(settings)) if options.what == "prior" else table(settings))
         return 0
     torch.set_num_threads(1)
     first, step = map(int, options.part.split("/"))

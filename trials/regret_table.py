@@ -127,6 +127,18 @@ def fit_prior(settings: Sequence[Measured]) -> Prior:
     return prior
 
 
+def prior_text(prior: Prior) -> str:
+    """As the file `advice_prior.toml`."""
+    lines = [
+        "# What a protocol brings an agent over staying alone: a regression of true gains on facts, and the",
+        "# standard deviations of a setting's mean and of an agent around it. Made by: python -m trials.regret prior",
+        f"# Coefficients: {', '.join(FEATURES)}.",
+    ]
+    for name, known in prior.items():
+        lines += ["", f"[{name}]", *(f"{key} = {value}" for key, value in known.items())]
+    return "\n".join(lines)
+
+
 def advised(setting: Measured, prior: Prior | None, *, probes: bool = True) -> tuple[str, dict[str, Gains]]:
     """The recommended candidate, by a prior that has not seen this data set, and what was expected of each."""
     expected = {}

@@ -16,11 +16,20 @@ from codistill.cli import main
 from codistill.experiments.advice import Option, advise, advise_recipe, choose
 from codistill.experiments.advice_candidates import ALONE, FITTED, Setting, find_candidates
 from codistill.experiments.advice_gains import NOTHING, Gain, Gains, combined_gains, differences, measured_gains
-from codistill.experiments.advice_prior import AgentFacts, Prior, expected_gains, features, label_skew
+from codistill.experiments.advice_prior import (
+    FEATURES,
+    AgentFacts,
+    Prior,
+    expected_gains,
+    features,
+    label_skew,
+    read_prior,
+)
 from codistill.experiments.advice_probe import folds, run_probe
 from codistill.experiments.advice_summaries import advise_summaries
 from codistill.experiments.recipe import make_recipe
 from codistill.learners.zoo import build as build_module
+from codistill.protocols import PROTOCOLS
 from codistill.randomness import derive
 
 
@@ -167,12 +176,19 @@ def test_the_skew_of_labels_is_their_distance_in_variation():
     assert label_skew(AgentFacts(4, (0, 4), gradients=False), [AgentFacts(4, (4, 0), gradients=False)]) == 1
 
 
+def test_the_prior_knows_every_protocol_that_may_be_advised():
+    known = read_prior()
+    assert set(known) == {name for name, protocol in PROTOCOLS.items() if not protocol.is_baseline}
+    assert {len(each["coefficients"]) for each in known.values()} == {len(FEATURES)}
+    assert all(each["setting"] > 0 and each["agent"] > 0 for each in known.values())
+
+
 def test_a_protocol_that_the_prior_does_not_know_may_be_anything():
     facts = {"a": AgentFacts(10, (5, 5), gradients=True), "b": AgentFacts(90, (50, 40), gradients=False)}
     prior = expected_gains("my own", facts)
     assert set(prior.gains.values()) == {0.0}
     assert prior.setting == 0.1
-    assert len(features(facts)["a"]) == 7
+    assert len(features(facts)["a"]) == len(FEATURES)
 
 
 # --- the choice ---------------------------------------------------------------------------------------------------

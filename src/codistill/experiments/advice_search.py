@@ -10,13 +10,14 @@ import numpy as np
 
 from codistill.errors import CodistillError
 from codistill.experiments.advice_candidates import ALONE, FITTED, Candidates, Setting
-from codistill.experiments.advice_gains import NOTHING, Gains, combined_gains, differences, measured_gains
+from codistill.experiments.advice_gains import Gains, combined_gains, differences, measured_gains
 from codistill.experiments.advice_prior import Prior
 from codistill.experiments.advice_probe import Part, ProbeRun, folds, run_probe
 from codistill.protocol import Protocol
 
 FOLDS = 4
-_DISCARD = 2.0  # standard errors by which a candidate must be behind the best one to be dropped
+_DISCARD = 1.5  # standard errors by which a candidate must be behind the best one to be dropped
+_WORTHWHILE = 0.005  # a candidate that cannot be expected to bring even half a point is dropped as well
 _COST = 4.0  # of a protocol, in times of training alone: a guess, to choose how many rounds a probing run has
 _FEWEST_ROUNDS = 2
 _FEWEST_SAMPLES = 150  # of an agent
@@ -141,9 +142,9 @@ class Search:
         return min(trained, key=lambda key: _mean_loss(trained[key][:both]))
 
     def _promising(self, names: list[str]) -> list[str]:
-        """Without those that are behind staying alone, or behind another candidate, by more than their uncertainty."""
+        """Without those that are behind another candidate, or bring nothing, by more than their uncertainty."""
         gains = {name: self.findings.gains[name].mean for name in names if name in self.findings.gains}
-        best = max(gain.mean - gain.error for gain in (NOTHING, *gains.values()))
+        best = max([_WORTHWHILE, *(gain.mean - gain.error for gain in gains.values())])
         return [name for name, gain in gains.items() if gain.mean + _DISCARD * gain.error >= best]
 
 
