@@ -522,7 +522,7 @@ CALLS = {
     "fewer labels": (lambda: one(y=Y[:39]), DataError, ["40 samples and 39 labels"]),
     "ragged samples": (lambda: one([[1.0], [1.0, 2.0]], [0, 1]), DataError, ["as one array", "equally long"]),
     "ragged labels": (lambda: one(X[:2], [[0], [0, 1]]), DataError, ["the labels y of agent 'a'", "as one array"]),
-    "no labels": (lambda: one(X[:2], None), DataError, ["must be numbers"]),
+    "no labels": (lambda: one(X[:2], None), DataError, ["There must be the labels y of agent 'a'", "None"]),
     "words as samples": (lambda: one([["a"] * 13] * 2, [0, 1]), DataError, ["must be numbers"]),
     "words as labels": (lambda: one(y=Y[:40].astype(str)), DataError, ["must be numbers", "the labels y"]),
     "negative label": (lambda: one(y=Y[:40] - 1), DataError, ["whole number from 0", "-1 in row"]),
