@@ -15,6 +15,7 @@ from sklearn.linear_model import LogisticRegression, Ridge
 from torch import nn
 
 import codistill as cd
+from codistill.data.dataset import Dataset
 from codistill.data.loading import load
 from codistill.experiments.recipe import read_recipe
 from codistill.experiments.run import build
@@ -45,9 +46,8 @@ def _models(kind: str, seed: int) -> list[Any]:
 
 def hospitals(kind: str, seed: int, folder: str) -> tuple[list[cd.Agent], Any]:
     """The four hospitals of recipes/heart, split by the seed; public rows are made up: standard normal."""
-    federation, _ = build(
-        read_recipe(RECIPES / "logistic-regression.toml", [f"seed={seed}", "safeguard=false"]), folder
-    )
+    recipe = read_recipe(RECIPES / "logistic-regression.toml", [f"seed={seed}", "safeguard=false"])
+    federation, _ = build(recipe, folder)
     agents = [
         cd.Agent(each.name, model, each.shard.x, each.shard.labels, test=each.test)
         for each, model in zip(federation.agents, _models(kind, seed), strict=True)
@@ -101,15 +101,17 @@ def _net(shape: tuple[int, ...], seed: int) -> cd.TorchLearner:
     torch.manual_seed(seed)
     layers: list[nn.Module] = [nn.Flatten(), nn.Linear(int(np.prod(shape)), 64), nn.ReLU(), nn.Linear(64, 10)]
     if len(shape) == 3 and shape[0] == 3:
-        layers = [
-            nn.Conv2d(3, 16, 5, 2),
-            nn.ReLU(),
-            nn.Conv2d(16, 32, 3, 2),
-            nn.ReLU(),
-            nn.Flatten(),
-            nn.Linear(1152, 10),
-        ]
+        convolutions = [nn.Conv2d(3, 16, 5, 2), nn.ReLU(), nn.Conv2d(16, 32, 3, 2), nn.ReLU()]
+        layers = [*convolutions, nn.Flatten(), nn.Linear(1152, 10)]
     return cd.TorchLearner(nn.Sequential(*layers), lr=2e-3)
+
+
+def _with_nets(data: Dataset, parts: list[tuple[np.ndarray, np.ndarray]], seed: int) -> list[cd.Agent]:
+    x, y = data.x, data.y
+    return [
+        cd.Agent(f"a{number}", _net(x.shape[1:], seed), x[train], y[train], test=(x[test], y[test]))
+        for number, (train, test) in enumerate(parts)
+    ]
 
 
 def writers(seed: int, folder: str) -> tuple[list[cd.Agent], Any]:
@@ -120,13 +122,7 @@ def writers(seed: int, folder: str) -> tuple[list[cd.Agent], Any]:
     chosen = rng.choice(names[counts >= 80], 8, replace=False)
     public = data.x[rng.choice(np.flatnonzero(~np.isin(data.ids["writer"], chosen)), 300, replace=False)]
     rows = np.flatnonzero(np.isin(data.ids["writer"], chosen))
-    parts = _parts(seed, rows, data.ids["writer"][rows], 0.5)
-    return [
-        cd.Agent(
-            f"w{number}", _net(data.x.shape[1:], seed), data.x[train], data.y[train], test=(data.x[test], data.y[test])
-        )
-        for number, (train, test) in enumerate(parts)
-    ], public
+    return _with_nets(data, _parts(seed, rows, data.ids["writer"][rows], 0.5), seed), public
 
 
 def skewed_images(seed: int, folder: str) -> tuple[list[cd.Agent], Any]:
@@ -139,12 +135,7 @@ def skewed_images(seed: int, folder: str) -> tuple[list[cd.Agent], Any]:
         mine = rows[data.y[rows] == label]
         owner[mine] = rng.choice(5, len(mine), p=rng.dirichlet(np.full(5, 0.1)))
     parts = [part for part in _parts(seed, rows, owner[rows], 0.3) if len(part[1]) > 10]
-    return [
-        cd.Agent(
-            f"a{number}", _net(data.x.shape[1:], seed), data.x[train], data.y[train], test=(data.x[test], data.y[test])
-        )
-        for number, (train, test) in enumerate(parts)
-    ], data.x[public]
+    return _with_nets(data, parts, seed), data.x[public]
 
 
 SETTINGS = {
