@@ -33,14 +33,17 @@ def one(setting: str, protocol: str, seed: int, folder: str, safeguard: bool, li
     faults = [cd.Fault(kind="invert", agent=agent.name) for agent in agents[1:]] if liars else []
     kind = PROTOCOLS[protocol]
     made = cd.Federation(
-        agents, kind(), public=public if kind.needs_public else None, seed=seed, safeguard=safeguard, faults=faults
-    )
+        agents, kind(**chosen.options), public=public if kind.needs_public else None, seed=seed, safeguard=safeguard,
+        faults=faults, scores=() if agents[0]._data[1].ndim == 2 else ("accuracy", "log_loss"),
+    )  # fmt: skip
     result = made.run(chosen.rounds, runtime="simulation", evaluate_every=chosen.rounds, progress=False)
     key, sign = ("own_accuracy", 100) if made.description.task == "classification" else ("own_rmse", -1)
     last = [row for row in result.rows if row["round"] == chosen.rounds]
-    alone = [row for row in result.alone_rows or [] if row["round"] == chosen.rounds]
+    alone = [row for row in result.alone_rows or result.rows if row["round"] == chosen.rounds]
     shown = slice(0, 1) if liars else slice(None)
     found = {"alone": [sign * row[key] for row in alone][shown], "together": [sign * row[key] for row in last][shown]}
+    if sign == 100:
+        found["alone_loss"], found["loss"] = ([row["own_log_loss"] for row in rows][shown] for rows in (alone, last))
     found["weight"] = [row.get("safeguard_weight", 1.0) for row in last][shown]
     return found
 
@@ -56,10 +59,16 @@ def lines(setting: str, protocol: str, runs: list[dict[str, list[float]]], name:
     t = difference.mean() / error if error else 0.0
     each = " ".join(f"{gain:+.2f}" for gain in gains.mean(axis=0))
     weight = np.mean([np.mean(run["weight"]) for run in runs])
+    loss = ""
+    if "loss" in runs[0]:
+        lost = np.array([np.mean(run["loss"]) - np.mean(run["alone_loss"]) for run in runs])
+        spread = lost.std(ddof=1) / np.sqrt(len(runs)) if len(runs) > 1 else 0.0
+        before = np.mean([np.mean(run["alone_loss"]) for run in runs])
+        loss = f"  log loss {before:.3f} {lost.mean():+.3f} (t {lost.mean() / spread if spread else 0.0:+.1f})"
     return (
         f"{setting:25s} {protocol:15s} {name:12s} alone {alone.mean():8.2f}  gets {together.mean():8.2f}  gain "
         f"{difference.mean():+6.2f} (t {t:+5.1f})  by agent {each}  worst agent {gains.mean(axis=0).min():+6.2f}  "
-        f"worst run {gains.min():+7.2f}  weight {weight:.2f}"
+        f"worst run {gains.min():+7.2f}  weight {weight:.2f}{loss}"
     )
 
 
