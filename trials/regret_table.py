@@ -92,7 +92,7 @@ def _agent_facts(known: Mapping[str, Any]) -> AgentFacts:
 
 
 def _losses(runs: Mapping[tuple[str, str], Mapping[str, Any]], run: str, name: str) -> dict[str, np.ndarray]:
-    return {agent: np.asarray(each[0]) for agent, each in runs[run, name]["losses"].items()}
+    return {agent: np.asarray(each) for agent, each in runs[run, name]["losses"].items()}
 
 
 def _joined(parts: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
@@ -213,12 +213,22 @@ def table(settings: Sequence[Measured]) -> str:
     ]
     for name, chosen in made.items():
         lines.append(f"{name:42}{_cells(line(settings, chosen))}")
+    labelled = [number for number, each in enumerate(settings) if each.data != "linear"]
+    some = [settings[number] for number in labelled]
+    lines += ["", f"The same for the {len(some)} settings with classes", ""]
+    for name, chosen in made.items():
+        lines.append(f"{name:42}{_cells(line(some, [chosen[number] for number in labelled]))}")
     lines += ["", "By data set: regret of advise, of always fedmd (where it cannot run: alone), of always alone", ""]
     for data in sorted({each.data for each in settings}):
         which = [number for number, each in enumerate(settings) if each.data == data]
         some = [settings[number] for number in which]
         figures = [line(some, [made[name][number] for number in which]).regret for name in _compared(made)]
         lines.append(f"{data:16}{len(some):4} settings" + "".join(f"{100 * figure:9.1f}" for figure in figures))
+    seconds = [each.seconds for each in settings]
+    lines += [
+        "",
+        f"Time of the probing runs of a setting: {np.median(seconds):.0f} s in the median, at most {max(seconds):.0f} s.",
+    ]
     lines += ["", "Each setting: what was advised (true gain, of the agent that gains least), and what was best", ""]
     for each, name in zip(settings, made["advise"], strict=True):
         least = 0.0 if name == ALONE else min(each.true[name].values())

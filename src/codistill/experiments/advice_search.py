@@ -174,7 +174,7 @@ def _seconds_of_a_round(setting: Setting, alone: Protocol) -> float:
 
 
 def _together(runs: list[ProbeRun]) -> dict[str, np.ndarray]:
-    return {name: np.concatenate([run.losses[name][:, 0] for run in runs]) for name in runs[0].losses}
+    return {name: np.concatenate([run.losses[name] for run in runs]) for name in runs[0].losses}
 
 
 def _mean_loss(runs: list[ProbeRun]) -> float:
