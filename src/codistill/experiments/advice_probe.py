@@ -96,9 +96,10 @@ def run_probe(
 
 def _losses(trained: Any, held: Agent, classes: int) -> np.ndarray:
     held.settle(classes)
-    answers = trained.decision_function(held.shard.x).astype(np.float64)
+    answers: np.ndarray = trained.decision_function(held.shard.x).astype(np.float64)
     if held.shard.labels is not None:
-        return (answers.argmax(axis=1) != held.shard.labels).astype(np.float64)
+        wrong: np.ndarray = answers.argmax(axis=1) != held.shard.labels
+        return wrong.astype(np.float64)
     with np.errstate(over="ignore", invalid="ignore"):
         squared = ((answers - held.shard.targets) ** 2).sum(axis=1)
     return np.nan_to_num(squared, nan=_DIVERGED, posinf=_DIVERGED)
