@@ -227,7 +227,7 @@ def table(settings: Sequence[Measured]) -> str:
     seconds = [each.seconds for each in settings]
     lines += [
         "",
-        f"Probing runs of a setting: {np.median(seconds):.0f} s in the median, at most {max(seconds):.0f} s, busy machine.",
+        f"Time of probing: {np.median(seconds):.0f} s in the median, {max(seconds):.0f} s at most (busy machine)",
     ]
     lines += ["", "Each setting: what was advised (true gain, of the agent that gains least), and what was best", ""]
     for each, name in zip(settings, made["advise"], strict=True):

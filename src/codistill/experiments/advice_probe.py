@@ -101,8 +101,8 @@ def _losses(trained: Any, held: Agent, classes: int) -> np.ndarray:
         wrong: np.ndarray = answers.argmax(axis=1) != held.shard.labels
         return wrong.astype(np.float64)
     with np.errstate(over="ignore", invalid="ignore"):
-        squared = ((answers - held.shard.targets) ** 2).sum(axis=1)
-    return np.nan_to_num(squared, nan=_DIVERGED, posinf=_DIVERGED)
+        squared: np.ndarray = ((answers - held.shard.targets) ** 2).sum(axis=1)
+    return np.where(np.isfinite(squared), squared, _DIVERGED)
 
 
 class _Deadline:
