@@ -61,6 +61,20 @@ def travelling() -> list[Figure]:
     return figures
 
 
+def safeguarding() -> list[Figure]:
+    """W1 with the safeguard against W1 without: two more local trainings, on all samples and on three quarters."""
+    figures = []
+    for protocol in (cd.FedAvg(), cd.FedMD()):
+        with started(lenets(protocol)) as (plain, names), started(lenets(protocol, safeguard=True)) as (guarded, _):
+            sides = alternate(REPEATS, Rounds(guarded, names, 1), Rounds(plain, names, 1), turns=2)
+            more = sum(map(len, guarded.save().values())) / sum(map(len, plain.save().values()))
+        figures.append(ratio(f"{protocol.name}: W1 round with the safeguard, against one without", *sides, 3.0))
+        figures.append(
+            Figure(f"{protocol.name}: states with the safeguard, against those without", [more], "x", "", True)
+        )
+    return figures
+
+
 def evaluation() -> list[Figure]:
     """10 agents on 10,000 images against bare inference at its best chunk size and memory format."""
     images = 10_000
@@ -154,6 +168,7 @@ BENCHES: dict[str, Callable[[], list[Figure]]] = {
     "fedmd": lambda: training(cd.FedMD(transfer_steps=TRANSFER), TRANSFER),
     "fedal": playing,
     "avgkd": travelling,
+    "safeguard": safeguarding,
     "evaluation": evaluation,
     "scaling": scaling,
     "exchange": exchange,

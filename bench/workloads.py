@@ -23,7 +23,9 @@ def images(count: int) -> tuple[np.ndarray, np.ndarray]:
     return x[:count], y[:count]
 
 
-def lenets(protocol: cd.Protocol, *, agents: int = 10, samples: int = 1200, test: int = 0) -> cd.Federation:
+def lenets(
+    protocol: cd.Protocol, *, agents: int = 10, samples: int = 1200, test: int = 0, safeguard: bool = False
+) -> cd.Federation:
     """W1: agents with LeNet-5 on 1,200 samples in all."""
     x, y = images(samples)
     parts = np.array_split(np.arange(samples), agents)
@@ -32,7 +34,8 @@ def lenets(protocol: cd.Protocol, *, agents: int = 10, samples: int = 1200, test
         for i, part in enumerate(parts)
     ]
     public = np.random.default_rng(1).random((1000, 1, 28, 28), dtype=np.float32)
-    return cd.Federation(members, protocol, public=public, test=images(test) if test else None, classes=10)
+    tested = images(test) if test else None
+    return cd.Federation(members, protocol, public=public, test=tested, classes=10, safeguard=safeguard)
 
 
 def devices(count: int, protocol: cd.Protocol, graph: Graph, *, samples: int) -> cd.Federation:
