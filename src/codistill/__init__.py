@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from codistill.federation.joining import join as join
     from codistill.federation.result import Result as Result
     from codistill.federation.serving import serve as serve
+    from codistill.federation.trained_model import TrainedModel as TrainedModel
+    from codistill.federation.trained_model import load as load
     from codistill.learners.ability import Ability as Ability
     from codistill.learners.ability import Learner as Learner
     from codistill.learners.kernel_ridge import KernelRidge as KernelRidge
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
     from codistill.protocols import FedMD as FedMD
     from codistill.protocols import FedProto as FedProto
     from codistill.protocols import SiloSGD as SiloSGD
+    from codistill.runtimes.state_file import read_state as read_state
     from codistill.settings import setting as setting
     from codistill.topology import Topology as Topology
     from codistill.wire.compression import Compression as Compression
@@ -80,7 +83,10 @@ _HOMES = {
     "Result": "federation.result",
     "Topology": "topology",
     "TorchLearner": "learners.torch",
+    "TrainedModel": "federation.trained_model",
     "join": "federation.joining",
+    "load": "federation.trained_model",
+    "read_state": "runtimes.state_file",
     "register_architecture": "learners.zoo",
     "serve": "federation.serving",
     "setting": "settings",

@@ -38,6 +38,7 @@ class Protocol:
     needs_public: ClassVar[bool] = False
     pools_data: ClassVar[bool] = False  # a baseline that breaks the rule "data stays home"
     is_baseline: ClassVar[bool] = False  # there is nothing to compare it with
+    predicts_with: ClassVar[tuple[str, ...] | None] = None  # entries of `me.state` that `predict` reads; unset: all
 
     def __post_init__(self) -> None:
         check_settings(self, self.name or type(self).__name__)

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from codistill.data.scale import Scaling
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,6 +28,8 @@ class Dataset:
     classes: int
     class_names: tuple[str, ...]
     ids: dict[str, np.ndarray] = field(default_factory=dict)
+    columns: tuple[str, ...] = ()  # names of the features, where they are known
+    scaling: Scaling | None = None  # what was done to the values as they were read
 
 
 @dataclass(frozen=True)

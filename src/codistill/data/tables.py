@@ -92,7 +92,8 @@ def _dataset(
     scale: str | None,
 ) -> Dataset:
     names, y = np.unique(_labels(frame[label], f"table '{name}'"), return_inverse=True)
-    x = frame.drop(columns=[label, *ids]).to_numpy(dtype=np.float64)
+    features = frame.drop(columns=[label, *ids])
+    x = features.to_numpy(dtype=np.float64)
     agents = np.unique(_plain(frame["agent"]), return_inverse=True)[1] if "agent" in ids else 0
     train, test = hold_out(agents * len(names) + y, test_fraction, seed, f"Table '{name}'")
     raw = Dataset(
@@ -104,6 +105,7 @@ def _dataset(
         classes=len(names),
         class_names=tuple(str(each) for each in names),
         ids={column: _plain(frame[column])[train] for column in ids},
+        columns=tuple(features.columns),
     )
     return scaled(raw, scale)
 
@@ -117,7 +119,7 @@ def _read(path: Path, label: str, drop: Sequence[str], ids: Sequence[str]) -> pd
             _quoted(sorted({column for column in roles if roles.count(column) > 1})),
             "Name it once.",
         )
-    frame = _read_file(path)
+    frame = read_file(path)
     for column in roles:
         if column not in frame.columns:
             raise DataError(
@@ -140,7 +142,8 @@ def _read(path: Path, label: str, drop: Sequence[str], ids: Sequence[str]) -> pd
     return frame
 
 
-def _read_file(path: Path) -> pd.DataFrame:
+def read_file(path: Path) -> pd.DataFrame:
+    """A CSV or Parquet file as it is, with its columns named by text."""
     kind = path.suffix.lower()
     if kind not in (".csv", ".parquet"):
         raise DataError("A table must be a .csv or a .parquet file.", f"{path}", "Convert it, or correct its name.")

@@ -81,6 +81,12 @@ class TrainedAgent:
             raise DataError("Samples must be finite numbers.", "NaN or infinity", "Fill in or remove such samples.")
         return self._description.protocol.predict(self._agent, samples)
 
+    def save(self, path: str | Path) -> Path:
+        """Write the model with which it predicts to a file, which `codistill.load` opens; returns the file's path."""
+        from codistill.federation.trained_model import save_model
+
+        return save_model(self, path)
+
 
 class Result:
     """The outcome of `Federation.run` or `serve`. On a hub `agents` is empty: their models stay with them."""

@@ -1,0 +1,259 @@
+"""A trained agent's model in a file: saved, loaded, and predicting as the agent did at the end of its run.
+
+The file is 32 bytes (SHA-256 of the rest) and a safetensors body, see `codistill.wire.state`: arrays, numbers and text.
+It holds the agent's model and what else its protocol's `predict` reads, such as the models of an ensemble; no training
+rows, unless the model itself keeps them (nearest neighbours, support vectors, kernels).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from codistill.agent import Agent
+from codistill.data.scale import Scaling
+from codistill.errors import CheckpointError, CodistillError, DataError, LearnerError, RecipeError
+from codistill.faults import Faults
+from codistill.federation.result import TrainedAgent
+from codistill.files import writing
+from codistill.learners.ability import Ability, Learner
+from codistill.learners.portable.receiving import Predictor
+from codistill.learners.portable.saved_learner import load_learner, save_learner
+from codistill.protocol import Protocol
+from codistill.protocols import PROTOCOLS
+from codistill.runtimes.description import RunDescription
+from codistill.runtimes.plan import Plan
+from codistill.runtimes.state_file import read_body, write_body
+from codistill.settings import from_table
+from codistill.topology import Topology
+from codistill.version import __version__
+
+FORMAT = "codistill model 1"
+_LARGEST = 1 << 26  # values of a sample, and classes
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Samples:
+    """What is known of the samples that a model takes."""
+
+    columns: tuple[str, ...] = ()  # names of the features, in order; empty: unknown
+    label: str | None = None  # the column of a table that holds the labels
+    unused: tuple[str, ...] = ()  # columns of a table that are neither features nor labels
+    scaling: Scaling | None = None  # done to the values before the model sees them
+
+    @classmethod
+    def of(cls, agent: Agent) -> Samples:
+        """Of an agent whose samples were a data frame, the names of its columns."""
+        names = list(getattr(agent._data[0], "columns", ()))
+        return cls(columns=tuple(names) if all(isinstance(name, str) for name in names) else ())
+
+
+class TrainedModel(TrainedAgent):
+    """A model from a file, with the methods of scikit-learn: `predict`, `predict_proba`, `decision_function`.
+
+    It takes samples as they were before codistill scaled them: what a recipe did to the columns is part of the model.
+    """
+
+    def __init__(
+        self, agent: Agent, description: RunDescription, samples: Samples, class_names: Sequence[str] | None
+    ) -> None:
+        super().__init__(agent, description)
+        self.samples = samples
+        self.class_names = None if class_names is None else tuple(class_names)  # of a table's labels, by class
+        self.shape: tuple[int, ...] = agent.shard.x.shape[1:]
+
+    @property
+    def protocol(self) -> str:
+        """The name of the protocol by which the agent was trained."""
+        return self._description.protocol.name
+
+    def decision_function(self, x: Any) -> np.ndarray:
+        """(n, C) what the protocol answers, as it is: probabilities, scores or real values."""
+        if hasattr(x, "columns") and self.samples.columns:
+            x = in_order(x, self.samples.columns, f"the samples for agent '{self.name}'")
+        scaling = self.samples.scaling
+        if scaling is not None:
+            x = self._scaled(x, scaling)
+        return super().decision_function(x)
+
+    def _scaled(self, x: Any, scaling: Scaling) -> Any:
+        try:
+            array = np.asarray(x, dtype=np.float64)
+        except (TypeError, ValueError):
+            return x  # told by what checks the samples next
+        return scaling.apply(array, "samples") if array.shape[1:] == self.shape else x
+
+    def __repr__(self) -> str:
+        kind = f"{self._description.classes} classes" if self.is_classifier else "real values"
+        return f"<trained model of agent '{self.name}' ({self.protocol}): {self.learner.describe()}, {kind}>"
+
+
+def in_order(frame: Any, columns: Sequence[str], owner: str) -> Any:
+    """The columns of a data frame that a model takes, in its order; more columns are left out."""
+    missing = [name for name in columns if name not in set(frame.columns)]
+    if missing:
+        shown = ", ".join(f"'{name}'" for name in missing[:5])
+        raise DataError(
+            f"The columns of {owner} must be those that the model was trained on.",
+            f"no {shown}" + (f" and {len(missing) - 5} more" if len(missing) > 5 else ""),
+            "Add or rename them; their order does not matter.",
+        )
+    return frame[list(columns)]
+
+
+def save_model(
+    trained: TrainedAgent, path: str | Path, *, samples: Samples | None = None, class_names: Sequence[str] | None = None
+) -> Path:
+    """Write a trained agent's model; returns its path. `load` opens it again."""
+    agent, description = trained._agent, trained._description
+    protocol = description.protocol
+    if not agent.learner.ready:
+        raise LearnerError(
+            f"The model of agent '{agent.name}' must be trained before it is saved.",
+            f"{agent.learner.describe()}, which has not been trained",
+            "Run at least one round in which this agent is present.",
+        )
+    if isinstance(trained, TrainedModel):
+        samples, class_names = samples or trained.samples, class_names or trained.class_names
+    known = samples or Samples.of(agent)
+    scaling = known.scaling
+    content = {
+        "format": FORMAT,
+        "codistill": __version__,
+        "agent": agent.name,
+        "protocol": {"name": protocol.name, "class": _class_of(protocol), "settings": dataclasses.asdict(protocol)},
+        "roster": list(description.topology.names),
+        "state": _state_for_predictions(protocol, agent),
+        "classes": agent.shard.classes,
+        "is_classifier": trained.is_classifier,
+        "class_names": None if class_names is None else list(class_names),
+        "shape": list(agent.shard.x.shape[1:]),
+        "columns": list(known.columns),
+        "label": known.label,
+        "unused": list(known.unused),
+        "scaling": None if scaling is None else {"shift": scaling.shift, "divisor": scaling.divisor},
+        "learner": save_learner(agent.learner),
+    }
+    target = Path(path)
+    with writing(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+    write_body(target, content)
+    return target
+
+
+def load(path: str | Path, *, model: Any = None, protocol: Protocol | None = None) -> TrainedModel:
+    """Open a model that `save` or `codistill export` has written; nothing in the file is executed.
+
+    `model`: an untrained model of the same class, where the file alone cannot tell how to build it: classes of one's
+    own, and torch modules of no registered architecture. `protocol`: an instance of a protocol of one's own, if that
+    has a `predict` of its own. With `model` the file must be one that you trust.
+    """
+    content = read_body(Path(path), "a saved model")
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        found = content.get("format") if isinstance(content, dict) else None
+        kind = "a checkpoint of a run, or of an agent" if found is None else repr(found)[:80]
+        raise CheckpointError(
+            f"{path} must be a saved model of this version of codistill.",
+            kind,
+            "Name a file that save or 'codistill export' wrote; read a checkpoint by codistill.read_state(path).",
+        )
+    try:
+        return _model_of(content, model, protocol)
+    except CodistillError:
+        raise
+    except Exception as error:  # a file that was changed by others than codistill can fail in any way
+        raise CheckpointError(
+            f"{path} must be as it was written.", f"{type(error).__name__}: {error}"[:200], "Save the model again."
+        ) from None
+
+
+def _model_of(content: dict[str, Any], model: Any, own: Protocol | None) -> TrainedModel:
+    shape, classes = tuple(int(size) for size in content["shape"]), int(content["classes"])
+    name, labelled = str(content["agent"]), content["is_classifier"] is True
+    if math.prod(shape) > _LARGEST or not 1 <= classes <= _LARGEST:
+        raise ValueError(f"samples of shape {shape} and {classes} classes")
+    opened = load_learner(content["learner"], shape, classes, model)
+    learner = opened if isinstance(opened, Learner) else OpenedModel(opened, str(content["learner"]["described"]))
+    # In the place of the private data, which are in no file: one row of zeros, which nothing reads.
+    rows, targets = np.zeros((1, *shape), np.float32), np.zeros(1, np.int64) if labelled else np.zeros((1, classes))
+    agent = Agent(name, learner, rows, targets)
+    agent.settle(classes)
+    agent.state, agent.class_mix, agent.classes = content["state"], None, classes
+    roster = tuple(str(each) for each in content["roster"])
+    agent.topology = Topology.silent(roster)
+    description = RunDescription(
+        protocol=_protocol_of(content["protocol"], own), topology=agent.topology, classes=classes, seed=0, plan=Plan(),
+        faults=Faults((), roster, 0), agents=(agent,),
+    )  # fmt: skip
+    scaling = content["scaling"]
+    samples = Samples(
+        columns=tuple(map(str, content["columns"])), label=content["label"], unused=tuple(content["unused"]),
+        scaling=None if scaling is None else Scaling(scaling["shift"], scaling["divisor"]),
+    )  # fmt: skip
+    return TrainedModel(agent, description, samples, content["class_names"])
+
+
+class OpenedModel(Learner):
+    """A model that can only predict, such as an ONNX graph."""
+
+    abilities = Ability.LABELS
+
+    def __init__(self, model: Predictor, described: str) -> None:
+        self._model, self._described = model, described
+
+    def fit(self, x: np.ndarray, targets: np.ndarray) -> None:
+        """It cannot be trained."""
+        raise LearnerError("A loaded model can only predict.", "fit", "Train a model of the same class instead.")
+
+    def predict(self, x: np.ndarray) -> np.ndarray:
+        """Predict (n, C)."""
+        return self._model.predict(x)
+
+    def state(self) -> dict[str, Any]:
+        """It has none of its own."""
+        raise LearnerError("A loaded model is in its file.", "save", f"Copy the file of {self._described}.")
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """It has none of its own."""
+        raise LearnerError("A loaded model can only predict.", "restore", "Load the other file.")
+
+    def describe(self) -> str:
+        """The name of the model that was saved."""
+        return self._described
+
+
+def _state_for_predictions(protocol: Protocol, agent: Agent) -> dict[str, Any]:
+    """What `predict` reads of the agent's state: nothing, unless the protocol has a `predict` of its own."""
+    if type(protocol).predict is Protocol.predict:
+        return {}
+    names = agent.state if protocol.predicts_with is None else protocol.predicts_with
+    return {name: agent.state[name] for name in names if name in agent.state}
+
+
+def _class_of(protocol: Protocol) -> str | None:
+    """The class that is needed to predict; None: any, since its answer is that of the agent's model."""
+    kind = type(protocol)
+    return None if kind.predict is Protocol.predict else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _protocol_of(saved: dict[str, Any], own: Protocol | None) -> Protocol:
+    name, needed = saved["name"], saved["class"]
+    if own is not None:
+        return own
+    known = PROTOCOLS.get(name)
+    if known is not None and needed in (None, f"{known.__module__}.{known.__qualname__}"):
+        made: Protocol = from_table(known, {k: v for k, v in saved["settings"].items() if v is not None}, "protocol")
+        return made
+    if needed is None:  # a protocol of one's own whose agents answer with their model
+        unnamed: type[Protocol] = type("SavedProtocol", (Protocol,), {"name": str(name)})
+        return unnamed()
+    raise RecipeError(
+        f"The protocol of this model has a predict of its own: {needed}.",
+        "no protocol=",
+        "Pass an instance of it: codistill.load(path, protocol=...).",
+    )
