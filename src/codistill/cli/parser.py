@@ -9,8 +9,10 @@ from codistill.cli import (
     certs_command,
     compare_command,
     data_command,
+    export_command,
     network_commands,
     policy_commands,
+    predict_command,
     restore_command,
     run_commands,
     sweep_command,
@@ -41,7 +43,9 @@ def make_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     run_commands.add_parsers(commands)
     sweep_command.add_parser(commands)
-    compare_command.add_parser(commands)
+    compare_command.add_parsers(commands)
+    export_command.add_parser(commands)
+    predict_command.add_parser(commands)
     catalogue_commands.add_parsers(commands)
     data_command.add_parser(commands)
     theory_command.add_parser(commands)

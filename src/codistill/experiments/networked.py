@@ -28,12 +28,12 @@ from codistill.experiments.run import (
     report_on,
     source_of,
     topology_of,
-    versions,
 )
 from codistill.faults import Faults
 from codistill.federation.joining import AgentNode, PeerNode
 from codistill.federation.nodes import check_has_hub, with_agent
-from codistill.federation.result import ELSEWHERE
+from codistill.federation.result import ELSEWHERE, TrainedAgent
+from codistill.federation.run_facts import versions
 from codistill.federation.serving import HubNode, describe_hub
 from codistill.files import writing
 from codistill.results.summary import Summary
@@ -105,14 +105,15 @@ def join_hub(
     should_stop: ShouldStop,
     form: str,
     network: Network,
+    save: Path | None = None,
 ) -> bool:
-    """Take part under a hub, until the run is over (True) or the operator stops it."""
+    """Take part under a hub, until the run is over (True) or the operator stops it; `save`: a file for the model."""
     node = AgentNode(
         mine.agent, hub, own, network, folder, mine.public, mine.test, mine.protocol, mine.policy, log_format=form
     )
-    complete, _ = node.run_here(should_stop)
-    if complete and mine.finished is not None:
-        mine.finished(mine.agent)
+    complete, description = node.run_here(should_stop)
+    if complete:
+        _finish(mine, description, save)
     return complete
 
 
@@ -127,8 +128,9 @@ def join_peers(
     should_stop: ShouldStop,
     progress: bool,
     form: str,
+    save: Path | None = None,
 ) -> bool:
-    """Take part as a peer, until all rounds are done (True) or the operator stops it."""
+    """Take part as a peer, until all rounds are done (True) or the operator stops it; `save`: as in `join_hub`."""
     mine.policy.check_protocol(recipe.protocol)
     names = agent_names(recipe)
     if mine.agent.name not in names:
@@ -148,9 +150,17 @@ def join_peers(
         folder, recipe.source, {**_facts(recipe, description), "agents": models, "topology": None}, resume=resume
     )
     complete = node.run_here(should_stop).complete
-    if complete and mine.finished is not None:
-        mine.finished(mine.agent)
+    if complete:
+        _finish(mine, description, save)
     return complete
+
+
+def _finish(mine: AgentFile, description: RunDescription | None, save: Path | None) -> None:
+    """Save the trained model if its owner asked for that, and call the owner's own code."""
+    if save is not None and description is not None:
+        TrainedAgent(mine.agent, description).save(save)
+    if mine.finished is not None:
+        mine.finished(mine.agent)
 
 
 def _describe_peer(mine: AgentFile, recipe: Recipe) -> RunDescription:

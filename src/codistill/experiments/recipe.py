@@ -287,11 +287,16 @@ def _protocol(table: Mapping[str, Any]) -> tuple[Protocol, int, str | Graph | No
             repr(topology),
             nearest(str(topology), TOPOLOGIES),
         )
-    known = {*(f.name for f in dataclasses.fields(cls)), "name", "rounds", "topology"}
+    known = protocol_settings(name)
     for key in rest:
         if key not in known:
             raise RecipeError(f"[protocol] may only hold what {name} has.", f"'{key}'", nearest(key, known))
     return from_table(cls, rest, "protocol"), rounds, topology
+
+
+def protocol_settings(name: str) -> set[str]:
+    """What a [protocol] table may hold."""
+    return {*(field.name for field in dataclasses.fields(_protocol_class(name))), "name", "rounds", "topology"}
 
 
 def _protocol_class(name: str) -> type[Protocol]:

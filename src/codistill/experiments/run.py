@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import platform
 import tomllib
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +20,7 @@ from codistill.data.validation import digest
 from codistill.errors import CheckpointError, RecipeError
 from codistill.experiments.recipe import Data, Recipe, make_recipe
 from codistill.federation import Federation
+from codistill.federation.run_facts import FACTS, faults_in, versions
 from codistill.files import locked, write_atomically, writing
 from codistill.learners.catalogue import make_learner
 from codistill.randomness import generator, seed_libraries
@@ -33,8 +32,7 @@ from codistill.topology import KINDS as TOPOLOGIES
 from codistill.topology import Topology
 from codistill.topology.facts import as_plain, from_plain
 
-RECIPE, FACTS, REPORT, NETWORK = "recipe.toml", "run.json", "report.html", "network.json"
-_PACKAGES = ("codistill", "numpy", "scikit-learn", "scipy", "torch", "safetensors", "skops")
+RECIPE, REPORT, NETWORK = "recipe.toml", "report.html", "network.json"
 
 
 def load_data(data: Data, seed: int, data_dir: str | None = None) -> datasets.Dataset:
@@ -272,16 +270,23 @@ def reopen(folder: Path) -> Recipe:
         return make_recipe(tomllib.loads((folder / RECIPE).read_text("utf-8")), folder.resolve())
     except (OSError, ValueError) as error:
         missing = isinstance(error, FileNotFoundError | NotADirectoryError)
+        if missing and _is_from_python(folder):
+            raise CheckpointError(
+                f"{folder} must be the folder of a recipe's run.",
+                f"a run from Python: no {RECIPE} there",
+                "Go on with it in Python, by run(folder=..., resume=True), and save its models by agent.save(path).",
+            ) from None
         raise CheckpointError(
             f"{folder} must be the folder of a run.",
             f"no {RECIPE} there" if missing else f"{RECIPE}: {error}",
-            "Name a folder that 'codistill run' made.",
+            "Name a folder that 'codistill run' made, or Federation.run(folder=...).",
         ) from None
 
 
 def read_summary(folder: Path) -> Summary:
     """What is known of a run from its folder alone, finished or not."""
-    recipe, facts = reopen(folder), _read_facts(folder)
+    recipe = None if _is_from_python(folder) else reopen(folder)
+    facts = _read_facts(folder)
     try:
         seconds = [float(json.loads(line)["seconds"]) for line in whole_lines(folder / TIMES)]
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -292,20 +297,32 @@ def read_summary(folder: Path) -> Summary:
     rows = read_rows(folder / METRICS)
     return Summary(
         title=folder.resolve().name,
-        protocol=recipe.source["protocol"]["name"],
+        protocol=facts["protocol"]["name"] if recipe is None else recipe.source["protocol"]["name"],
         agents=facts["agents"],
         rows=rows,
-        alone_rows=read_rows(alone) if recipe.evaluation.alone and alone.exists() else None,
+        alone_rows=read_rows(alone) if (recipe is None or recipe.evaluation.alone) and alone.exists() else None,
         counts=None if facts["counts"] is None else np.asarray(facts["counts"]),
         class_names=tuple(facts["class_names"]),
         seconds=sum(seconds),
         test_samples=facts["test_samples"],
-        test_part="validation" if recipe.data.validation else "test",
-        facts={"recipe": (folder / RECIPE).read_text("utf-8"), "versions": facts["versions"], "seed": recipe.seed},
+        test_part="validation" if recipe is not None and recipe.data.validation else "test",
+        facts=_shown_facts(folder, facts, recipe),
         outputs=read_outputs(folder, max((row["round"] for row in rows), default=0)),
         topology=_read_topology(folder, facts),
-        faults=recipe.faults,
+        faults=faults_in(facts) if recipe is None else recipe.faults,
     )
+
+
+def _is_from_python(folder: Path) -> bool:
+    """Whether the folder is that of `Federation.run` or `serve`, which say the protocol in the place of a recipe."""
+    return not (folder / RECIPE).exists() and (folder / FACTS).exists() and "protocol" in _read_facts(folder)
+
+
+def _shown_facts(folder: Path, facts: dict[str, Any], recipe: Recipe | None) -> dict[str, Any]:
+    """What the report shows as it is: the recipe or, of a run from Python, the protocol with its settings."""
+    if recipe is None:
+        return {key: facts[key] for key in ("protocol", "versions", "seed")}
+    return {"recipe": (folder / RECIPE).read_text("utf-8"), "versions": facts["versions"], "seed": recipe.seed}
 
 
 def _facts(recipe: Recipe, federation: Federation, data: datasets.Dataset) -> dict[str, Any]:
@@ -338,8 +355,3 @@ def protocol_code(folder: Path) -> str | None:
     """The digest of the file of a run's own protocol, as it was when the run began."""
     code = _read_facts(folder).get("protocol_code") if (folder / FACTS).exists() else None
     return None if code is None else str(code)
-
-
-def versions() -> dict[str, str]:
-    """Of what the figures rest on."""
-    return {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}}

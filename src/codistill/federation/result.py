@@ -11,6 +11,7 @@ import pandas as pd
 
 from codistill.data.validation import as_floats
 from codistill.errors import DataError
+from codistill.results.html_table import html_table
 from codistill.results.outputs import Outputs, are_probabilities
 from codistill.results.records import Row
 from codistill.results.summary import Summary
@@ -144,3 +145,7 @@ class Result:
 
     def __repr__(self) -> str:
         return self.summary().table_text()
+
+    def _repr_html_(self) -> str:
+        """The table of all agents, for a notebook."""
+        return html_table(self.summary().table())

@@ -21,8 +21,7 @@ from codistill.errors import CheckpointError, CodistillError, DataError, Learner
 from codistill.faults import Faults
 from codistill.federation.result import TrainedAgent
 from codistill.files import writing
-from codistill.learners.ability import Ability, Learner
-from codistill.learners.portable.receiving import Predictor
+from codistill.learners.ability import Learner
 from codistill.learners.portable.saved_learner import load_learner, save_learner
 from codistill.protocol import Protocol
 from codistill.protocols import PROTOCOLS
@@ -93,6 +92,11 @@ class TrainedModel(TrainedAgent):
         return f"<trained model of agent '{self.name}' ({self.protocol}): {self.learner.describe()}, {kind}>"
 
 
+def is_onnx(path: str | Path) -> bool:
+    """Whether a file's name says that it is an ONNX model."""
+    return Path(path).suffix.lower() == ".onnx"
+
+
 def in_order(frame: Any, columns: Sequence[str], owner: str) -> Any:
     """The columns of a data frame that a model takes, in its order; more columns are left out."""
     missing = [name for name in columns if name not in set(frame.columns)]
@@ -109,7 +113,11 @@ def in_order(frame: Any, columns: Sequence[str], owner: str) -> Any:
 def save_model(
     trained: TrainedAgent, path: str | Path, *, samples: Samples | None = None, class_names: Sequence[str] | None = None
 ) -> Path:
-    """Write a trained agent's model; returns its path. `load` opens it again."""
+    """Write a trained agent's model; returns its path. `load` opens it again. A file .onnx gets an ONNX graph."""
+    if is_onnx(path):
+        from codistill.federation.onnx_file import save_onnx
+
+        return save_onnx(trained, path)
     agent, description = trained._agent, trained._description
     protocol = description.protocol
     if not agent.learner.ready:
@@ -151,8 +159,12 @@ def load(path: str | Path, *, model: Any = None, protocol: Protocol | None = Non
 
     `model`: an untrained model of the same class, where the file alone cannot tell how to build it: classes of one's
     own, and torch modules of no registered architecture. `protocol`: an instance of a protocol of one's own, if that
-    has a `predict` of its own. With `model` the file must be one that you trust.
+    has a `predict` of its own. With `model` the file must be one that you trust. A file .onnx is opened as such.
     """
+    if is_onnx(path):
+        from codistill.federation.onnx_file import load_onnx
+
+        return load_onnx(path)
     content = read_body(Path(path), "a saved model")
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         found = content.get("format") if isinstance(content, dict) else None
@@ -174,57 +186,51 @@ def load(path: str | Path, *, model: Any = None, protocol: Protocol | None = Non
 
 def _model_of(content: dict[str, Any], model: Any, own: Protocol | None) -> TrainedModel:
     shape, classes = tuple(int(size) for size in content["shape"]), int(content["classes"])
-    name, labelled = str(content["agent"]), content["is_classifier"] is True
-    if math.prod(shape) > _LARGEST or not 1 <= classes <= _LARGEST:
-        raise ValueError(f"samples of shape {shape} and {classes} classes")
-    opened = load_learner(content["learner"], shape, classes, model)
-    learner = opened if isinstance(opened, Learner) else OpenedModel(opened, str(content["learner"]["described"]))
-    # In the place of the private data, which are in no file: one row of zeros, which nothing reads.
-    rows, targets = np.zeros((1, *shape), np.float32), np.zeros(1, np.int64) if labelled else np.zeros((1, classes))
-    agent = Agent(name, learner, rows, targets)
-    agent.settle(classes)
-    agent.state, agent.class_mix, agent.classes = content["state"], None, classes
-    roster = tuple(str(each) for each in content["roster"])
-    agent.topology = Topology.silent(roster)
-    description = RunDescription(
-        protocol=_protocol_of(content["protocol"], own), topology=agent.topology, classes=classes, seed=0, plan=Plan(),
-        faults=Faults((), roster, 0), agents=(agent,),
-    )  # fmt: skip
+    check_sizes(shape, classes)
+    learner = load_learner(content["learner"], shape, classes, model)
     scaling = content["scaling"]
     samples = Samples(
         columns=tuple(map(str, content["columns"])), label=content["label"], unused=tuple(content["unused"]),
         scaling=None if scaling is None else Scaling(scaling["shift"], scaling["divisor"]),
     )  # fmt: skip
-    return TrainedModel(agent, description, samples, content["class_names"])
+    made = assemble(
+        str(content["agent"]), learner, shape, classes, samples, content["class_names"],
+        is_classifier=content["is_classifier"] is True, protocol=_protocol_of(content["protocol"], own),
+        roster=tuple(str(each) for each in content["roster"]),
+    )  # fmt: skip
+    made._agent.state = content["state"]
+    return made
 
 
-class OpenedModel(Learner):
-    """A model that can only predict, such as an ONNX graph."""
+def check_sizes(shape: tuple[int, ...], classes: int) -> None:
+    """Raise ValueError for sizes in a file that no model has."""
+    if min(shape, default=1) < 1 or math.prod(shape) > _LARGEST or not 1 <= classes <= _LARGEST:
+        raise ValueError(f"samples of shape {shape} and {classes} classes")
 
-    abilities = Ability.LABELS
 
-    def __init__(self, model: Predictor, described: str) -> None:
-        self._model, self._described = model, described
-
-    def fit(self, x: np.ndarray, targets: np.ndarray) -> None:
-        """It cannot be trained."""
-        raise LearnerError("A loaded model can only predict.", "fit", "Train a model of the same class instead.")
-
-    def predict(self, x: np.ndarray) -> np.ndarray:
-        """Predict (n, C)."""
-        return self._model.predict(x)
-
-    def state(self) -> dict[str, Any]:
-        """It has none of its own."""
-        raise LearnerError("A loaded model is in its file.", "save", f"Copy the file of {self._described}.")
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """It has none of its own."""
-        raise LearnerError("A loaded model can only predict.", "restore", "Load the other file.")
-
-    def describe(self) -> str:
-        """The name of the model that was saved."""
-        return self._described
+def assemble(
+    name: str,
+    learner: Learner,
+    shape: tuple[int, ...],
+    classes: int,
+    samples: Samples,
+    class_names: Sequence[str] | None,
+    *,
+    is_classifier: bool,
+    protocol: Protocol,
+    roster: tuple[str, ...],
+) -> TrainedModel:
+    """A trained model around a learner, without any data."""
+    # In the place of the private data, which are in no file: one row of zeros, which nothing reads.
+    rows = np.zeros((1, *shape), np.float32)
+    agent = Agent(name, learner, rows, np.zeros(1, np.int64) if is_classifier else np.zeros((1, classes)))
+    agent.settle(classes)
+    agent.class_mix, agent.classes, agent.topology = None, classes, Topology.silent(roster)
+    description = RunDescription(
+        protocol=protocol, topology=agent.topology, classes=classes, seed=0, plan=Plan(),
+        faults=Faults((), roster, 0), agents=(agent,),
+    )  # fmt: skip
+    return TrainedModel(agent, description, samples, class_names)
 
 
 def _state_for_predictions(protocol: Protocol, agent: Agent) -> dict[str, Any]:

@@ -83,13 +83,14 @@ def save_learner(learner: Learner | AnyLearner) -> Saved:
     return {**saved, "kind": kind, "state": state}
 
 
-def load_learner(saved: Saved, shape: tuple[int, ...], classes: int, model: Any = None) -> Predictor:
+def load_learner(saved: Saved, shape: tuple[int, ...], classes: int, model: Any = None) -> Learner:
     """The model that was saved, for samples of `shape`; a `CheckpointError` or `LearnerError` if it cannot be opened.
 
     `model`: an untrained model of the class that was saved, into which the state is loaded.
     """
     try:
-        opened = _opened(saved, shape, classes) if model is None else _into(saved, as_learner(model, "model="))
+        found = _opened(saved, shape, classes) if model is None else _into(saved, as_learner(model, "model="))
+        opened = found if isinstance(found, Learner) else OpenedModel(found, str(saved["described"]))
         answers = opened.predict(np.zeros((2, *shape), np.float32))
         if answers.shape != (2, classes):
             raise ValueError(f"predictions of shape {answers.shape} instead of {(2, classes)}")
@@ -102,6 +103,35 @@ def load_learner(saved: Saved, shape: tuple[int, ...], classes: int, model: Any 
             f"{type(error).__name__}: {str(error)[:200]}",
             f"It was saved from {saved.get('class')!s:.100}. Pass model= of that class, or save it again.",
         ) from None
+
+
+class OpenedModel(Learner):
+    """A model that can only predict, such as an ONNX graph."""
+
+    abilities = Ability.LABELS
+
+    def __init__(self, model: Predictor, described: str) -> None:
+        self._model, self._described = model, described
+
+    def fit(self, x: np.ndarray, targets: np.ndarray) -> None:
+        """It cannot be trained."""
+        raise LearnerError("A loaded model can only predict.", "fit", "Train a model of the same class instead.")
+
+    def predict(self, x: np.ndarray) -> np.ndarray:
+        """Predict (n, C)."""
+        return self._model.predict(x)
+
+    def state(self) -> dict[str, Any]:
+        """It has none of its own."""
+        raise LearnerError("A loaded model is in its file.", "save", f"Copy the file of {self._described}.")
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """It has none of its own."""
+        raise LearnerError("A loaded model can only predict.", "restore", "Load the other file.")
+
+    def describe(self) -> str:
+        """The name of the model that was saved."""
+        return self._described
 
 
 def _opened(saved: Saved, shape: tuple[int, ...], classes: int) -> Predictor:
