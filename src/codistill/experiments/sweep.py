@@ -88,7 +88,8 @@ class Sweep:
         """Of each run its labels, its tables, and the settings that were left out; no run twice."""
         combinations = list(itertools.product(*(axis.values for axis in self.axes)))
         all_tables = [self._tables(labels) for labels in combinations]
-        known, found = known_settings(all_tables), {}
+        known = known_settings(all_tables, self.folder)
+        found: dict[tuple[str, ...], tuple[dict[str, str], dict[str, Any], list[str]]] = {}
         for labels, tables in zip(combinations, all_tables, strict=True):
             odd = leave_out(tables, known)
             chosen = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -13,10 +14,10 @@ ABSENT = "-"  # the label of a field that a run's protocol does not have
 _PROTOCOL = "protocol."
 
 
-def known_settings(all_tables: Iterable[Mapping[str, Any]]) -> dict[str, set[str]]:
-    """By name of the protocol, what the [protocol] tables of a sweep's runs may hold."""
-    names = {_name(tables) for tables in all_tables} - {None}
-    return {str(name): protocol_settings(str(name)) for name in names}
+def known_settings(all_tables: Iterable[Mapping[str, Any]], folder: Path) -> dict[str, set[str]]:
+    """By name of the protocol, what the [protocol] tables of a sweep may hold; files are relative to `folder`."""
+    names = {name for tables in all_tables if (name := _name(tables)) is not None}
+    return {name: protocol_settings(str(folder / name) if ".py:" in name else name) for name in names}
 
 
 def leave_out(tables: dict[str, Any], known: Mapping[str, set[str]]) -> list[str]:

@@ -44,8 +44,8 @@ def _found(sweep: Sweep, folder: Path) -> dict[Labels, dict[tuple[str, ...], lis
         place = folder / slug(labels)
         summary = read_summary(place) if (place / OUTPUTS).exists() else None
         if summary is not None and summary.outputs is not None:
-            for place in _places(sweep, {key: label for key, label in labels.items() if key in wanted}):
-                found.setdefault(place, {}).setdefault(summary.class_names, []).append(summary.outputs)
+            for shown in _places(sweep, {key: label for key, label in labels.items() if key in wanted}):
+                found.setdefault(shown, {}).setdefault(summary.class_names, []).append(summary.outputs)
     return found
 
 

@@ -163,6 +163,8 @@ def _probabilities(builder: _Builder, raw: str, columns: int) -> str:
 
 
 def _perceptron(model: Any, builder: _Builder) -> str | None:
+    if model.out_activation_ not in ("identity", "logistic", "softmax"):
+        return None
     name = builder.scaled_samples()
     for number, (weights, bias) in enumerate(zip(model.coefs_, model.intercepts_, strict=True)):
         name = _dense(builder, name, weights.T, bias)
