@@ -15,7 +15,7 @@ from codistill.faults import Fault
 from codistill.federation.result import ELSEWHERE
 from codistill.files import write_atomically
 from codistill.runtimes.description import RunDescription
-from codistill.runtimes.network.terms import describe_protocol, describe_public
+from codistill.runtimes.network.terms import describe_public
 from codistill.settings import from_table
 from codistill.topology.facts import as_plain
 
@@ -45,7 +45,7 @@ def versions() -> dict[str, str]:
 def _facts_of(description: RunDescription) -> dict[str, Any]:
     mixes = [agent.class_mix for agent in description.agents]
     known = [mix for mix in mixes if mix is not None]
-    compression = description.compression
+    protocol, compression = description.protocol, description.compression
     models = {agent.name: agent.learner.describe() for agent in description.agents}
     return {
         "agents": {name: models.get(name, ELSEWHERE) for name in description.names},
@@ -58,6 +58,6 @@ def _facts_of(description: RunDescription) -> dict[str, Any]:
         "compression": None if compression is None else dataclasses.asdict(compression),
         "faults": [dataclasses.asdict(fault) for fault in description.faults.injected],
         "seed": description.seed,
-        "protocol": describe_protocol(description.protocol),
+        "protocol": {"name": protocol.name or type(protocol).__name__, "settings": dataclasses.asdict(protocol)},
         "versions": versions(),
     }

@@ -134,7 +134,7 @@ def save_model(
         "format": FORMAT,
         "codistill": __version__,
         "agent": agent.name,
-        "protocol": {"name": protocol.name, "class": _class_of(protocol), "settings": dataclasses.asdict(protocol)},
+        "protocol": {"name": protocol.name, "class": _class_of(protocol), "settings": _settings_of(protocol)},
         "roster": list(description.topology.names),
         "state": _state_for_predictions(protocol, agent),
         "classes": agent.shard.classes,
@@ -239,6 +239,11 @@ def _state_for_predictions(protocol: Protocol, agent: Agent) -> dict[str, Any]:
         return {}
     names = agent.state if protocol.predicts_with is None else protocol.predicts_with
     return {name: agent.state[name] for name in names if name in agent.state}
+
+
+def _settings_of(protocol: Protocol) -> dict[str, Any]:
+    """Of a protocol that `load` can make by its name; one's own is passed to `load`."""
+    return dataclasses.asdict(protocol) if PROTOCOLS.get(protocol.name) is type(protocol) else {}
 
 
 def _class_of(protocol: Protocol) -> str | None:
