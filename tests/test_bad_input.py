@@ -17,7 +17,7 @@ import torch
 from sklearn.cluster import KMeans
 from sklearn.datasets import load_wine
 from sklearn.ensemble import RandomForestClassifier
-from sklearn.linear_model import LogisticRegression
+from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.neighbors import KNeighborsClassifier
 from torch import nn
 
@@ -132,16 +132,17 @@ ROWS = {
         ["must get at least one sample", "none for agent 0"]),
     "impossible partition": (recipe(partition={"kind": "dirichlet", "alpha": 0.01, "min_size": 70}), [], None, 3,
         ["at least 70 samples", "Raise alpha"]),
-    "one-class shard, logistic regression": (
-        recipe(partition={"kind": "labels"}, agents=agents(*["logistic_regression"] * 3)), [], None, 4,
-        ["The shard of agent 'a' must hold at least two classes for LogisticRegression", "only class 0", "a forest"]),
+    "one-class shard, a model that cannot be fitted at all": (
+        recipe(partition={"kind": "labels"}, agents=agents(*[
+            {"kind": "logistic_regression", "solver": "newton-cholesky", "penalty": "l1"}] * 3)), [], None, 4,
+        ["LogisticRegression of agent 'a' must be able to learn", "newton-cholesky", "Change its options"]),
     "data file missing": (recipe(data=TABLE, protocol=ALONE), [], None, 3,
-        ["table.csv", "No such file", "Check the path"]),
+        ["'table.csv' in neither", "beside the recipe or in the data folder", "--data-dir"]),
     "label column missing": (recipe(data={**TABLE, "label": "knd"}, protocol=ALONE), [], csv(GOOD_ROWS), 3,
         ["must have the column 'knd'", "Did you mean 'kind'?"]),
     "no label said": (recipe(data={"file": "table.csv"}), [], csv(GOOD_ROWS), 2, ["must say the label column"]),
-    "NaN in a table": (recipe(data=TABLE, protocol=ALONE), [], csv(GOOD_ROWS + "1,,u\n"), 3,
-        ["nan in column 'y', data row 21"]),
+    "an empty cell that is refused": (recipe(data={**TABLE, "missing": "refuse"}, protocol=ALONE), [],
+        csv(GOOD_ROWS + "1,,u\n"), 3, ["nan in column 'y', data row 21"]),
     "infinity in a table": (recipe(data=TABLE, protocol=ALONE), [], csv(GOOD_ROWS + "1,inf,u\n"), 3,
         ["inf in column 'y', data row 21"]),
     "words in a table": (recipe(data=TABLE, protocol=ALONE), [], csv(GOOD_ROWS + "1,many,u\n"), 3,
@@ -459,7 +460,7 @@ X, Y = ((X - X.mean(axis=0)) / X.std(axis=0))[ORDER].astype(np.float32), Y[ORDER
 PUBLIC, TEST = X[80:110], (X[110:], Y[110:])
 QUIET = {"runtime": "simulation", "progress": False}
 BAD = X[:40].copy()
-BAD[3, 2] = np.nan
+BAD[3, 2] = np.inf
 
 
 def net(inputs=13, outputs=3):
@@ -476,6 +477,11 @@ def federation(members=None, protocol=None, **options):
 
 def one(x=X[:40], y=Y[:40], model=None, test=None, **options):
     return federation([cd.Agent("a", model or net(), x, y, test=test)], **options)
+
+
+def untested(y, model=None, **options):
+    """An agent without any test data."""
+    return federation([cd.Agent("a", net() if model is None else model, X[: len(y)], y)], test=None, **options)
 
 
 class Odd:
@@ -514,27 +520,31 @@ class Rude(cd.Protocol):
 # name: (what the user does, the error, words of the sentence)
 CALLS = {
     # data
-    "NaN": (lambda: one(BAD), DataError, ["agent 'a'", "finite", "nan in row 3"]),
-    "infinity": (lambda: one(np.where(np.isnan(BAD), np.inf, BAD)), DataError, ["inf in row 3"]),
-    "too large for 32 bits": (lambda: one(np.where(np.isnan(BAD), 1e300, BAD.astype(float))), DataError, ["1e+300"]),
+    "infinity": (lambda: one(BAD), DataError, ["agent 'a'", "finite", "inf in row 3"]),
+    "too large for 32 bits": (lambda: one(np.where(np.isinf(BAD), 1e300, BAD.astype(float))), DataError, ["1e+300"]),
     "one flat row": (lambda: one(X[0], Y[:1]), DataError, ["the first axis being the samples", "(13,)"]),
     "fewer labels": (lambda: one(y=Y[:39]), DataError, ["40 samples and 39 labels"]),
     "ragged samples": (lambda: one([[1.0], [1.0, 2.0]], [0, 1]), DataError, ["as one array", "equally long"]),
     "ragged labels": (lambda: one(X[:2], [[0], [0, 1]]), DataError, ["the labels y of agent 'a'", "as one array"]),
-    "no labels": (lambda: one(X[:2], None), DataError, ["must be numbers"]),
+    "no labels": (lambda: one(X[:2], None), DataError, ["y of agent 'a' must be one per sample", "None"]),
+    "a label is missing": (lambda: one(X[:2], ["a", None]), DataError, ["must have a label", "None in row 1"]),
     "words as samples": (lambda: one([["a"] * 13] * 2, [0, 1]), DataError, ["must be numbers"]),
-    "words as labels": (lambda: one(y=Y[:40].astype(str)), DataError, ["must be numbers", "the labels y"]),
+    "two spellings": (lambda: federation([
+        cd.Agent("a", net(), X[:2], ["benign", "ill"]), cd.Agent("b", net(), X[:2], ["ill", "BENIGN "])], test=None),
+        DataError, ["'BENIGN ' and 'benign'", "Are they one class?"]),
+    "labels in a column": (lambda: one(X[:2], [["a"], ["b"]]), DataError, ["must be one-dimensional", "y.ravel()"]),
     "negative label": (lambda: one(y=Y[:40] - 1), DataError, ["whole number from 0", "-1 in row"]),
     "label out of range": (lambda: federation(classes=2), DataError, ["from 0 to 1", "2 in row"]),
-    "fractions as labels": (lambda: one(y=Y[:40] + 0.5), DataError, ["whole number", "2.5 in row 0"]),
+    "fractions as labels": (lambda: one(y=Y[:40] + 0.5), DataError,
+        ["must be classes", "2.5 in row 0", 'task="regression"']),
     "identifiers as labels": (lambda: one(y=Y[:40] + 30_000), DataError,
-        ["a label 30002 among 108 samples", "np.unique"]),
+        ["a label 30002 among 108 labels", "classes=[...]"]),
     "empty shard": (lambda: one(X[:0], Y[:0]), DataError, ["at least one sample", "(0, 13)"]),
     "shards of two shapes": (
         lambda: federation([pair()[0], cd.Agent("b", net(5), X[:9, :5], Y[:9])]), DataError,
         ["shape of those of agent 'clinic', (13,)", "agent 'b' has (5,)"]),
     "public of another shape": (lambda: federation(public=X[:9, :5]), DataError, ["the public data has (5,)"]),
-    "public with NaN": (lambda: federation(public=BAD), DataError, ["the public data", "nan in row 3"]),
+    "public with infinity": (lambda: federation(public=BAD), DataError, ["the public data", "inf in row 3"]),
     "public as a count": (lambda: federation(public=400), DataError, ["must be samples", "400"]),
     "public empty": (lambda: federation(public=X[:0]), DataError, ["the public data", "(0, 13)"]),
     "test of another shape": (lambda: federation(test=(X[:9, :5], Y[:9])), DataError, ["the test set has (5,)"]),
@@ -545,9 +555,9 @@ CALLS = {
     "real values of other columns": (lambda: one(y=np.zeros((40, 2)), test=None), DataError,
         ["one column for each of 3"]),
     # models
-    "one class, logistic regression": (
-        lambda: one(X[Y == 0], Y[Y == 0], LogisticRegression()), LearnerError,
-        ["agent 'a' must hold at least two classes for LogisticRegression", "only class 0", "a forest"]),
+    "one class, a model that cannot be fitted at all": (
+        lambda: one(X[Y == 0], Y[Y == 0], LogisticRegression(solver="newton-cholesky", penalty="l1")), LearnerError,
+        ["LogisticRegression of agent 'a' must be able to learn", "newton-cholesky", "Change its options"]),
     "a class for a model": (lambda: cd.Agent("a", RandomForestClassifier, X, Y), LearnerError,
         ["the class RandomForestClassifier itself", "Pass an instance"]),
     "a string for a model": (lambda: cd.Agent("a", "forest", X, Y), LearnerError, ["must be a torch module", "str"]),
@@ -571,9 +581,26 @@ CALLS = {
     "answers of a wrong shape": (lambda: one(model=Odd()).run(1, **QUIET), LearnerError,
         ["predict of Odd must return", "Found: shape (68,), dtype float64. Return"]),
     "real values for labels": (lambda: one(y=X[:40, 0]), DataError,
-        ["must be a whole number", "Real values to predict need the shape (n, 1)"]),
+        ["agent 'a' must be classes", "Is this a regression?", 'task="regression"']),
     "large real values for labels": (lambda: one(y=X[:40, 0] * 1e6), DataError,
-        ["must number the classes", "Real values to predict need the shape (n, 1)"]),
+        ["agent 'a' must be classes", "Is this a regression?"]),
+    "values of a regression for labels": (lambda: untested(np.arange(178), Ridge()), DataError,
+        ["178 different integers, 0 to 177", "agent 'a' (Ridge) predicts real values", "Is this a regression?"]),
+    "a classifier for real values": (lambda: untested(X[:40, :1], RandomForestClassifier()), LearnerError,
+        ["agent 'a' must be one for real values", "RandomForestClassifier", "Use RandomForestRegressor"]),
+    "a module with cross-entropy for real values": (lambda: untested(X[:40, 0], task="regression"),
+        LearnerError, ["agent 'a' must be one for real values", 'loss = "squared"']),
+    "another task": (lambda: one(task="clustering"), RecipeError, ["classification or regression", "'clustering'"]),
+    "words for a regression": (lambda: untested(["a", "b"], task="regression"), DataError,
+        ["must be numbers, as the task is a regression", "'a'"]),
+    "a score of another task": (lambda: federation(scores=["rmse"]), RecipeError,
+        ["suit the task, which is classification", "'rmse'"]),
+    "a score that is not known": (lambda: federation(scores=["acuracy"]), RecipeError, ["Did you mean 'accuracy'?"]),
+    "a score of two classes for three": (lambda: federation(scores=["f1"]), RecipeError,
+        ["defined for 3 classes", "'f1' is not", "f1_macro"]),
+    "a score that cannot be computed": (lambda: federation(scores=[lambda y, answers: y + "a"]), RecipeError,
+        ["name"]),
+    "a label that is no class": (lambda: federation(classes=["a", "b"]), DataError, ["one of the classes 'a', 'b'"]),
     # protocols and settings
     "a class for a protocol": (lambda: federation(protocol=cd.FedMD), RecipeError,
         ["an instance", "codistill.FedMD()"]),
@@ -600,7 +627,7 @@ CALLS = {
     "no rounds": (lambda: federation().run(0), RecipeError, ["rounds must be at least 1"]),
     "rounds as a string": (lambda: federation().run("3"), RecipeError, ["rounds must be an integer"]),
     "unknown runtime": (lambda: federation().run(1, runtime="cloud"), RecipeError, ["one of processes, simulation"]),
-    "no workers": (lambda: federation().run(1, workers=0), RecipeError, ["runtime.workers must be at least 1"]),
+    "no workers": (lambda: federation().run(1, workers=0), RecipeError, ["workers must be at least 1"]),
     "resume from nowhere": (lambda: federation().run(1, resume=True), RecipeError, ["needs its folder"]),
     # at work
     "deadlock": (lambda: federation(protocol=Rude()).run(1, **QUIET), RuntimeFault,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import tomllib
 from pathlib import Path
@@ -79,6 +80,15 @@ def test_the_readme_names_the_two_commands() -> None:
     readme = (ROOT / "README.md").read_text("utf-8")
     assert "make demo" in readme
     assert "make test" in readme
+
+
+def test_the_readme_says_what_the_demo_reaches() -> None:
+    """The figures of the run that docs/demo.png shows; that the demo still gives them is tested in test_cli.py."""
+    figures = json.loads((ROOT / "docs" / "demo.json").read_text("utf-8"))
+    readme = " ".join((ROOT / "README.md").read_text("utf-8").split())
+    together, alone = (f"{100 * figures[which]:.1f} %" for which in ("together", "alone"))
+    assert f"Together they reach {together} on average, alone {alone};" in readme
+    assert f"they exchange {figures['bytes'] / 1e6:.1f} MB of predictions" in readme
 
 
 def test_versions_agree() -> None:

@@ -13,13 +13,13 @@ MODULES = {path.relative_to(SOURCE.parent).with_suffix(""): path for path in sor
 
 # Lowest first. A module imports only from its own layer and from those before it, at the top or inside a function.
 LAYERS = (
-    ("errors", "files", "randomness", "settings", "text", "version"),
+    ("errors", "files", "randomness", "settings", "source_lines", "text", "version"),
     ("certs",),
     ("data",),
     ("message", "wire"),
     ("learners",),
     ("topology",),
-    ("agent", "faults", "protocol"),
+    ("agent", "faults", "hooks", "protocol", "verbs"),
     ("protocols",),
     ("theory",),
     ("results",),

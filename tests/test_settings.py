@@ -1,13 +1,21 @@
 """Settings: declared once, checked in one place, and every error names what must hold."""
 
+import copy
+import inspect
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import codistill as cd
+from codistill.data.partition import Dirichlet
 from codistill.errors import RecipeError, nearest
+from codistill.federation import RuntimeOptions
 from codistill.protocols import PROTOCOLS
+from codistill.runtimes.network.options import Network
+from codistill.runtimes.plan import Plan
 from codistill.settings import check_settings, from_table, setting
 
 
@@ -132,3 +140,39 @@ def test_every_hyper_parameter_is_documented(protocol):
     assert protocol.exchanges
     assert protocol.__doc__
     assert all(field.metadata["help"] for field in fields(protocol))
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (
+            lambda: cd.FedMD(local_epoch=3),
+            "FedMD takes only arguments that it has. Found: 'local_epoch'. Did you mean",
+        ),
+        (lambda: cd.FedMD(3), "FedMD takes its arguments by name. Found: 3. Write FedMD(local_epochs=..."),
+        (lambda: cd.FedMD(rounds=3), "Say it where the protocol is run: federation.run(rounds=...)."),
+        (lambda: cd.FedMD(lr=0.1), "It belongs to the model: codistill.TorchLearner(module, lr=...)."),
+        (lambda: Plan(round=3), "Did you mean 'rounds'?"),
+        (lambda: RuntimeOptions(worker=3), "Did you mean 'workers'?"),
+        (lambda: Network(quorm=1.0), "Did you mean 'quorum'?"),
+        (lambda: cd.Compression(bit=8), "Did you mean 'bits'?"),
+        (lambda: cd.Fault(knd="drop"), "Did you mean 'kind'?"),
+        (lambda: Dirichlet(alpa=0.5), "Did you mean 'alpha'?"),
+        (lambda: Dirichlet(), "Dirichlet must be given 'alpha'."),
+        (lambda: Dirichlet(0.5, alpha=0.5), "'alpha' twice"),
+        (lambda: Dirichlet(0.5, 1, 2), "Dirichlet takes at most 2 arguments by place. Found: 2."),
+    ],
+)
+def test_a_wrong_argument_is_named_with_what_was_meant(make: Callable[[], object], words: str) -> None:
+    with pytest.raises(cd.CodistillError) as caught:
+        make()
+    assert isinstance(caught.value, TypeError)  # as any other wrong argument in Python
+    assert words in str(caught.value)
+
+
+def test_help_shows_the_arguments_of_a_protocol() -> None:
+    assert list(inspect.signature(cd.FedMD).parameters)[:2] == ["local_epochs", "local_steps"]
+
+
+def test_copies_of_settings_are_equal() -> None:
+    assert copy.deepcopy(Dirichlet(0.5)) == Dirichlet(0.5)

@@ -15,7 +15,9 @@ from codistill.version import __version__ as __version__
 if TYPE_CHECKING:
     from codistill.agent import Agent as Agent
     from codistill.agent import Hub as Hub
+    from codistill.data.columns import Columns as Columns
     from codistill.errors import CodistillError as CodistillError
+    from codistill.experiments.advice import advise as advise
     from codistill.faults import Fault as Fault
     from codistill.federation import Federation as Federation
     from codistill.federation.joining import join as join
@@ -46,6 +48,8 @@ if TYPE_CHECKING:
     from codistill.protocols import FedMD as FedMD
     from codistill.protocols import FedProto as FedProto
     from codistill.protocols import SiloSGD as SiloSGD
+    from codistill.results.scores import Score as Score
+    from codistill.runtimes.safeguard import Safeguard as Safeguard
     from codistill.runtimes.state_file import read_state as read_state
     from codistill.settings import setting as setting
     from codistill.topology import Topology as Topology
@@ -61,7 +65,9 @@ _HOMES = {
     "Backfitting": "protocols",
     "Centralised": "protocols",
     "CodistillError": "errors",
+    "Columns": "data.columns",
     "Compression": "wire.compression",
+    "Safeguard": "runtimes.safeguard",
     "EKD": "protocols",
     "FD": "protocols",
     "Fault": "faults",
@@ -81,9 +87,11 @@ _HOMES = {
     "PKD": "protocols",
     "Protocol": "protocol",
     "Result": "federation.result",
+    "Score": "results.scores",
     "Topology": "topology",
     "TorchLearner": "learners.torch",
     "TrainedModel": "federation.trained_model",
+    "advise": "experiments.advice",
     "join": "federation.joining",
     "load": "federation.trained_model",
     "read_state": "runtimes.state_file",

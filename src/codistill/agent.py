@@ -12,14 +12,17 @@ import types
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
 
+from codistill.data.labels import CLASSIFICATION, LabelEncoding, check_task
+from codistill.data.preparation import Preparation
 from codistill.data.shard import PublicData, Shard
-from codistill.data.validation import validate_samples
-from codistill.errors import MessageError, RecipeError, RuntimeFault
+from codistill.data.torch_datasets import is_dataset, read_dataset
+from codistill.data.validation import check_shape, encoded_samples, plain_samples
+from codistill.errors import MessageError, RecipeError, nearest
 from codistill.learners import Learner, as_learner
 from codistill.learners.ability import Ability, AnyLearner
 from codistill.learners.portable import ReceivedModel, checked_predictions, open_model
@@ -27,6 +30,7 @@ from codistill.message import Expectation, Message
 from codistill.randomness import Key, generator, seed_libraries
 from codistill.text import printable
 from codistill.topology import HUB, Topology
+from codistill.verbs import HasCalls, as_expectation, as_measures, as_message, as_messages, misuse, shown, verb
 from codistill.wire.compression import Residue
 
 _REASON = 500  # characters that are kept of why a message was refused
@@ -59,10 +63,11 @@ class Hello:
     features: int | None = None  # how many its model has
 
 
-class Node:
+class Node(HasCalls):
     """What an agent and the hub have in common: a name, state across rounds, randomness, and messages."""
 
     def __init__(self, name: str) -> None:
+        super().__init__()
         self.name = name
         self.state: dict[str, Any] = {}  # kept in the checkpoint
         self.memo: dict[Any, Any] = {}  # what can be computed again: not kept
@@ -78,9 +83,12 @@ class Node:
         self.measures: list[tuple[str, str, float]] = []  # (agent, name, value) of this round
         self._moment: tuple[Key, ...] = ()
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} '{self.name}'>"
+
     def start(self, phase: Key, present: tuple[str, ...]) -> None:
         """Enter a round (or "begin"): from here on all randomness derives from (seed, name, phase)."""
-        self.present, self.remarks, self.measures = present, [], []
+        self.present, self.remarks, self.measures, self.calls = present, [], [], []
         self.rejected, self.unreported = self.unreported, []
         self._moment = (self.name, phase, 0)
         seed_libraries(self.seed, *self._moment)
@@ -98,13 +106,30 @@ class Node:
         """All agents of the federation, present or not."""
         return self.topology.names
 
-    async def send(self, to: str, message: Message | None = None, /, **items: Any) -> None:
+    @verb
+    async def send(self, to: str, message: Message | Mapping[str, Any] | None = None, /, **items: Any) -> None:
         """Send named arrays and plain values, or a ready message."""
-        await self._send({to: message or Message.of(**items)})
+        await self._send({to: as_message("send", message, items)})
 
+    @verb
     async def receive(self, sender: str, *, expect: Expectation | None = None) -> Message | None:
         """The next message of a sender; None if none arrives in this round."""
+        self._check_name(sender, "A sender")
+        if not self.topology.may_send(sender, self.name):
+            raise misuse(
+                "A message may only come along a link of the topology.",
+                f"'{self.name}' waits for '{sender}', who has no link to it",
+                "Receive from the hub or from a neighbour, or choose another topology.",
+            )
         return (await self._receive((sender,), expect)).get(sender)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Say what there is instead; called only for what there is not."""
+            if name.startswith("_"):
+                raise AttributeError(name)
+            raise AttributeError(_no_attribute(self, name))
 
     def dump(self) -> dict[str, Any]:
         """What lives across rounds."""
@@ -129,6 +154,8 @@ class Node:
 
     def remark(self, text: str) -> None:
         """Log, for the operator, something that the protocol met and handled, in a few words."""
+        if not isinstance(text, str):
+            raise misuse("me.remark takes a text.", shown(text), 'Write me.remark(f"...").')
         self.remarks.append(text)
 
     def measure(self, agents: str | Iterable[str], **values: Any) -> None:
@@ -136,10 +163,7 @@ class Node:
 
         Where a figure is given several times in a round, its mean is what the row holds.
         """
-        names = [agents] if isinstance(agents, str) else list(agents)
-        for figure, given in values.items():
-            each = [given] if isinstance(agents, str) else given
-            self.measures += [(name, figure, float(value)) for name, value in zip(names, each, strict=True)]
+        self.measures += as_measures(agents, values, self.roster)
 
     def measured(self) -> list[tuple[str, str, float]]:
         """All (agent, figure, value) of this round."""
@@ -150,7 +174,7 @@ class Node:
         await self._yield(Send(messages))
 
     async def _receive(self, senders: tuple[str, ...], expect: Expectation | None) -> dict[str, Message]:
-        arrived: dict[str, Message] = await self._yield(Receive(senders, expect or {}))
+        arrived: dict[str, Message] = await self._yield(Receive(senders, as_expectation(expect)))
         return arrived
 
     async def _swap(
@@ -158,23 +182,30 @@ class Node:
     ) -> dict[str, Message]:
         """Send, then receive."""
         self._check_links(messages)
-        arrived: dict[str, Message] = await self._yield(Send(messages), Receive(senders, expect or {}))
+        arrived: dict[str, Message] = await self._yield(Send(messages), Receive(senders, as_expectation(expect)))
         return arrived
 
     def _check_links(self, messages: Mapping[str, Message]) -> None:
-        for receiver, message in messages.items():
-            if not isinstance(message, Message):
-                raise RuntimeFault(
-                    "What is sent must be a Message.",
-                    f"'{self.name}' tried to send a {type(message).__name__} to '{receiver}'",
-                    "Write Message.of(name=array, ...).",
-                )
+        strangers = messages.keys() - {*self.roster, HUB} if self.name == HUB else set()  # the hub has no list of links
+        for name in strangers:
+            self._check_name(name, "A receiver")
+        if HUB in messages and self._moment[1:2] == ("begin",):
+            raise misuse(
+                "The hub takes part from the first round on.", f"'{self.name}' asks it in begin", "Ask it in round."
+            )
+        for receiver in messages:
             if not self.topology.may_send(self.name, receiver):
-                raise RuntimeFault(
+                self._check_name(receiver, "A receiver")
+                raise misuse(
                     "A message may only go along a link of the topology.",
                     f"'{self.name}' tried to send to '{receiver}'",
                     "Send to the hub or to a neighbour, or choose another topology.",
                 )
+
+    def _check_name(self, name: Any, what: str) -> None:
+        known = (*self.roster, HUB)
+        if not isinstance(name, str) or name not in known:
+            raise misuse(f"{what} must be the name of an agent, or 'hub'.", shown(name), nearest(str(name), known))
 
     @types.coroutine
     def _yield(self, *effects: Effect) -> Generator[Effect, Any, Any]:
@@ -191,9 +222,19 @@ class Node:
 
 
 class Agent(Node):
-    """A learner and a private shard."""
+    """A learner and a private shard: samples x with labels y, or a torch `Dataset` (or `DataLoader`) of pairs as x."""
 
-    def __init__(self, name: str, model: Any, x: Any, y: Any, *, test: tuple[Any, Any] | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        model: Any,
+        x: Any,
+        y: Any = None,
+        *,
+        test: tuple[Any, Any] | None = None,
+        task: str | None = None,
+        prepare: Any = None,
+    ) -> None:
         if not isinstance(name, str) or not re.fullmatch(r"[\w][\w .+-]{0,63}", name) or name == HUB:
             raise RecipeError(
                 "An agent's name must be 1 to 64 letters, digits, spaces or any of _ . + -, and not 'hub'.",
@@ -201,22 +242,41 @@ class Agent(Node):
                 "Choose another name.",
             )
         super().__init__(name)
+        check_task(task)
+        self.task = task  # what its labels are, as far as its owner says so: "classification" or "regression"
         # Typed by all abilities, for protocols; `learner.abilities` says which of them this one has.
         self.learner: AnyLearner = cast(AnyLearner, as_learner(model, name))
         self.shard: Shard = None  # type: ignore[assignment]  # made when the number of classes is known
         self.test: tuple[np.ndarray, np.ndarray] | None = None
         self.class_mix: np.ndarray | None = None  # how many samples of each class it holds
         self.learned = False  # whether it has been in a run
+        self.safeguard: Any = None  # set by the runtime: an AgentSafeguard, where its answers have one
         self.diverged = False  # whether its model diverged in this round, and returned to the round's start
-        self._data, self._test = (x, y), test
+        self._random_items: Any = None  # a dataset whose items differ whenever they are read
+        if y is None and is_dataset(x):
+            x, y, self._random_items = read_dataset(x, f"agent '{name}'")
+        self._data, self._test = (plain_samples(x, f"the samples x of agent '{name}'"), y), test
+        self._prepare = prepare
+        self.prepared = Preparation(prepare, takes_missing=self.learner.takes_missing, owner=f"agent '{name}'")
+        self.shape: tuple[int, ...] = ()  # of one sample, before it is prepared
 
-    def settle(self, classes: int) -> None:
-        """Make the shard, now that the federation knows how many classes there are."""
-        self.shard = Shard(*self._data, classes, self.name)
+    def settle(self, classes: int, encoding: LabelEncoding | None = None) -> None:
+        """Make the shard, now that the federation knows which classes there are."""
+        encoding = encoding or LabelEncoding(CLASSIFICATION, classes)
+        x, y = self._data
+        self.shard = Shard(x, encoding.encode(y, f"agent '{self.name}'"), classes, self.name, self._random_items)
+        self.shape = self.shard.x.shape[1:]
+        self.shard.x = self.prepared.fit(self.shard.x)
         if self.shard.labels is not None:
             self.class_mix = np.bincount(self.shard.labels, minlength=classes)
+        self.settle_test(encoding)
+
+    def settle_test(self, encoding: LabelEncoding) -> None:
+        """Check its own test data, and prepare them as its training samples."""
         if self._test is not None:
-            self.test = validate_samples(*self._test, classes, f"the test data of agent '{self.name}'")
+            x, y = encoded_samples(*self._test, encoding, f"the test data of agent '{self.name}'")
+            check_shape(x, self.shape, f"the test data of agent '{self.name}'", f"agent '{self.name}'")
+            self.test = self.prepared(x), y
 
     def hello(self, about: Ability) -> Hello:
         """What it says of its data and, as far as these abilities are concerned, of its model."""
@@ -231,7 +291,10 @@ class Agent(Node):
 
     def twin(self) -> Agent:
         """An agent with the same data and an untouched copy of the model."""
-        return Agent(self.name, copy.deepcopy(self.learner), *self._data, test=self._test)
+        model = copy.deepcopy(self.learner)
+        twin = Agent(self.name, model, *self._data, test=self._test, task=self.task, prepare=self._prepare)
+        twin._random_items = self._random_items
+        return twin
 
     @property
     def neighbours(self) -> tuple[str, ...]:
@@ -248,23 +311,33 @@ class Agent(Node):
             return names
         return tuple(name for name in names if name in self.present)
 
+    @verb
     async def ask_hub(
-        self, message: Message | None = None, /, *, expect: Expectation | None = None, **items: Any
+        self, message: Message | Mapping[str, Any] | None = None, /, *, expect: Expectation | None = None, **items: Any
     ) -> Message | None:
         """Send to the hub and wait for its reply; None if there is none, it is empty, or not as expected."""
-        reply = (await self._swap({HUB: message or Message.of(**items)}, (HUB,), None)).get(HUB)
-        return reply if reply and self.accepts(HUB, reply, expect or {}) else None
+        wanted = as_expectation(expect)
+        reply = (await self._swap({HUB: as_message("ask_hub", message, items)}, (HUB,), None)).get(HUB)
+        return reply if reply and self.accepts(HUB, reply, wanted) else None
 
+    @verb
     async def exchange(
-        self, message: Message | None = None, /, *, expect: Expectation | None = None, **items: Any
+        self, message: Message | Mapping[str, Any] | None = None, /, *, expect: Expectation | None = None, **items: Any
     ) -> dict[str, Message]:
         """Send to all neighbours and return what all sources sent, by name, in the order of the roster."""
-        message = message or Message.of(**items)
-        return await self._swap(dict.fromkeys(self.neighbours, message), self.sources, expect)
+        sent = as_message("exchange", message, items)
+        return await self._swap(dict.fromkeys(self.neighbours, sent), self.sources, expect)
 
     def mix(self, own: np.ndarray, heard: Mapping[str, np.ndarray]) -> np.ndarray:
         """Own and sources' values with the topology's weights; who is missing leaves its weight to me."""
         weights = self.topology.weights(self.name)
+        for name, value in heard.items():
+            if name not in weights or not isinstance(value, np.ndarray):
+                raise misuse(
+                    "me.mix takes an array of each neighbour, by its name.",
+                    shown(name) if name not in weights else f"a {type(value).__name__} of '{name}'",
+                    'Write me.mix(z, {name: message["z"] for name, message in heard.items()}).',
+                )
         mixed = (1.0 - sum([weights[name] for name in heard])) * own
         for name, value in heard.items():
             part = weights[name] * value
@@ -281,7 +354,9 @@ class Agent(Node):
             with torch.random.fork_rng(devices=()):
                 model = open_model(message, self.shard.x.shape[1:], self.shard.classes, len(self.shard.x))
             # A received model predicts once, at once: where that fails, the message is refused by name.
-            return model if sender == self.name else ReceivedModel(model, self.shard.x, self.shard.classes)
+            if sender == self.name:
+                return model
+            return ReceivedModel(model, self.shard.x, self.shard.classes, self.prepared.complete)
         except MessageError as error:
             self.refuse(sender, error)
             return None
@@ -295,19 +370,28 @@ class Agent(Node):
         try:
             with torch.random.fork_rng(devices=()):
                 model = open_model(Message.decode(data), self.shard.x.shape[1:], self.shard.classes)
-            return checked_predictions(model, x, self.shard.classes)
+            return checked_predictions(model, x, self.shard.classes, self.prepared.complete)
         except MessageError as error:
             self.unreported.append((sender, printable(str(error), _REASON)))
             return np.zeros((len(x), self.shard.classes))
 
+    def join(self, federation_samples: int) -> None:
+        """Tell its models how many private samples the federation holds in all."""
+        self.learner.join(federation_samples)
+        if self.safeguard is not None:
+            self.safeguard.join(federation_samples)
+
     def dump(self) -> dict[str, Any]:
-        """What lives across rounds: the learner and the state."""
-        return {"learner": self.learner.state(), **super().dump()}
+        """What lives across rounds: the learner and the state, and those of its own model under a safeguard."""
+        guarded = {} if self.safeguard is None else {"safeguard": self.safeguard.dump()}
+        return {"learner": self.learner.state(), **super().dump(), **guarded}
 
     def resume(self, saved: dict[str, Any]) -> None:
         """Return to what was dumped."""
         self.learner.restore(saved["learner"])
         super().resume(saved)
+        if self.safeguard is not None:
+            self.safeguard.resume(saved["safeguard"])
 
 
 class Hub(Node):
@@ -317,21 +401,27 @@ class Hub(Node):
         super().__init__(HUB)
         self.hellos: dict[str, Hello] = {}  # what each agent has said of itself; set by the runtime
 
+    @verb
     async def gather(self, *, expect: Expectation | Callable[[str], Expectation] | None = None) -> dict[str, Message]:
         """One message of every agent that is present, by name; `expect`: equal for all, or a function of the name."""
         if not callable(expect):
             return await self._receive(self.present, expect)
         arrived = await self._receive(self.present, None)
-        return {name: message for name, message in arrived.items() if self.accepts(name, message, expect(name))}
+        return {
+            name: message
+            for name, message in arrived.items()
+            if self.accepts(name, message, as_expectation(expect(name)))
+        }
 
-    async def scatter(self, messages: Mapping[str, Message]) -> None:
-        """To each agent its own message."""
-        await self._send(messages)
+    @verb
+    async def scatter(self, messages: Mapping[str, Message | Mapping[str, Any]]) -> None:
+        """To each agent its own message, or table of named arrays and plain values."""
+        await self._send(as_messages(messages))
 
-    async def broadcast(self, message: Message | None = None, /, **items: Any) -> None:
+    @verb
+    async def broadcast(self, message: Message | Mapping[str, Any] | None = None, /, **items: Any) -> None:
         """To every agent that is present the same message."""
-        message = message or Message.of(**items)
-        await self._send(dict.fromkeys(self.present, message))
+        await self._send(dict.fromkeys(self.present, as_message("broadcast", message, items)))
 
     def measured(self) -> list[tuple[str, str, float]]:
         """One value for each agent and figure: the mean over the steps of this round."""
@@ -340,18 +430,21 @@ class Hub(Node):
             given.setdefault((agent, figure), []).append(value)
         return [(agent, figure, sum(values) / len(values)) for (agent, figure), values in given.items()]
 
+    @verb
     async def skip(self) -> None:
         """Nobody was heard: reply to everyone with an empty message, so that `ask_hub` returns None."""
         await self.broadcast(Message())
 
 
-def count_classes(y: Any) -> int:
-    """Classes that labels call for: the largest label + 1, or the columns of real-valued targets."""
-    labels = np.asarray(y)
-    if labels.ndim == 2:
-        return int(labels.shape[1])
-    numeric = labels.dtype.kind in "biuf" and labels.size > 0 and np.isfinite(labels).all()
-    return int(labels.max()) + 1 if numeric else 0
+def _no_attribute(node: Node, name: str) -> str:
+    """Why a node does not have an attribute, or which one was meant."""
+    if isinstance(node, Hub) and name in {*vars(Agent), "learner", "shard"}:
+        return f"The hub has no '{name}': it has no data and no model, and talks by gather, broadcast and scatter."
+    if isinstance(node, Agent) and name in {*vars(Hub), "hellos"}:
+        return f"An agent has no '{name}', only the hub has: an agent talks by ask_hub, exchange, send and receive."
+    return (
+        f"'me' has no '{name}'. {nearest(name, [each for each in {*dir(type(node)), *vars(node)} if each[0] != '_'])}"
+    )
 
 
-__all__ = ["Agent", "Hello", "Hub", "Learner", "Node", "Receive", "Send", "count_classes"]
+__all__ = ["Agent", "Hello", "Hub", "Learner", "Node", "Receive", "Send"]

@@ -5,12 +5,14 @@ The command line prints them and exits with the class's `exit_code`; no tracebac
 
     CodistillError
     ├── RecipeError       2   a recipe, a setting or a command-line argument
+    │   └── ArgumentError 2   in Python: an argument that a class does not take, or lacks; also a TypeError
     ├── DataError         3   data, labels, shards, partitions
     ├── LearnerError      4   a model, or an ability that a protocol needs and a model lacks
     ├── MessageError      5   a message that may not be used (a runtime rejects it and continues)
     ├── CheckpointError   6   a run folder or checkpoint that cannot be read
     ├── StorageError      7   a folder that cannot be written
     ├── RuntimeFault      8   a round that cannot continue: a worker that ended, a deadlock
+    │   └── ProtocolError 8   a mistake in the code of a protocol; it names the line
     └── NetworkError      9   an address, a certificate, or a federation that cannot be joined
         └── PolicyError   9   terms or a release that an agent's own policy does not allow
 """
@@ -38,6 +40,10 @@ class RecipeError(CodistillError):
     """A recipe, a hyper-parameter or a command-line argument is wrong."""
 
     exit_code = 2
+
+
+class ArgumentError(RecipeError, TypeError):
+    """A class is given an argument that it does not take, or is not given one that it must have."""
 
 
 class DataError(CodistillError):
@@ -76,6 +82,10 @@ class RuntimeFault(CodistillError):
     exit_code = 8
 
 
+class ProtocolError(RuntimeFault):
+    """The code of a protocol breaks a rule of protocols; `found` names the line of its file."""
+
+
 class NetworkError(CodistillError):
     """An address, a certificate, or a federation that cannot be joined."""
 
@@ -91,7 +101,8 @@ class PolicyError(NetworkError):
 def nearest(name: str, known: Iterable[str]) -> str:
     """The sentence that follows an unknown name: the most similar known name, or all of them."""
     names = sorted(map(str, known))
-    close = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
+    spelt = {each.lower(): each for each in names}
+    close = difflib.get_close_matches(str(name).lower(), spelt, n=1, cutoff=0.6)
     if close:
-        return f"Did you mean '{close[0]}'?"
+        return f"Did you mean '{spelt[close[0]]}'?"
     return f"Known: {', '.join(names)}."

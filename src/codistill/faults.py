@@ -10,13 +10,13 @@ import numpy as np
 from codistill.errors import RecipeError, nearest
 from codistill.message import Message
 from codistill.randomness import generator
-from codistill.settings import check_settings, setting
+from codistill.settings import Settings, check_settings, setting
 
 _BYZANTINE = ("invert", "random")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fault:
+class Fault(Settings):
     """One kind of fault, for all agents or one, in some rounds or in all.
 
     `drop`: a share `rate` of the messages is lost. `late`: a share arrives after the deadline and is not used.

@@ -92,7 +92,7 @@ def writing(path: Path, do: str | None = None) -> Iterator[None]:
         yield
     except OSError as error:
         free = "Free some space; 'codistill resume' then continues from the last checkpoint."
-        other = "Choose another folder, by --out on the command line."
+        other = "Choose another folder: --out on the command line, folder=... in Python."
         reasons = {
             errno.ENOSPC: ("the disk is full", free),
             errno.EDQUOT: ("the disk quota is used up", free),

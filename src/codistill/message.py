@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from codistill.errors import MessageError
-from codistill.wire.codec import SIZE_LIMIT, decode, encode
+from codistill.errors import MessageError, ProtocolError
+from codistill.source_lines import calling_line
+from codistill.wire.codec import SIZE_LIMIT, decode, encode, is_plain, is_sendable
 from codistill.wire.compression import Compression, Residue
 
 # What a receiver expects of a message: for each array its shape (None = any length) or an array like it, for
@@ -29,8 +30,15 @@ class Message(Mapping[str, Any]):
     @classmethod
     def of(cls, **items: Any) -> Message:
         """Sort items into arrays (numpy, torch) and plain values (numbers, strings, lists)."""
-        arrays = {name: item for name, item in items.items() if hasattr(item, "__array__")}
-        return cls(arrays, {name: item for name, item in items.items() if name not in arrays})
+        arrays, plain = {}, {}
+        for name, item in items.items():
+            if hasattr(item, "__array__"):
+                arrays[name] = _numbers(name, item)
+            elif is_plain(item):
+                plain[name] = item
+            else:
+                raise _unsendable(name, f"{item!r}"[:60], item)
+        return cls(arrays, plain)
 
     @classmethod
     def decode(cls, data: bytes, *, limit: int = SIZE_LIMIT, packed: bool | Compression = True) -> Message:
@@ -121,6 +129,24 @@ _SAME = "The sender must run the same protocol on the same public data."
 
 def _show(shape: tuple[int | None, ...]) -> str:
     return "(" + ", ".join("any" if size is None else str(size) for size in shape) + ")"
+
+
+def _numbers(name: str, item: Any) -> np.ndarray:
+    try:
+        array = _as_array(item)
+    except (TypeError, ValueError, RuntimeError) as error:  # such as torch's dtypes that numpy does not have
+        raise _unsendable(name, f"{error}"[:80], item) from None
+    if not is_sendable(array.dtype):
+        raise _unsendable(name, f"dtype {array.dtype}", item)
+    return array
+
+
+def _unsendable(name: str, found: str, item: Any) -> ProtocolError:
+    return ProtocolError(
+        f"'{name}' in a message must be an array of numbers, a finite number, a string, a boolean, or a list of these.",
+        f"{found} ({type(item).__name__}), at {calling_line()}",
+        "Send numbers as numpy arrays or torch tensors, and a model by me.learner.export().",
+    )
 
 
 def _as_array(array: Any) -> np.ndarray:

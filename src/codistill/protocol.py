@@ -7,27 +7,32 @@ processes and over a network, with the same result to the bit.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
 from codistill.agent import Agent, Hub
-from codistill.errors import LearnerError, MessageError
+from codistill.errors import LearnerError, MessageError, ProtocolError
+from codistill.hooks import check_hooks
 from codistill.learners.ability import Ability
 from codistill.message import Message
-from codistill.settings import check_settings, setting
+from codistill.settings import Settings, check_settings, setting
+from codistill.source_lines import show_line
 from codistill.topology import HUB
+from codistill.verbs import shown
 
 # All that a protocol's file needs, in one place.
 __all__ = ["HUB", "Ability", "Agent", "Hub", "LearnerError", "Message", "MessageError", "Protocol", "setting"]
 
 P = TypeVar("P", bound="Protocol")
+OF_THE_MODEL = ("lr", "optimiser", "weight_decay", "momentum")
+_OF_THE_FEDERATION = ("seed", "public", "test", "faults", "compression", "participation")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Protocol:
+class Protocol(Settings):
     """Base of all protocols: a frozen dataclass of hyper-parameters and at most five hooks."""
 
     name: ClassVar[str] = ""
@@ -39,9 +44,20 @@ class Protocol:
     pools_data: ClassVar[bool] = False  # a baseline that breaks the rule "data stays home"
     is_baseline: ClassVar[bool] = False  # there is nothing to compare it with
     predicts_with: ClassVar[tuple[str, ...] | None] = None  # entries of `me.state` that `predict` reads; unset: all
+    # Where that is said what people look for among a protocol's own settings.
+    elsewhere: ClassVar[Mapping[str, str]] = {
+        "rounds": "Say it where the protocol is run: federation.run(rounds=...).",
+        **{key: f"It belongs to the model: codistill.TorchLearner(module, {key}=...)." for key in OF_THE_MODEL},
+        **{key: f"Say it to the federation: Federation(..., {key}=...)." for key in _OF_THE_FEDERATION},
+    }
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls.name = cls.name or cls.__name__.lower()
 
     def __post_init__(self) -> None:
-        check_settings(self, self.name or type(self).__name__)
+        check_hooks(type(self), Protocol)
+        check_settings(self, self.name)
 
     async def begin(self, me: Agent) -> None:
         """Once, before round 0."""
@@ -62,10 +78,16 @@ class Protocol:
                     asking.remove(sender)
                     continue
                 answer = self.serve(me, sender, message)
+                if answer is not None and not isinstance(answer, Mapping):
+                    raise ProtocolError(
+                        "serve must return a message, a table of items, or None.",
+                        f"{shown(answer)}, from {show_line(type(self).serve.__code__)}",
+                        "Write: return cd.Message.of(name=value).",
+                    )
                 if answer is not None:
                     await me.send(sender, answer)
 
-    def serve(self, me: Hub, sender: str, message: Message) -> Message | None:
+    def serve(self, me: Hub, sender: str, message: Message) -> Message | Mapping[str, Any] | None:
         """Instead of `hub`: the relay's answer to one message."""
         return None
 

@@ -1,19 +1,76 @@
 """Hyper-parameters as fields of frozen dataclasses: documented once, checked in one place.
 
 `setting` declares a field with its help text and its bounds; `check_settings` validates an instance against
-them. Recipes, the command line and the documentation read the same metadata.
+them. Recipes, the command line and the documentation read the same metadata. A class that derives from
+`Settings` says which arguments it takes when it is given others.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 import types
 import typing
+from abc import ABCMeta
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from codistill.errors import RecipeError, nearest
+from codistill.errors import ArgumentError, RecipeError, nearest
+
+
+class SettingsType(ABCMeta):
+    """The type of classes of settings: their arguments are checked before an instance is made."""
+
+    if not TYPE_CHECKING:  # for type checkers the arguments are those of the dataclass
+
+        def __call__(cls, *values: Any, **named: Any) -> Any:
+            """Make an instance, unless an argument is unknown or missing."""
+            if dataclasses.is_dataclass(cls):
+                _check_arguments(cls, values, named)
+            return super().__call__(*values, **named)
+
+        @property
+        def __signature__(cls) -> inspect.Signature:
+            """The signature of the dataclass, for help texts."""
+            _self, *others = inspect.signature(cls.__init__).parameters.values()
+            return inspect.Signature(others)
+
+
+class Settings(metaclass=SettingsType):
+    """Base of dataclasses of settings: an unknown argument is refused with the name that was probably meant."""
+
+    __slots__ = ()
+
+
+def _check_arguments(cls: type[Any], values: Sequence[Any], named: Mapping[str, Any]) -> None:
+    fields = [field for field in dataclasses.fields(cls) if field.init]
+    names = [field.name for field in fields]
+    for key in named:
+        if key not in names:
+            elsewhere: Mapping[str, str] = getattr(cls, "elsewhere", {})
+            do = elsewhere.get(key) or (nearest(key, names) if names else "Leave it out.")
+            raise ArgumentError(f"{cls.__name__} takes only arguments that it has.", f"'{key}'", do)
+    by_place = [field for field in fields if not field.kw_only]
+    if len(values) > len(by_place):
+        some = ", ".join(f"{name}=..." for name in names[:3])
+        must = f"{cls.__name__} takes its arguments by name." if not by_place else (
+            f"{cls.__name__} takes at most {len(by_place)} arguments by place."
+        )  # fmt: skip
+        raise ArgumentError(must, f"{values[len(by_place)]!r}"[:80], f"Write {cls.__name__}({some}).")
+    for field in by_place[: len(values)]:
+        if field.name in named:
+            raise ArgumentError(f"{cls.__name__} takes each argument once.", f"'{field.name}' twice", "Remove one.")
+    given = {*named, *(field.name for field in by_place[: len(values)])}
+    for field in fields:
+        if field.name not in given and _is_required(field):
+            raise ArgumentError(
+                f"{cls.__name__} must be given '{field.name}'.", "no such argument", f"Add it. It is: {_help(field)}"
+            )
+
+
+def _is_required(field: dataclasses.Field[Any]) -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
 
 def setting(
@@ -33,21 +90,30 @@ def setting(
     return dataclasses.field(default=default, metadata=bounds)
 
 
-def check_settings(instance: Any, owner: str) -> None:
+def check_settings(instance: Any, owner: str = "") -> None:
     """Check the type and the bounds of every field of a dataclass instance; the error names the field."""
     hints = typing.get_type_hints(type(instance))
     for field in dataclasses.fields(instance):
-        value = getattr(instance, field.name)
-        allowed = _alternatives(hints[field.name])
-        name = f"{owner}.{field.name}"
-        if not _is_kind(value, allowed):
-            found = next((item for kind in allowed for item in _wrong_items(value, kind)), value)
-            raise RecipeError(f"{name} must be {_names(allowed)}.", f"{found!r}", f"Change it. It is: {_help(field)}")
-        each = "a list of numbers, each " if isinstance(value, tuple) else ""
-        for item in value if isinstance(value, tuple) else (value,):  # a bound of a list is one of its items
-            must = _broken_bound(item, field.metadata)
-            if must:
-                raise RecipeError(f"{name} must be {each}{must}.", f"{item!r}", f"Change it. It is: {_help(field)}")
+        name = f"{owner}.{field.name}" if owner else field.name
+        _check_value(field, hints[field.name], getattr(instance, field.name), name)
+
+
+def check_setting(cls: type[Any], key: str, value: Any, name: str) -> None:
+    """Check a value for the field `key` of a dataclass; the error calls it `name`."""
+    field = next(field for field in dataclasses.fields(cls) if field.name == key)
+    _check_value(field, typing.get_type_hints(cls)[key], value, name)
+
+
+def _check_value(field: dataclasses.Field[Any], hint: Any, value: Any, name: str) -> None:
+    allowed = _alternatives(hint)
+    if not _is_kind(value, allowed):
+        found = next((item for kind in allowed for item in _wrong_items(value, kind)), value)
+        raise RecipeError(f"{name} must be {_names(allowed)}.", f"{found!r}", f"Change it. It is: {_help(field)}")
+    each = "a list of numbers, each " if isinstance(value, tuple) else ""
+    for item in value if isinstance(value, tuple) else (value,):  # a bound of a list is one of its items
+        must = _broken_bound(item, field.metadata)
+        if must:
+            raise RecipeError(f"{name} must be {each}{must}.", f"{item!r}", f"Change it. It is: {_help(field)}")
 
 
 def from_table(cls: type[Any], table: Mapping[str, Any], owner: str) -> Any:
@@ -57,8 +123,7 @@ def from_table(cls: type[Any], table: Mapping[str, Any], owner: str) -> Any:
         if key not in fields:
             raise RecipeError(f"[{owner}] may only hold known keys.", f"'{key}'", nearest(key, fields))
     for name, field in fields.items():
-        required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-        if required and name not in table:
+        if _is_required(field) and name not in table:
             raise RecipeError(f"[{owner}] must say '{name}'.", "no such key", f"Add it. It is: {_help(field)}")
     hints = typing.get_type_hints(cls)
     return cls(**{key: _widen(value, hints[key]) for key, value in table.items()})

@@ -265,6 +265,7 @@ def test_npz_ids_follow_their_samples_into_a_subset(tmp_path):
     data = load("toy", data_dir=tmp_path, samples=5, scale="none")
     assert set(data.ids) == {"writer"}
     np.testing.assert_array_equal(data.ids["writer"], data.x[:, 0, 0, 0] + 1000)
+    np.testing.assert_array_equal(data.ids_test["writer"], np.arange(6))
 
 
 def test_label_gaps_and_whole_float_labels_are_allowed(tmp_path):
@@ -281,9 +282,9 @@ def test_label_gaps_and_whole_float_labels_are_allowed(tmp_path):
         ({"y_train": np.r_[np.arange(11), -1]}, ["y_train of data set 'toy'", "-1 in row 11"]),
         ({"y_test": np.r_[0, 1.5, np.zeros(4)]}, ["y_test of data set 'toy'", "1.5 in row 1"]),
         ({"y_train": np.r_[np.nan, np.zeros(11)]}, ["y_train", "nan in row 0"]),
-        ({"y_train": np.full(12, 2**62)}, ["from 0 to 999999"]),
+        ({"y_train": np.r_[np.zeros(11, dtype=np.int64), 2**62]}, ["must number the classes", f"{2**62}"]),
         ({"y_train": np.zeros((12, 1))}, ["one label for each sample", "(12, 1)", "y.ravel()"]),
-        ({"y_train": np.array(["a"] * 12)}, ["y_train", "must be numbers", "<U1"]),
+        ({"y_train": np.array(["a", "A "] * 6)}, ["must differ in more than case or blanks", "'A ' and 'a'"]),
         ({"y_test": np.full(6, 3)}, ["must also be in its training part", "label 3 only in y_test"]),
         ({"y_train": np.repeat([0, 2], 6)}, ["label 1 only in y_test"]),
         ({"x_train": np.full((12, 4, 5), np.nan)}, ["x_train of data set 'toy'", "nan in row 0"]),
@@ -299,6 +300,10 @@ def test_label_gaps_and_whole_float_labels_are_allowed(tmp_path):
         ({"x_train": np.full((12, 2), None)}, ["without Python objects", "x_train: Object arrays"]),
         ({"writer_train": np.full(12, None)}, ["without Python objects", "writer_train: Object arrays"]),
         ({"writer_train": np.zeros(11)}, ["ids writer_train of data set 'toy'", "11 ids for 12 samples"]),
+        (
+            {"writer_train": np.zeros(12), "writer_test": np.zeros(5)},
+            ["ids writer_test of data set 'toy'", "each test sample", "5 ids for 6 samples", "as long as y_test"],
+        ),
         ({"without": ["x_test", "y_test"]}, ["must hold the arrays x_train,", "no x_test, no y_test in"]),
     ],
 )
@@ -602,10 +607,11 @@ GOOD_X = np.ones((3, 2))
         (GOOD_X, np.ones((3, 3)), ["one column for each of 2 classes", "(3, 3)", "y.ravel()"]),
         (GOOD_X, [[0, 1], [0, 1], [0, np.inf]], ["the targets y of agent 'a'", "inf in row 2"]),
         (GOOD_X, np.ones((3, 2, 1)), ["one label for each sample", "(3, 2, 1)"]),
-        (np.array([[1, 2], [3, np.nan]]), [0, 1], ["the samples x of agent 'a'", "nan in row 1"]),
+        (np.array([[1, 2], [3, np.inf]]), [0, 1], ["the samples x of agent 'a'", "inf in row 1"]),
+        (np.full((2, 1, 3, 3), np.nan), [0, 1], ["the samples x of agent 'a'", "nan in row 0"]),
         ([[1.0], [1e39]], [0, 1], ["finite 32-bit", "1e+39 in row 1"]),
         ([["a"], ["b"]], [0, 1], ["the samples x of agent 'a'", "must be numbers"]),
-        (pd.DataFrame({"a": ["u"], "b": [1]}), [0], ["must be numbers", "object"]),
+        (pd.DataFrame({"a": ["u"], "b": [1]}), [0], ["must be numbers", "column 'a'", "codistill.Columns"]),
         ([[1], [1, 2]], [0, 1], ["read the samples x of agent 'a' as one array", "equally long"]),
         (np.ones((0, 2)), [], ["at least one sample", "(0, 2)"]),
         ([1.0, 2.0], [0, 1], ["(2,)", "(n, 1)"]),

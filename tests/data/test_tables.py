@@ -109,12 +109,18 @@ def changed(column, value, row=3):
         (toy_frame(), {"drop": ["nope"]}, DataError, ["the column 'nope'", "'height', 'kind'"]),
         (toy_frame(), {"ids": ["citty"]}, DataError, ["the column 'citty'", "Did you mean 'city'?"]),
         (toy_frame(), {"drop": ["kind"]}, RecipeError, ["only one of: label, dropped, id", "'kind'"]),
-        (changed("height", None), {}, DataError, ["nan in column 'height', data row 4", "'drop'"]),
+        (changed("height", None), {"missing": "refuse"}, DataError, ["nan in column 'height', data row 4", "'drop'"]),
+        (
+            changed("height", None),
+            {"missing": "skip"},
+            RecipeError,
+            ["one of keep, impute,", "'skip'"],
+        ),
         (changed("height", np.inf), {}, DataError, ["inf in column 'height', data row 4"]),
         (changed("height", 1e300), {}, DataError, ["1e+300 in column 'height', data row 4", "32 bits"]),
         (changed("kind", None, 0), {}, DataError, ["column 'kind', data row 1 (the first row is 1)"]),
         (changed("city", None), {}, DataError, ["column 'city', data row 4"]),
-        (changed("height", "tall"), {}, DataError, ["column 'height' of type", "Encode it as numbers"]),
+        (changed("height", "tall"), {}, DataError, ["'height' of type", "'tall' in data row 4", 'height = "category"']),
         (
             toy_frame(),
             {"label": "height", "drop": ["note", "kind"]},
@@ -177,6 +183,61 @@ def test_parquet_without_pyarrow_says_what_to_install(tmp_path, monkeypatch):
     with pytest.raises(DataError) as error:
         read_table(path, "kind")
     assert "pip install codistill[parquet]" in str(error.value)
+
+
+# Labels and rows
+
+
+@pytest.mark.parametrize(
+    ("options", "names", "second"),
+    [
+        ({"label_above": 1}, ("above 1", "at most 1"), 1),
+        ({"label_above": 1.5}, ("above 1.5", "at most 1.5"), 1),
+        ({"label_map": {"0": "no", "1": "yes", "2": "yes"}}, ("no", "yes"), 1),
+    ],
+)
+def test_classes_can_be_made_from_a_threshold_or_a_map(tmp_path, options, names, second):
+    frame = pd.DataFrame({"x": np.arange(18), "num": [0.0, 1.0, 2.0] * 6})
+    data = read_table(write(frame, tmp_path / "t.csv"), "num", scale="none", **options)
+    assert data.class_names == names
+    made = np.array(names)[data.y]
+    for x, name in zip(data.x[:, 0].astype(int), made, strict=True):
+        value = x % 3
+        expected = options["label_map"][str(value)] if "label_map" in options else None
+        above = options.get("label_above", 0)
+        assert name == (expected or (f"above {above:g}" if value > above else f"at most {above:g}"))
+
+
+@pytest.mark.parametrize(
+    ("options", "phrases"),
+    [
+        ({"label_above": 1}, ["must be numeric to be compared", "'dog'", "label_map"]),
+        ({"label_map": {"dog": "pet", "cat": "pet"}}, ["a class for every value", "'ant' in data row 3", "Add 'ant'"]),
+    ],
+)
+def test_a_map_that_does_not_fit_is_refused(tmp_path, options, phrases):
+    with pytest.raises(DataError) as error:
+        read_table(write(toy_frame(), tmp_path / "t.csv"), "kind", drop=["note", "city"], **options)
+    for phrase in phrases:
+        assert phrase in str(error.value)
+
+
+def test_incomplete_rows_can_be_dropped(tmp_path):
+    frame = changed("height", None).assign(gaps=[None] * 10 + [1.0] * 10)
+    path = write(frame, tmp_path / "t.csv")
+    for drop, rows in ((["note", "gaps"], 19), (["note"], 10)):
+        data = read_table(path, "kind", drop=drop, ids=["city"], missing="drop_rows")
+        assert len(data.x) + len(data.x_test) == rows
+
+
+def test_test_rows_are_held_out_of_every_class_of_every_id(tmp_path):
+    frame = toy_frame(60)
+    data = read_table(write(frame, tmp_path / "t.csv"), "kind", drop=["note"], ids=["city"], by="city")
+    for city in ("Rome", "Oslo"):
+        assert np.bincount(data.y_test[data.ids_test["city"] == city], minlength=3).tolist() == [2, 2, 2]
+    many = frame.assign(city=[f"c{row}" for row in range(60)])
+    data = read_table(write(many, tmp_path / "t.csv"), "kind", drop=["note"], ids=["city"], by="city")
+    assert np.bincount(data.y_test).tolist() == [4, 4, 4], "an id of one row each has nothing to hold out"
 
 
 # One file per agent

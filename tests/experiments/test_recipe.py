@@ -9,10 +9,10 @@ import tomli_w
 from hypothesis import given
 from hypothesis import strategies as st
 
-from codistill.data.partition import Dirichlet, Iid
+from codistill.data.partition import Dirichlet, Iid, LabelSplit
 from codistill.errors import RecipeError
 from codistill.experiments.recipe import make_recipe, read_recipe
-from codistill.protocols import FedMD
+from codistill.protocols import AvgKD, FedMD
 from codistill.topology import graphs
 
 TABLES = {
@@ -86,6 +86,7 @@ def test_a_byte_order_mark_is_no_mistake(tmp_path):
 
 
 def test_paths_are_relative_to_the_recipe(tmp_path):
+    (tmp_path / "one.csv").touch()
     data = {"files": {"a": "one.csv", "b": "/else/two.csv"}, "label": "y"}
     recipe = make_recipe(changed(data=data, partition=None), tmp_path)
     assert recipe.data.files == {"a": str(tmp_path / "one.csv"), "b": "/else/two.csv"}
@@ -150,6 +151,44 @@ def test_set_that_cannot_be(tmp_path, override, must):
     assert caught.value.must == must
 
 
+KINDS = changed(partition={"kind": "dirichlet", "alpha": 0.5, "min_size": 5}, protocol={"name": "fedmd", "floor": 0.1})
+
+
+@pytest.mark.parametrize(
+    ("changes", "kept", "note"),
+    [
+        (
+            ["partition.kind=iid"],
+            Iid(),
+            "[partition] alpha = 0.5, min_size = 5: left out, as iid does not have",
+        ),
+        (["partition.kind=labels"], LabelSplit(alpha=0.0), "alpha = 0.5, min_size = 5: left out"),  # α is another there
+        (["partition.alpha=0.2", "partition.kind=labels"], LabelSplit(alpha=0.2), "[partition] min_size = 5: left out"),
+        (["protocol.name=avgkd"], AvgKD(), "[protocol] floor = 0.1: left out, as avgkd does not have it as fedmd does"),
+        (["protocol.name=fedmd", "partition.kind=dirichlet"], Dirichlet(alpha=0.5, min_size=5), ""),
+    ],
+)
+def test_another_kind_drops_what_belonged_to_the_old_one(tmp_path, capsys, changes, kept, note):
+    recipe = read_recipe(written(tmp_path, KINDS), changes)
+    assert kept in (recipe.partition, recipe.protocol)
+    said = capsys.readouterr().err
+    assert note in said
+    assert bool(said) == bool(note)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        ["partition.kind=iid", "partition.alpha=0.1"],
+        ["protocol.name=avgkd", "protocol.floor=0.2"],
+        ['protocol={name="avgkd", floor=0.2}'],
+    ],
+)
+def test_what_is_given_beside_another_kind_is_not_dropped(tmp_path, changes):
+    with pytest.raises(RecipeError, match="may only hold"):
+        read_recipe(written(tmp_path, KINDS), changes)
+
+
 @given(st.text(max_size=30))
 def test_any_set_is_taken_or_refused_in_words(tmp_path_factory, text):
     path = written(tmp_path_factory.getbasetemp(), name="fuzzed.toml")
@@ -186,7 +225,7 @@ def test_any_set_is_taken_or_refused_in_words(tmp_path_factory, text):
         (changed(data={"files": {"a": 3}, "label": "y"}, partition=None), []),
         (changed(data={"files": {"a": "a.csv"}, "label": "y"}), ["the files are the partition", "Remove [partition]"]),
         (changed(data={"name": "wine", "pubic": 3}), ["[data]", "'pubic'", "Did you mean 'public'?"]),
-        (changed(data={"name": "wine", "scale": "big"}), ["data.scale must be one of unit, standard, none."]),
+        (changed(data={"name": "wine", "scale": "big"}), ["data.scale must be one of unit, standard, robust, none."]),
         (changed(data={"name": "wine", "test_fraction": 0}), ["data.test_fraction must be above 0."]),
         (changed(agents=[{"name": "a"}]), ["[agents] must say 'learner'.", "no such key"]),
         (changed(agents=[{"learner": 5}]), ["agents.learner must be a string or a table or unset.", "5"]),
@@ -202,7 +241,10 @@ def test_any_set_is_taken_or_refused_in_words(tmp_path_factory, text):
         (changed(protocol={"name": "fedmd", "temperature": 0}), ["fedmd.temperature must be above 0."]),
         (changed(protocol={"name": "fedmd", "topology": "rin"}), ["topology must be a simple one", "'ring'?"]),
         (changed(protocol={"name": "fedmd", "topology": ["ring"]}), ["topology must be a simple one", "['ring']"]),
-        (changed(partition={"alpha": 1}), ["[partition] must say a known kind.", "None", "Known: by, classes"]),
+        (changed(partition={"alpha": 1}), ["[partition] must say its kind.", "one of dirichlet, labels."]),
+        (changed(rounds=3), ["A recipe may only hold known tables.", "'rounds'", "Write protocol.rounds."]),
+        (changed(protocol={"name": "fedmd", "lr": 1}), ["'lr'", 'learner = { kind = "mlp", lr = ... } in [[agents]]']),
+        (changed(protocol={"name": "FedMD"}), ["Did you mean 'fedmd'?"]),
         (changed(partition={"kind": "dirichle"}), ["'dirichle'", "Did you mean 'dirichlet'?"]),
         (changed(partition={"kind": ["iid"]}), ["[partition] must say a known kind.", "['iid']"]),
         (changed(partition={"kind": "dirichlet"}), ["[partition] must say 'alpha'.", "concentration"]),
@@ -287,7 +329,7 @@ def test_a_protocol_of_ones_own(tmp_path):
     [
         ({"days": 0}, ["quiet.days must be at least 1"]),
         ({"day": 2}, ["'day'", "Did you mean 'days'?"]),
-        ({"cls": "Quite"}, ["must be importable", "Quite"]),
+        ({"cls": "Quite"}, ["must name something in", "no 'Quite' there", "Did you mean 'Quiet'?"]),
         ({"cls": "NotOne"}, ["must be a class derived from Protocol"]),
         ({"text": "import nowhere_at_all"}, ["must be importable", "nowhere_at_all"]),
         ({"text": "def f(:"}, ["must be importable", "SyntaxError"]),

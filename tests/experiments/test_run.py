@@ -16,10 +16,10 @@ import tomli_w
 from codistill import files
 from codistill.cli import main
 from codistill.data.partition import counts
-from codistill.errors import CheckpointError, RecipeError
+from codistill.errors import CheckpointError, CodistillError, RecipeError
 from codistill.experiments import run as module
 from codistill.experiments.recipe import make_recipe
-from codistill.experiments.run import agent_names, build, execute, hand_out, load_data, read_summary, reopen
+from codistill.experiments.run import agent_names, build, execute, hand_out, load_data, read_summary, reopen, source_of
 
 TABLES = {
     "seed": 1,
@@ -79,7 +79,7 @@ def test_agents_get_names(entries, names):
 
 def test_the_partition_is_that_of_the_seed():
     made = recipe(partition={"kind": "dirichlet", "alpha": 0.5})
-    data = load_data(made.data, made.seed)
+    data = load_data(made)
     first, second = hand_out(made, data), hand_out(made, data)
     assert all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
     assert sorted(np.concatenate(first)) == list(range(len(data.x)))
@@ -120,6 +120,52 @@ def test_one_file_per_agent(tmp_path):
     for agent, part in zip(federation.agents, hand_out(made, dataset), strict=True):
         assert set(dataset.ids["agent"][part]) == {agent.name}
         assert np.array_equal(agent.shard.x, dataset.x[part])
+
+
+def by_hospital(folder, **changes):
+    """A table of three hospitals: 20 rows each, the third with a single row of class 0."""
+    rows = np.arange(60)
+    kind = np.where((rows >= 41), 3, rows % 2)
+    where = np.repeat(["east", "north", "west"], 20)
+    lines = [f"{row},{row % 7},{w},{k}" for row, w, k in zip(rows, where, kind, strict=True)]
+    (folder / "patients.csv").write_text("\n".join(["number,other,hospital,kind", *lines]))
+    learners = [{"name": name, "learner": "random_forest"} for name in ("west", "east", "north")]
+    data = {"file": "patients.csv", "label": "kind", "label_above": 0, "ids": ["hospital"], "scale": "none"}
+    partition = {"kind": "by", "id": "hospital"}
+    tables = {"data": {**data, **changes}, "agents": learners, "partition": partition, "protocol": {"name": "avgkd"}}
+    return make_recipe(tables, folder)
+
+
+@pytest.mark.parametrize("validation", [0.0, 0.25])
+def test_agents_by_an_id_are_tested_on_held_out_rows_of_their_own(tmp_path, validation):
+    federation, data = build(by_hospital(tmp_path, test_fraction=0.3, validation=validation))
+    rows = {"east": range(20), "north": range(20, 40), "west": range(40, 60)}
+    held = 0
+    for agent in federation.agents:
+        numbers = set(agent.shard.x[:, 0]) | set(agent.test[0][:, 0])
+        assert numbers <= set(rows[agent.name]), "agents named as the values of the id hold their rows"
+        assert not set(agent.shard.x[:, 0]) & set(agent.test[0][:, 0])
+        assert len(np.unique(agent.shard.labels)) == 2, "of every class of an agent one row stays in training"
+        held += len(agent.test[0])
+    assert held == len(data.x_test) == len(federation.test[0])
+    assert data.class_names == ("above 0", "at most 0")
+    assert 40 in {*federation.agents[0].shard.x[:, 0]}, "the single row of its class"
+
+
+def test_a_table_is_looked_for_in_the_data_folder(tmp_path, monkeypatch):
+    (tmp_path / "recipes").mkdir()
+    tables = by_hospital(tmp_path).source
+    tables["data"]["file"] = "patients.csv"
+    made = make_recipe(tables, tmp_path / "recipes")
+    with pytest.raises(CodistillError, match=r"beside the recipe or in the data folder.*'patients.csv'.*not set"):
+        load_data(made)
+    assert len(load_data(made, str(tmp_path)).y) == 48
+    assert source_of(made, str(tmp_path))["data"]["dir"] == str(tmp_path)
+    monkeypatch.setenv("CODISTILL_DATA", str(tmp_path / "recipes"))
+    with pytest.raises(CodistillError, match=r"in neither; the data folder is .*recipes"):
+        load_data(made)
+    monkeypatch.setenv("CODISTILL_DATA", str(tmp_path))
+    assert len(load_data(made).y) == 48
 
 
 def test_agents_must_be_named_as_their_files(tmp_path):
@@ -409,7 +455,7 @@ def test_ctrl_c_ends_cleanly_with_what_was_reached(whole, tmp_path, kind, moment
     assert ended(pid) == 130
     said = (tmp_path / "output.txt").read_text()
     assert "Stopping at the end of this round (again: at once)" in said
-    assert "┃ agent ┃" in said
+    assert "┃ agent " in said
     assert f"stopped after {rounds} rounds; to continue: codistill resume {tmp_path / 'run'}" in said
     assert (tmp_path / "run" / "report.html").stat().st_size > 1000
     assert "Traceback" not in said

@@ -182,6 +182,7 @@ def test_an_error_is_to_be_at_most_the_target_and_its_worst_agent_is_the_highest
     assert found["round_of_target"].to_dict() == pytest.approx({"Talk": np.nan, "Shout": 2, "Silo": 2}, nan_ok=True)
     assert found["worst_agent"].to_dict() == pytest.approx({"Talk": 0.9, "Shout": 0.82, "Silo": 0.725})
     assert found["rmse"]["Talk"] == pytest.approx(0.875)
+    assert found["gain"]["Talk"] == pytest.approx(0.7 - 0.875)  # a larger error than Silo's is a loss
 
 
 def test_seeds_are_the_lines_of_a_sweep_over_seeds_alone(made) -> None:
@@ -224,7 +225,7 @@ def test_one_seed_has_no_spread_and_an_error_is_no_percentage(made) -> None:
     assert "%" not in text
     assert "RMSE" in text
     assert cells(text, "Shout") == [
-        "Shout", "0.7200", "+0.0700", "0.7400", "1.8 kB", "1 x", "1.2 kB", "2", "1 x",
+        "Shout", "0.7200", "-0.0700", "0.7400", "1.8 kB", "1 x", "1.2 kB", "2", "1 x",
     ]  # fmt: skip
 
 

@@ -57,7 +57,7 @@ def simulated(digits: Digits, shared: Shared) -> cd.Result:
 
 
 def federation(digits: Digits, shared: Shared) -> cd.Federation:
-    return cd.Federation(agents(digits), cd.FedMD(), public=shared.public, test=shared.test, classes=10)
+    return cd.Federation(agents(digits), cd.FedMD(), public=shared.public, test=shared.test, classes=10, safeguard=True)
 
 
 @pytest.fixture(scope="module")

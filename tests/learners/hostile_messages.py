@@ -27,6 +27,7 @@ from sklearn.preprocessing import StandardScaler
 from travelling_models import CLASSES, D, N, message
 
 from codistill.learners.portable.onnx_graph import to_message
+from codistill.learners.portable.tree_ensemble import LEAF, NODE
 from codistill.learners.sklearn import SklearnLearner
 from codistill.message import Message
 
@@ -153,6 +154,120 @@ for arrays, plain, said in [
         lambda arrays=arrays, plain=plain: made.changed(message("rbf kernel"), arrays, **plain),
         said,
     )
+
+# --- constants ------------------------------------------------------------------------------------
+
+CONSTANT = Message({"frequencies": np.full(CLASSES, 1 / CLASSES, np.float32)}, {"kind": "constant"})
+for number, (frequencies, said) in enumerate(
+    [
+        (None, "KeyError"),
+        (np.full(CLASSES + 1, 0.1), f"of shape .{CLASSES + 1},."),
+        (np.full((1, CLASSES), 1 / CLASSES), "of shape"),
+        (np.float32(1), "of shape"),
+        (np.full(CLASSES, 1.0), "sum is not 1"),
+        (np.full(CLASSES, 3e38), "sum is not 1"),
+        (np.array([2.0, -1.0, *[0.0] * (CLASSES - 2)]), "negative"),
+        (np.array([-0.0] * CLASSES), "sum is not 1"),
+    ]
+):
+    add(
+        f"constant: {number}, {named('frequencies', frequencies)}",
+        lambda frequencies=frequencies: made.changed(CONSTANT, {"frequencies": frequencies}),
+        said,
+    )
+add(
+    "constant: NaN",
+    lambda: made.changed(CONSTANT, {"frequencies": np.full(CLASSES, np.nan, np.float32)}).encoded,
+    "NaN or infinity",
+)
+add("constant: for more classes", lambda: CONSTANT, "of shape", classes=CLASSES + 1)
+
+# --- trees of other libraries ---------------------------------------------------------------------
+
+BOOSTED = functools.partial(message, "lightgbm")
+
+
+def grown(edit: Callable[[np.ndarray], object]) -> Message:
+    """The trees with nodes changed by hand."""
+    nodes = np.frombuffer(BOOSTED().arrays["nodes"].tobytes(), dtype=NODE).copy()
+    edit(nodes)
+    return made.changed(BOOSTED(), {"nodes": np.frombuffer(nodes.tobytes(), np.uint8)})
+
+
+def chain(length: int) -> Message:
+    """One tree with a leaf at every level."""
+    nodes = np.zeros(2 * length + 1, dtype=NODE)
+    nodes["feature"] = LEAF
+    at = np.arange(0, 2 * length, 2)
+    nodes["feature"][at], nodes["left"][at], nodes["right"][at] = 0, at + 1, at + 2
+    one = {"nodes": np.frombuffer(nodes.tobytes(), np.uint8), "roots": np.zeros(1, np.int32)}
+    return made.changed(BOOSTED(), one | {"outputs": np.zeros(1, np.int32)})
+
+
+for column, where, value, said in [
+    ("left", 0, 0, "or back"),
+    ("left", 0, -1, "or back"),
+    ("right", 0, 10**6, "point outside"),
+    ("right", 0, 2**31 - 1, "point outside"),
+    ("left", 2, 1, "or back"),
+    ("right", 0, 1, "not one parent"),
+    ("feature", 0, D, "features that do not exist"),
+    ("feature", 0, -2, "features that do not exist"),
+    ("feature", 0, LEAF, "not one parent"),
+    ("missing_left", 0, 2, "features that do not exist"),
+    ("threshold", 0, np.nan, "NaN or infinity in a tree"),
+    ("threshold", 0, np.inf, "NaN or infinity in a tree"),
+    ("value", -1, np.nan, "NaN or infinity in a tree"),
+]:
+    add(
+        f"trees: {column} of node {where} = {value}",
+        lambda column=column, where=where, value=value: grown(lambda nodes: nodes[column].__setitem__(where, value)),
+        said,
+    )
+add("trees: leaves of 1e308", lambda: grown(lambda nodes: nodes["value"].fill(1e308)), "NaN or infinity")
+add("trees: 1,001 levels", lambda: chain(1_001), "deeper than 1000")
+for number, (arrays, plain, said) in enumerate(
+    [
+        ({"nodes": None}, {}, "KeyError"),
+        ({"nodes": np.zeros(0, np.uint8)}, {}, "whole number of nodes"),
+        ({"nodes": np.zeros(NODE.itemsize + 1, np.uint8)}, {}, "whole number of nodes"),
+        ({"nodes": np.zeros((1, NODE.itemsize), np.uint8)}, {}, "whole number of nodes"),
+        ({"nodes": np.zeros(NODE.itemsize, np.float32)}, {}, "whole number of nodes"),
+        ({"nodes": np.zeros(NODE.itemsize * 4_000_001, np.uint8)}, {}, "more than 4,000,000 nodes"),
+        ({"roots": np.zeros(0, np.int32), "outputs": np.zeros(0, np.int32)}, {}, "without a root"),
+        ({"roots": np.zeros(6, np.int64)}, {}, "without a root"),
+        ({"roots": np.ones(6, np.int32)}, {}, "roots are not in order"),
+        ({"roots": np.zeros(6, np.int32)}, {}, "roots are not in order"),
+        ({"roots": np.arange(6, dtype=np.int32)}, {}, "point outside of it|not one parent"),
+        ({"roots": np.array([0, 1, 2, 3, 4, 10**6], np.int32)}, {}, "roots are not in order"),
+        ({"roots": np.zeros(100_001, np.int32)}, {}, "more than"),
+        ({"roots": np.float32(0)}, {}, ""),
+        ({"outputs": np.zeros(5, np.int32)}, {}, "without a root or an output"),
+        ({"outputs": np.full(6, CLASSES, np.int32)}, {}, "an output that does not exist"),
+        ({"outputs": np.full(6, -1, np.int32)}, {}, "an output that does not exist"),
+        ({}, {"classes": CLASSES + 1}, f"trees for {CLASSES + 1} classes"),
+        ({}, {"start": []}, "start from nothing"),
+        ({}, {"start": [0.0]}, f"1 outputs for {CLASSES} classes|an output that does not exist"),
+        ({}, {"start": [0.0] * 10}, f"10 outputs for {CLASSES} classes"),
+        ({}, {"start": [1, 2, 3]}, "a list of float"),
+        ({}, {"start": "000"}, "a list of float"),
+        ({}, {"labels": [0, 1, 1]}, "one class twice"),
+        ({}, {"labels": [0, 1, CLASSES]}, "classes that do not exist"),
+        ({}, {"labels": [0, 1, -1]}, "classes that do not exist"),
+        ({}, {"labels": [0, 1, True]}, "a list of int"),
+        ({}, {"labels": None}, "KeyError"),
+        ({}, {"link": "__import__"}, "the link '__import__'"),
+        ({}, {"link": ["softmax"]}, "the link"),
+        ({}, {"single_precision": 1}, "the link"),
+    ]
+):
+    add(
+        f"trees: {number}, {named(*next(iter({**arrays, **plain}.items())))}",
+        lambda arrays=arrays, plain=plain: made.changed(BOOSTED(), arrays, **plain),
+        said,
+    )
+add("trees: for fewer features", BOOSTED, "features that do not exist", shape=(1,))
+add("trees: for more classes", BOOSTED, f"trees for {CLASSES} classes", classes=CLASSES + 1)
 
 # --- estimators: what is no archive, and what is foreign in it ------------------------------------
 

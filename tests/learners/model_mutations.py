@@ -20,7 +20,10 @@ from codistill.learners.portable.onnx_graph import to_message
 from codistill.message import Message
 
 TABLE = {
-    **{name: lambda n=name: exported(n) for name in ("forest", "hist boosting", "scaled", "mlp", "registered mlp")},
+    **{
+        name: lambda n=name: exported(n)
+        for name in ("forest", "hist boosting", "scaled", "mlp", "registered mlp", "lightgbm")
+    },
     "onnx linear": lambda: to_message(linear()).encoded,
     "onnx trees": lambda: to_message(stumps()).encoded,
     "onnx module": lambda: exported("module with norm and dropout"),

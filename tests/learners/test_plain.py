@@ -133,3 +133,30 @@ def test_what_is_no_model_is_refused(model):
 def test_a_learner_stays_itself():
     learner = PlainLearner(Mean())
     assert as_learner(learner) is learner
+
+
+class Separator:
+    """An object that needs two classes, as a discriminant does."""
+
+    def fit(self, x, targets):
+        labels = targets.argmax(axis=1)
+        if len(np.unique(labels)) < 2:
+            raise ValueError("needs two classes")
+        self.mean = targets.mean(axis=0)
+
+    def predict(self, x):
+        return np.tile(self.mean, (len(x), 1))
+
+
+def test_an_object_that_needs_two_classes_answers_with_the_one_it_has_seen():
+    x, targets = toy()
+    one_class = np.tile(np.float32([0, 1, 0]), (6, 1))
+    learner = PlainLearner(Separator())
+    learner.fit(x, one_class)
+    assert learner.is_constant
+    assert np.array_equal(learner.predict(x), one_class)
+    again = PlainLearner(Separator())
+    again.restore(unpack(pack(learner.state())))
+    assert np.array_equal(again.predict(x), one_class)
+    learner.fit(x, targets)
+    assert not learner.is_constant

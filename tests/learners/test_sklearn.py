@@ -1,9 +1,12 @@
 """Scikit-learn learners: soft targets, unseen classes, refusals that name a way out, state to the bit."""
 
+import warnings
+
 import numpy as np
 import pytest
 from lightgbm import LGBMClassifier, LGBMRegressor
-from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.base import BaseEstimator, ClassifierMixin, clone
+from sklearn.calibration import CalibratedClassifierCV
 from sklearn.cluster import KMeans
 from sklearn.ensemble import (
     BaggingRegressor,
@@ -15,6 +18,7 @@ from sklearn.ensemble import (
     RandomForestClassifier,
     RandomForestRegressor,
 )
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression, Ridge, RidgeClassifier, SGDClassifier
 from sklearn.multioutput import MultiOutputRegressor
 from sklearn.neighbors import KNeighborsClassifier, KNeighborsRegressor
@@ -27,6 +31,7 @@ from sklearn.tree import DecisionTreeClassifier
 from codistill.errors import CheckpointError, LearnerError
 from codistill.learners import as_learner
 from codistill.learners.ability import Ability
+from codistill.learners.portable import open_model
 from codistill.learners.sklearn import SklearnLearner
 from codistill.randomness import seed_libraries
 from codistill.wire.state import pack, unpack
@@ -63,6 +68,49 @@ class NoGaps(Recorder):
         if not np.array_equal(np.unique(y), np.arange(len(np.unique(y)))):
             raise ValueError(f"Expected: {np.arange(len(np.unique(y)))}, got {np.unique(y)}")
         return super().fit(x, y, sample_weight)
+
+
+class Passing(LogisticRegression):
+    """A sub-class that passes everything on."""
+
+    def fit(self, *args, **options):
+        return super().fit(*args, **options)
+
+
+def test_a_sub_class_that_passes_everything_on_takes_sample_weights_as_its_parent_does():
+    x, hard = toy()
+    learner, parent = SklearnLearner(Passing()), SklearnLearner(LogisticRegression())
+    assert Ability.PREDICT in learner.abilities
+    for each in (learner, parent):
+        each.fit(x, soft(hard))
+    assert np.array_equal(learner.predict(x), parent.predict(x))
+
+
+def test_options_that_a_sub_class_hides_are_asked_for():
+    class Hiding(LogisticRegression):
+        def __init__(self, *args, **options):
+            super().__init__(*args, **options)
+
+    with pytest.raises(LearnerError, match=r"Hiding must name its options in __init__.*Write them out"):
+        SklearnLearner(Hiding(C=2.0))
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        LGBMClassifier(n_estimators=2),
+        make_pipeline(StandardScaler(), LGBMClassifier(n_estimators=2)),
+        MultiOutputRegressor(LGBMRegressor(n_estimators=2)),
+    ],
+    ids=["classifier", "pipeline", "wrapped"],
+)
+def test_lightgbm_writes_and_warns_nothing_unless_it_is_told_to(model, capfd):
+    x, hard = toy(n=12)  # too few for a split
+    learner = SklearnLearner(model)
+    learner.fit(x, soft(hard))
+    learner.predict(x)
+    assert capfd.readouterr() == ("", "")
+    assert SklearnLearner(LGBMClassifier(verbose=0)).estimator.get_params().get("verbosity") is None
 
 
 # --- what an estimator is given -------------------------------------------------------------------
@@ -263,17 +311,84 @@ def test_negative_targets_are_for_regressors():
     SklearnLearner(Ridge()).fit(x, hard - 0.5)
 
 
-def test_one_class_is_too_few_for_some_and_they_say_so_before_the_first_round():
+class Unusable(Recorder):
+    """A classifier that cannot be fitted to anything."""
+
+    def fit(self, x, y, sample_weight=None):
+        raise ValueError("solver='lbfgs' does not support penalty='l1'")
+
+
+ONE_CLASS = np.eye(3, dtype=np.float32)[np.full(40, 2)]
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        LogisticRegression(),
+        make_pipeline(StandardScaler(), LogisticRegression()),
+        SVC(),
+        SGDClassifier(),
+        GradientBoostingClassifier(n_estimators=2),
+        CalibratedClassifierCV(LogisticRegression(), cv=2),
+    ],
+    ids=lambda model: type(model).__name__,
+)
+def test_a_model_that_needs_two_classes_answers_with_the_one_it_has_seen_and_learns_the_rest(model):
+    x, hard = toy()
+    learner = SklearnLearner(model)
+    learner.check(x, ONE_CLASS, "Ann")
+    assert not learner.ready
+    learner.fit(x, ONE_CLASS)
+    assert learner.is_constant
+    assert np.array_equal(learner.predict(x[:5]), ONE_CLASS[:5])
+
+    restored = SklearnLearner(clone(model))
+    restored.restore(unpack(pack(learner.state())))
+    assert restored.is_constant
+    assert np.array_equal(restored.predict(x[:5]), ONE_CLASS[:5])
+
+    if Ability.PORTABLE in learner.abilities:
+        assert np.array_equal(open_model(learner.export(), x.shape[1:], 3).predict(x[:5]), ONE_CLASS[:5])
+
+    seed_libraries(0)
+    learner.fit(x, soft(hard))
+    assert not learner.is_constant
+    assert "frequencies" not in learner.state()
+    seed_libraries(0)
+    fresh = SklearnLearner(clone(model))
+    fresh.fit(x, soft(hard))
+    assert np.array_equal(learner.predict(x), fresh.predict(x))
+
+
+def test_too_few_samples_of_a_class_leave_their_frequencies():
+    """Five folds need five samples of each class; there are 39 of one and a single one of another."""
     x, _ = toy()
-    hard = np.eye(3)[np.full(40, 2)]
-    with pytest.raises(
-        LearnerError, match=r"agent 'Ann' must hold at least two classes for LogisticRegression.*class 2"
-    ):
-        SklearnLearner(LogisticRegression()).check(x, hard, "Ann")
+    targets = ONE_CLASS.copy()
+    targets[0] = [1, 0, 0]
+    learner = SklearnLearner(CalibratedClassifierCV(LogisticRegression(), cv=5))
+    learner.fit(x, targets)
+    np.testing.assert_allclose(learner.predict(x[:1]), [[1 / 40, 0, 39 / 40]], rtol=1e-6)
+
+
+def test_a_model_that_cannot_be_fitted_at_all_says_so_although_there_is_one_class():
+    x, hard = toy()
+    with pytest.raises(LearnerError, match=r"Unusable of agent 'Ann' must be able to learn.*lbfgs.*Change its options"):
+        SklearnLearner(Unusable()).check(x, ONE_CLASS, "Ann")
+    for targets in (ONE_CLASS, hard, soft(hard)):
+        with pytest.raises(ValueError, match="lbfgs"):
+            SklearnLearner(Unusable()).fit(x, targets)
+
+
+def test_a_model_that_can_start_from_one_class_is_fitted_to_it():
+    x, _ = toy()
     for model in (RandomForestClassifier(2), MLPClassifier(3), LGBMClassifier(n_estimators=1, verbose=-1)):
         learner = SklearnLearner(model)
-        learner.check(x, hard, "Ann")  # an unconverged trial does not warn
+        learner.check(x, ONE_CLASS, "Ann")  # an unconverged trial does not warn
         assert not learner.ready
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            learner.fit(x, ONE_CLASS)
+        assert not learner.is_constant
 
 
 def test_check_accepts_ordinary_shards():

@@ -527,3 +527,31 @@ def test_unknown_losses_and_optimisers_are_refused():
         TorchLearner(linear(), loss="hinge")
     with pytest.raises(LearnerError, match=r"adam, adamw, sgd.*'rprop'"):
         TorchLearner(linear(), optimiser="rprop")
+
+
+# --- batch norm -----------------------------------------------------------------------------------
+
+
+def test_batch_norm_uses_its_running_statistics_for_a_single_sample():
+    """One value per channel has no variance: (x - running mean) / sqrt(running variance + eps), as in evaluation."""
+    module = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    learner = TorchLearner(module, epochs=2, batch_size=1)
+    one = torch.ones(1, 3)
+    expected = module.eval()(one)
+    assert torch.equal(learner(one), expected)
+    assert module[1].training
+    assert torch.equal(learner.snapshot(training=True)(one), expected)
+    assert torch.equal(learner.with_features(one)[0], expected)
+    assert torch.equal(module[1].running_mean, torch.zeros(4))
+    learner.fit(np.ones((1, 3), dtype=np.float32), np.array([[0.0, 1.0]]))
+    assert learner.predict(np.ones((1, 3)))[0, 1] > 0.0
+    learner(torch.randn(2, 3))
+    assert not torch.equal(module[1].running_mean, torch.zeros(4))
+
+
+def test_batch_norm_of_one_image_with_many_positions_is_as_ever():
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(4, 2))
+    image = torch.randn(1, 1, 2, 2)
+    expected = copy.deepcopy(module).train()(image)
+    assert torch.equal(TorchLearner(module)(image), expected)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from lightgbm import LGBMClassifier, LGBMRegressor
 from sklearn.decomposition import PCA
 from sklearn.ensemble import (
     AdaBoostClassifier,
@@ -153,6 +154,8 @@ def registered(name: str, shape: tuple[int, ...], loss: str = "cross_entropy", *
 CASES: dict[str, Case] = {
     **{name: Case("skops", make) for name, make in ESTIMATORS.items()},
     "forest of images": Case("skops", lambda: RandomForestClassifier(2, random_state=0), (1, 1, D)),
+    "lightgbm": Case("trees", lambda: LGBMClassifier(n_estimators=2, min_child_samples=3)),
+    "lightgbm columns": Case("trees", lambda: MultiOutputRegressor(LGBMRegressor(n_estimators=2, num_leaves=4))),
     "registered mlp": registered("mlp", (D,), hidden=[4, 3]),
     "registered mlp, defaults": registered("mlp", (D,), "squared"),
     "registered logistic": registered("logistic", (1, 2, 2), "squared"),

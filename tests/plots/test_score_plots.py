@@ -143,7 +143,7 @@ def test_bars_are_the_scores_and_the_gains():
 def test_less_error_is_better():
     run = scores_of(summary(TWO, alone={"a": 0.7, "b": 0.6}, key="rmse"))
     axes = gains(run).axes[0]
-    assert texts(axes) == ["-0.2", "+0.3"]
+    assert texts(axes) == ["+0.2", "-0.3"]
     assert [text.get_color() for text in axes.texts] == [style.INK, style.WORSE]
     assert run.axis_label() == "RMSE on the common test set (lower is better)"
     assert score_text("rmse", 0.12345) == "0.1235"

@@ -167,6 +167,8 @@ def test_the_table_is_derived_from_the_rows(page_of_two):
         ["a", "linear", "50.0 %", "90.0 %", "+40.0", "25.0 %", "45.0 %", "+20.0", "2.0 kB", "6.0 kB"],
         ["b", "forest", "60.0 %", "70.0 %", "+10.0", "30.0 %", "35.0 %", "+5.0", "2.0 kB", "6.0 kB"],
         ["mean (bytes: sum)", "", "55.0 %", "80.0 %", "+25.0", "27.5 %", "40.0 %", "+12.5", "4.0 kB", "12.0 kB"],
+        ["worst agent", "", "50.0 %", "70.0 %", "+10.0", "25.0 %", "35.0 %", "+5.0", "", ""],
+        ["spread", "", "± 7.1", "± 14.1", "± 21.2", "± 3.5", "± 7.1", "± 10.6", "", ""],
     ]
 
 
@@ -177,7 +179,9 @@ def test_tables_are_sorted_by_numbers_not_by_their_text(page_of_two):
 
 def test_every_score_says_what_it_was_measured_on(page_of_two):
     notes = " ".join(page_of_two.texts["p"])
-    assert notes.count("ccuracy on the common test set (1,000 samples)") == 4  # headline, two charts, table
+    assert (
+        notes.count("ccuracy on the common test set (1,000 samples; classification, 2 classes)") == 4
+    )  # headline, two charts, table
     assert "own test data, or on the common test set weighted by its class counts" in notes
     assert "lowest to the highest agent" in notes
 
@@ -223,7 +227,7 @@ def test_everything_is_escaped(write, request):
 
 def test_names_are_written_as_they_are(drawn_report):
     page = drawn_report(make(names=NASTY, counts=True))
-    assert [row[0] for row in page.table()[1:-1]] == NASTY
+    assert [row[0] for row in page.table()[1:-3]] == NASTY
     assert page.texts["label"] == ["all agents", *NASTY]
     assert set(NASTY[1:]) <= set(page.texts["text"])
     assert "<script>alert(1)</s…" in page.texts["text"]
@@ -302,7 +306,7 @@ def test_a_run_that_was_cut_short_says_so(report):
     summary = make(rounds=4, during=200)
     cut = Summary(**vars(summary) | {"rows": [row for row in summary.rows if row["round"] < 4]})
     notes = " ".join(report(cut).texts["p"])
-    assert "Accuracy on a random 200 of the common test set (1,000 samples)" in notes
+    assert "Accuracy on a random 200 of the common test set (1,000 samples; classification, 2 classes)" in notes
     assert "The agents alone were measured on 1,000 test samples, together on 200." in notes
 
 
@@ -376,13 +380,14 @@ def test_own_test_data_only(report):
 
 def test_real_valued_targets(drawn_report):
     page = drawn_report(make(metric="rmse"))
-    assert page.texts["dd"][:3] == ["0 of 3", "0.5 → 0.8", "+0.3"]
-    assert page.table()[1][2:5] == ["0.5", "0.9", "+0.4"]
+    assert page.texts["dd"][:3] == ["0 of 3", "0.5 → 0.8", "-0.3"]
+    assert page.table()[1][2:5] == ["0.5", "0.9", "-0.4"]
     assert "RMSE per round" in page.texts["h2"]
     assert "RMSE on the common test set (lower is better)" in page.texts["text"]
     assert "%" not in " ".join(page.texts["td"] + page.texts["text"])
     worse = [cell for cell in page.having("data-by") if cell.get("class") == "worse"]
-    assert len(worse) == 8  # a larger error is worse: three agents and their mean, on common and own data
+    # A larger error is worse: three agents, their mean and the worst of them, on common and own data.
+    assert len(worse) == 10
 
 
 def test_a_diverged_run(report):
@@ -406,7 +411,7 @@ def test_no_messages(report):
 
 def test_many_agents(drawn_report):
     page = drawn_report(make(100, 2, counts=True))
-    assert len(page.table()) == 1 + 100 + 1
+    assert len(page.table()) == 1 + 100 + 3
     notes = " ".join(page.texts["p"])
     assert "Of 100 agents, the 30 with the largest gain or loss are shown." in notes
     assert "The first 60 of 100 agents are shown." in notes
@@ -467,8 +472,10 @@ def test_runs_can_be_switched(drawn_comparison):
 def test_runs_that_were_not_measured_alike(comparison):
     fewer = make(title="fewer", rounds=1, test_samples=5000)
     notes = " ".join(comparison(make(), fewer).texts["p"])
-    assert "a run: accuracy on the common test set (1,000 samples)" in notes
-    assert "fewer: accuracy on a random 1,000 of the common test set (5,000 samples)" in notes
+    assert "a run: accuracy on the common test set (1,000 samples; classification, 2 classes)" in notes
+    assert (
+        "fewer: accuracy on a random 1,000 of the common test set (5,000 samples; classification, 2 classes)" in notes
+    )
     assert "not measured in the same way" not in " ".join(comparison(make(), make()).texts["p"])
 
 

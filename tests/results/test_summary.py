@@ -60,7 +60,10 @@ def test_the_table_shows_them_with_their_means():
     assert cells["a"] == ["forest", "40.0 %", "70.0 %", "+30.0", "75.0 %", "+15.0", "111 B", "222 B"]
     assert cells["b"] == ["mlp", "100.0 %", "90.0 %", "-10.0", "95.0 %", "-", "333 B", "444 B"]
     assert cells["mean"] == ["", "70.0 %", "80.0 %", "+10.0", "85.0 %", "+15.0", "444 B", "666 B"]
-    assert "trial: accuracy on the common test set (50 samples) after 3 rounds" in text
+    # The sample standard deviation of two values is their distance / sqrt(2).
+    assert cells["worst agent"] == ["", "40.0 %", "70.0 %", "-10.0", "75.0 %", "+15.0", "", ""]
+    assert cells["spread"] == ["", "± 42.4", "± 14.1", "± 28.3", "± 14.1", "-", "", ""]
+    assert "trial: accuracy on the common test set (50 samples; classification, 2 classes) after 3 rounds" in text
     assert "1 min 15 s" in text
 
 
@@ -109,7 +112,7 @@ def test_an_agent_that_missed_rounds_and_is_back_at_the_end_counts():
 def test_a_sample_of_the_test_set_is_said():
     shown = summary(ROWS[:2])
     assert shown.tested_on == 20
-    assert shown.scope() == "accuracy on a random 20 of the common test set (50 samples)"
+    assert shown.scope() == "accuracy on a random 20 of the common test set (50 samples; classification, 2 classes)"
     assert "after 1 round ┏" in words(shown)
 
 
@@ -121,7 +124,8 @@ def test_figures_of_an_earlier_round_are_not_said_to_be_of_the_last():
 
 def test_without_a_common_test_set():
     shown = summary([row(1, "a", own_accuracy=0.5, test_samples=0), row(1, "b")], test_samples=0)
-    assert shown.scope() == "accuracy on each agent's own test data (there is no common test set)"
+    scope = "accuracy on each agent's own test data (there is no common test set; classification, 2 classes)"
+    assert shown.scope() == scope
     a, b = shown.lines()
     assert (a.together, a.gain, a.own_together) == (0.5, None, 0.5)
     assert (b.together, b.own_together) == (None, None)
@@ -143,10 +147,10 @@ def test_real_values_are_measured_by_rmse(key):
     assert "%" not in shown.table_text()
 
 
-def test_gain_of_rmse_is_a_difference():
+def test_a_gain_is_positive_when_the_error_falls():
     shown = summary([row(1, "a", rmse=0.5, test_samples=9)], [row(1, "a", rmse=0.75, test_samples=9)])
-    assert shown.lines()[0].gain == -0.25
-    assert "-0.25" in shown.table_text()
+    assert shown.lines()[0].gain == 0.25
+    assert "+0.25" in shown.table_text()
 
 
 def test_an_agent_that_fell_behind_is_told():
@@ -191,7 +195,7 @@ def test_who_is_better_off_than_alone_on_its_own_data_is_said_first():
     ("scores", "said"),
     [
         ({"a": (0.5, 0.4), "b": (0.2, 0.2)}, "1 of 2 agents; unchanged: 1; worse: none"),
-        ({"a": (0.5, 0.525), "b": (0.2, 0.1)}, "1 of 2 agents; worse: a (+0.025)"),
+        ({"a": (0.5, 0.525), "b": (0.2, 0.1)}, "1 of 2 agents; worse: a (-0.025)"),
         ({"a": (0.5, float("nan")), "b": (float("inf"), 0.1)}, "1 of 2 agents; worse: a (+nan)"),
     ],
 )

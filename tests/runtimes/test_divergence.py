@@ -166,6 +166,18 @@ def test_a_model_that_cannot_be_fitted_to_what_was_received_is_fitted_to_its_own
     assert "could not be fitted to what it received, and is fitted to its own labels" in log
 
 
+def test_an_agent_with_one_class_takes_part_with_any_model_and_learns_the_other_class() -> None:
+    """Its logistic regression cannot be fitted in round 0, travels as a constant, and is fitted in round 1."""
+    one_class = Y == 0
+    agents = [
+        cd.Agent("both", LogisticRegression(), X, Y),
+        cd.Agent("one", LogisticRegression(), X[one_class], Y[one_class]),
+    ]
+    result = cd.Federation(agents, cd.AvgKD(), test=(X, Y)).run(2, runtime="simulation", alone=False, progress=False)
+    assert not result.agents["one"].learner.is_constant
+    assert result.agents["one"].learner.predict(X)[:, 1].max() > 0
+
+
 class _Broken(LogisticRegression):  # type: ignore[misc]
     def fit(self, x: Any, y: Any, sample_weight: Any = None) -> Any:
         raise OSError("out of order")

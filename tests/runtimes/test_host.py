@@ -326,11 +326,14 @@ class Broken(Probe):
 def test_a_defect_in_a_protocol_says_where_it_happened() -> None:
     with pytest.raises(ZeroDivisionError) as here:
         _run(Broken(), "simulation")
-    assert here.value.__notes__ == ["This happened at 'a2' in round 1."]
+    line = Broken.round.__code__.co_firstlineno + 2
+    assert here.value.__notes__[0] == "This happened at 'a2' in round 1."
+    assert here.value.__notes__[1].endswith(f'test_host.py:{line}, in round: raise ZeroDivisionError("defect")')
     with pytest.raises(RemoteError, match="ZeroDivisionError: defect") as there:
         _run(Broken(), "processes")
     assert "This happened at 'a2' in round 1." in there.value.__notes__
     assert any("Traceback" in note for note in there.value.__notes__)
+    assert here.value.__notes__[1] in there.value.__notes__
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from codistill.errors import CodistillError
+from codistill.source_lines import add_line, own_line
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -41,7 +43,8 @@ def print_results(summary: Summary, complete: bool, folder: Path, again: str | N
     """Print the final table of a run and where its report is; returns the exit code."""
     from codistill.experiments.run import REPORT
 
-    make_console().print(summary.table())
+    for table in summary.tables():
+        make_console().print(table)
     print(f"report: {folder / REPORT}")
     if not complete:
         again = again or f"codistill resume {shlex.quote(str(folder))}"
@@ -50,22 +53,27 @@ def print_results(summary: Summary, complete: bool, folder: Path, again: str | N
     return 0
 
 
-def print_error(error: CodistillError) -> None:
-    """What must hold, what was found, what to do, and where it happened."""
-    print(f"error: {error.must}\nfound: {error.found}\nto do: {error.do}", file=sys.stderr)
+def print_error(error: CodistillError, words: Mapping[str, str] = MappingProxyType({})) -> None:
+    """What must hold, what was found, what to do, and where it happened; `words` replaces some of the advice."""
+    do = error.do
+    for usual, here in words.items():
+        do = do.replace(usual, here)
+    print(f"error: {error.must}\nfound: {error.found}\nto do: {do}", file=sys.stderr)
     for note in getattr(error, "__notes__", []):
         print(f"where: {note}", file=sys.stderr)
 
 
 def print_unexpected(error: Exception) -> None:
     """The same for any other exception; its traceback is kept in a file."""
+    add_line(error)
+    notes = [note for note in getattr(error, "__notes__", []) if "Traceback" not in note]
     text = str(error) if type(error).__name__ == "RemoteError" else f"{type(error).__name__}: {error}"
     print(
         "error: An unexpected error occurred in a model, a protocol or codistill itself.",
         f"found: {text}",
-        "to do: Check the options of your model and your own code. If neither is the cause, report it with the "
-        f"traceback. {_keep_traceback(error)}",
-        *(f"where: {note}" for note in getattr(error, "__notes__", []) if "Traceback" not in note),
+        f"to do: Check {'the line below, ' if own_line(error) else ''}the options of your model and your own code. If "
+        f"none of it is the cause, report it with the traceback. {_keep_traceback(error)}",
+        *(f"where: {note}" for note in notes),
         sep="\n",
         file=sys.stderr,
     )

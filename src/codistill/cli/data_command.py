@@ -15,6 +15,8 @@ from codistill.errors import RecipeError
 if TYPE_CHECKING:
     import numpy as np
 
+    from codistill.data.columns import Columns
+
 _PICTURES = ("png", "svg", "pdf")
 _LONGEST_NAME = 20
 
@@ -44,6 +46,8 @@ def _data(options: argparse.Namespace) -> int:
 
 
 def _show_partition(options: argparse.Namespace) -> int:
+    import numpy as np
+
     from codistill.data.partition import counts
     from codistill.data.split import split_public
     from codistill.experiments.recipe import read_recipe
@@ -52,7 +56,7 @@ def _show_partition(options: argparse.Namespace) -> int:
     from codistill.topology.facts import figures
 
     recipe = read_recipe(options.recipe, options.set)
-    data = load_data(recipe.data, recipe.seed, options.data_dir)
+    data = load_data(recipe, options.data_dir)
     public = None
     if recipe.data.public:
         public, data = split_public(data, recipe.data.public, recipe.seed)
@@ -61,6 +65,8 @@ def _show_partition(options: argparse.Namespace) -> int:
     print("private training samples by agent and class")
     print(partition_text(table, names, data.class_names))
     print(f"\npublic samples: {0 if public is None else len(public):,}; test samples: {len(data.x_test):,}")
+    if data.columns is not None:
+        print(columns_text(data.columns, np.isnan(data.x)))
     if topology.links:
         print("topology: " + "; ".join(f"{name} {value}" for name, value in figures(topology).items()))
     if options.out:
@@ -97,6 +103,19 @@ def partition_text(counts: np.ndarray, agent_names: Sequence[str], class_names: 
             blocks.append(first)
         blocks[-1] = [line + cell for line, cell in zip(blocks[-1], cells, strict=True)]
     return "\n\n".join("\n".join(block) for block in blocks)
+
+
+def columns_text(columns: Columns, missing: np.ndarray) -> str:
+    """The kinds of a table's columns, and how much of the training samples' numbers is missing."""
+    described = columns.describe()
+    numbers = [name for name, kind, _ in described if kind == "number"]
+    lines = [f"columns: {len(described)}, which become {missing.shape[1]} features"]
+    if numbers:
+        lines.append("  number: " + ", ".join(numbers))
+    lines += [f"  {kind}: {name} ({how})" for name, kind, how in described if kind != "number"]
+    shares = zip(columns.feature_names(), missing.mean(axis=0), strict=True)
+    holes = [f"{name} {share:.0%}" for name, share in shares if share > 0]
+    return "\n".join(lines + (["  missing: " + ", ".join(holes)] if holes else []))
 
 
 def _short(names: Sequence[str]) -> list[str]:

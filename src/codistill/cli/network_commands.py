@@ -149,7 +149,7 @@ def _up(options: argparse.Namespace, show: Show) -> int:
 
 def _own_network(changes: list[str]) -> Network:
     """What `--set network.KEY=VALUE` says of an agent that has no recipe."""
-    from codistill.experiments.recipe import override
+    from codistill.experiments.overrides import override
     from codistill.runtimes.network.options import Network
     from codistill.settings import from_table
 

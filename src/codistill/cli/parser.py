@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+from typing import NoReturn
 
 from codistill.cli import (
+    advise_command,
     catalogue_commands,
     certs_command,
     compare_command,
@@ -31,9 +33,19 @@ Exit codes:          0 done, 1 unexpected error, 2 recipe or arguments, 3 data, 
 """
 
 
+class Parser(argparse.ArgumentParser):
+    """A parser that says how a field of a recipe is changed."""
+
+    def error(self, message: str) -> NoReturn:
+        """End with code 2."""
+        if "unrecognized arguments" in message:
+            message += "; a field of a recipe is changed by --set, as in --set protocol.rounds=3"
+        super().error(message)
+
+
 def make_parser() -> argparse.ArgumentParser:
     """The parser; each command sets `command`, a function of the parsed options that returns the exit code."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="codistill",
         description="Federated learning by knowledge distillation, for agents that share neither data nor a model.",
         epilog=_EPILOG,
@@ -42,6 +54,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("-V", "--version", action="version", version=f"codistill {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     run_commands.add_parsers(commands)
+    advise_command.add_parser(commands)
     sweep_command.add_parser(commands)
     compare_command.add_parsers(commands)
     export_command.add_parser(commands)

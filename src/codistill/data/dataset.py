@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
+    from codistill.data.columns import Columns
     from codistill.data.scale import Scaling
 
 
@@ -17,7 +18,7 @@ class Dataset:
 
     `x` is float32: images (samples, channels, height, width) or tables (samples, features); `y` is int64
     in 0 … classes-1, or real-valued with a column per output. `ids` says of every training sample where it comes
-    from, e.g. `{"writer": …}`.
+    from, e.g. `{"writer": …}`; `ids_test` of every test sample, as far as that is known.
     """
 
     name: str
@@ -28,7 +29,8 @@ class Dataset:
     classes: int
     class_names: tuple[str, ...]
     ids: dict[str, np.ndarray] = field(default_factory=dict)
-    columns: tuple[str, ...] = ()  # names of the features, where they are known
+    ids_test: dict[str, np.ndarray] = field(default_factory=dict)
+    columns: Columns | None = None  # of a table: what its features are made from
     scaling: Scaling | None = None  # what was done to the values as they were read
 
 

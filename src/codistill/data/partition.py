@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from codistill.errors import DataError, RecipeError, nearest
-from codistill.settings import check_settings, setting
+from codistill.settings import Settings, check_settings, setting
 
 ATTEMPTS = 1000
 
@@ -38,7 +38,7 @@ class Samples:
 
 
 @dataclass(frozen=True)
-class Partition(ABC):
+class Partition(Settings):
     """A way to divide samples; all of its randomness comes from the generator given to `split`."""
 
     def __post_init__(self) -> None:

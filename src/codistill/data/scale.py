@@ -10,7 +10,7 @@ import numpy as np
 from codistill.data.dataset import Dataset
 from codistill.data.validation import check_finite
 
-SCALES = ("unit", "standard", "none")
+SCALES = ("unit", "standard", "robust", "none")
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,7 +29,7 @@ class Scaling:
         with np.errstate(over="ignore", invalid="ignore"):
             part -= self.shift.astype(part.dtype)
             part /= self.divisor.astype(part.dtype)
-        check_finite(part, f"the scaled {owner}")
+        check_finite(part, f"the scaled {owner}", missing=part.ndim == 2)
         return np.ascontiguousarray(part, dtype=np.float32)
 
 
@@ -39,11 +39,17 @@ def for_scaling(x: np.ndarray) -> np.ndarray:
     return x.astype(np.float32 if x.ndim == 4 else np.float64, order="C")
 
 
-def scaled(dataset: Dataset, scale: str | None, full_range: float | None = None) -> Dataset:
-    """The data set as float32, shifted and scaled by its training samples; see `load`."""
+def scaled(dataset: Dataset, scale: str | None, full_range: float | None = None, columns: int | None = None) -> Dataset:
+    """The data set as float32, shifted and scaled by its training samples; see `load`.
+
+    Of a table only the first `columns` are, if so many are given.
+    """
     images = dataset.x.ndim == 4
     x = for_scaling(dataset.x)
     shift, divisor = _shift_and_divisor(x, scale or ("unit" if images else "standard"))
+    if columns is not None and columns < x.shape[1] and scale != "none":
+        shift = np.where(np.arange(x.shape[1]) < columns, shift, 0)
+        divisor = np.where(np.arange(x.shape[1]) < columns, divisor, 1)
     if images and scale in (None, "unit"):
         divisor = np.float64(full_range or _full_range(dataset.x))
     scaling = Scaling(np.asarray(shift), np.asarray(divisor))
@@ -56,11 +62,32 @@ def _shift_and_divisor(x: np.ndarray, scale: str) -> tuple[Any, Any]:
     over = (0, 2, 3) if x.ndim == 4 else (0,)
     if scale == "none" or (scale == "unit" and x.ndim == 4):
         return np.float64(0), np.float64(1)
+    if scale == "robust":
+        low, centre, high = np.nanquantile(x, (0.25, 0.5, 0.75), axis=over, keepdims=True)
+        return centre, np.where(high > low, high - low, 1)
+    if x.ndim == 2 and np.isnan(x).any():
+        return _of_present(x, scale)
     low, high = x.min(axis=over, keepdims=True), x.max(axis=over, keepdims=True)
     if scale == "unit":
         return low, np.where(high > low, high - low, 1)
     mean = x.mean(axis=over, keepdims=True, dtype=np.float64)
     return mean, np.where(high > low, x.std(axis=over, keepdims=True, dtype=np.float64), 1)
+
+
+def _of_present(x: np.ndarray, scale: str) -> tuple[Any, Any]:
+    """The same where values are missing: by those that are not; every column has one."""
+    low, high = np.nanmin(x, axis=0, keepdims=True), np.nanmax(x, axis=0, keepdims=True)
+    if scale == "unit":
+        return low, np.where(high > low, high - low, 1)
+    return np.nanmean(x, axis=0, keepdims=True), np.where(high > low, np.nanstd(x, axis=0, keepdims=True), 1)
+
+
+def own_scaler(scale: str | None) -> Any:
+    """A scikit-learn transformer that scales a table in the same way; None where nothing is scaled."""
+    from sklearn.preprocessing import MinMaxScaler, RobustScaler, StandardScaler
+
+    makers = {"standard": StandardScaler, "robust": RobustScaler, "unit": MinMaxScaler}
+    return None if scale == "none" else makers[scale or "standard"]()
 
 
 def _full_range(x: np.ndarray) -> float:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import copy
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from codistill.data.validation import digest, validate_samples
+from codistill.data.torch_datasets import read_items, seeded
+from codistill.data.validation import digest, plain_samples, validate_samples
 from codistill.randomness import Key, derive
 
 
@@ -28,11 +30,14 @@ class PublicBatch(NamedTuple):
 
 
 class Shard:
-    """Private samples with targets (n, C); batches are seeded by (seed, owner, round)."""
+    """Private samples with targets (n, C); batches are seeded by (seed, owner, round).
 
-    def __init__(self, x: Any, y: Any, classes: int, owner: str) -> None:
+    `items`: a torch dataset whose items are random (augmentation); batches read them anew.
+    """
+
+    def __init__(self, x: Any, y: Any, classes: int, owner: str, items: Any = None) -> None:
         self.x, y = validate_samples(x, y, classes, f"agent '{owner}'")
-        self.owner, self.classes = owner, classes
+        self.owner, self.classes, self._items = owner, classes, items
         self.labels: np.ndarray | None = y if y.ndim == 1 else None
         self.targets = _one_hot(y, classes) if y.ndim == 1 else y
         self.seed = 0
@@ -44,28 +49,53 @@ class Shard:
     def __len__(self) -> int:
         return len(self.x)
 
+    def part(self, rows: np.ndarray) -> Shard:
+        """Some of the samples, of the same owner."""
+        chosen = copy.copy(self)
+        chosen.__dict__.pop("_tensors", None)
+        chosen.x, chosen.targets = self.x[rows], self.targets[rows]
+        chosen.labels = None if self.labels is None else self.labels[rows]
+        chosen._items = None if self._items is None else torch.utils.data.Subset(self._items, rows.tolist())
+        return chosen
+
     def batches(self, t: int, size: int, epochs: int = 1, steps: int | None = None) -> Iterator[Batch]:
         """All samples in a new order, `epochs` times, cut into batches; or exactly `steps` batches."""
         if steps is not None:
             x, wanted = self._tensors
-            for chosen in _steps(len(self), size, steps, self.seed, self.owner, "batches", t):
-                yield Batch(x[chosen], wanted[chosen])
+            for step, chosen in enumerate(_steps(len(self), size, steps, self.seed, self.owner, "batches", t)):
+                yield Batch(x[chosen] if self._items is None else self._read(chosen, t, step), wanted[chosen])
             return
         for epoch in range(epochs):
             order = _order(len(self), self.seed, self.owner, "batches", t, epoch)
             x, wanted = (tensor[order] for tensor in self._tensors)
             for rows in cut(len(order), size):
-                yield Batch(x[rows], wanted[rows])
+                yield Batch(x[rows] if self._items is None else self._read(order[rows], t, epoch), wanted[rows])
+
+    def _read(self, chosen: torch.Tensor, t: int, number: int) -> torch.Tensor:
+        """Random items, the same for the same (seed, owner, round, place in the round)."""
+        with seeded(self.seed, self.owner, "items", t, number, int(chosen[0])):
+            return _fast_tensor(read_items(self._items, chosen.numpy(), f"agent '{self.owner}'"))
 
 
 class PublicData:
     """Public samples without labels, equal on every agent; their batches are equal without any message."""
 
     def __init__(self, x: Any, seed: int) -> None:
+        x = plain_samples(x, "the public data")
         samples, _ = validate_samples(x, np.zeros(len(x), dtype=np.int64), 1, "the public data")
         self.x = samples
         self.seed = seed
         self.digest = digest(samples)
+
+    def prepared(self, prepare: Callable[[np.ndarray], np.ndarray]) -> PublicData:
+        """The same data as one agent's model takes them; the digest stays that of what all agents share."""
+        x = prepare(self.x)
+        if x is self.x:
+            return self
+        mine = copy.copy(self)
+        mine.__dict__.pop("_inputs", None)
+        mine.x = x
+        return mine
 
     @cached_property
     def _inputs(self) -> torch.Tensor:

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from codistill.data.dataset import Dataset, DatasetInfo
+from codistill.data.labels import CLASSIFICATION, REGRESSION, agree_on_labels
 from codistill.data.split import with_test_part
-from codistill.data.validation import channels_first, checked_dataset, checked_labels
+from codistill.data.validation import channels_first, checked_dataset
 from codistill.errors import DataError, nearest
 
 BUNDLED = ("breast_cancer", "digits", "linear", "wine")
@@ -46,7 +47,18 @@ def linear_regression(seed: int, features: int = 100, samples: int = 150, tested
     return Dataset("linear", x, x @ truth, x_test, x_test @ truth, 1, ("b",))
 
 
-def from_folder(name: str, data_dir: str | Path | None) -> Dataset:
+def check_same_task(dataset: Dataset, task: str | None) -> None:
+    """A bundled data set has the task that it has."""
+    real = dataset.y.ndim == 2
+    if task is not None and (task == REGRESSION) != real:
+        raise DataError(
+            f"The task of data set '{dataset.name}' is {'regression' if real else 'classification'}.",
+            f'task = "{task}"',
+            "Leave task out, or choose another data set.",
+        )
+
+
+def from_folder(name: str, data_dir: str | Path | None, task: str | None = None) -> Dataset:
     """The data set in the file `<name>.npz` of the data folder."""
     if not name or Path(name).name != name or "\\" in name:
         raise DataError(
@@ -54,19 +66,32 @@ def from_folder(name: str, data_dir: str | Path | None) -> Dataset:
             f"{name!r}",
             f"Give the folder by --data-dir or {FOLDER_VARIABLE}, and the name of a file in it without .npz.",
         )
-    folder = _folder(data_dir)
+    folder = data_folder(data_dir)
     path = folder / f"{name}.npz" if folder else None
     if path is None or not path.is_file():
         raise _unknown(name, folder)
-    return _read_npz(name, path)
+    return _read_npz(name, path, task)
+
+
+def find_table(path: str, data_dir: str | Path | None) -> Path:
+    """A recipe's table: an absolute path where it was found beside the recipe, otherwise a file of the data folder."""
+    folder = None if Path(path).is_absolute() else data_folder(data_dir)
+    if Path(path).is_absolute() or (folder is not None and (folder / path).is_file()):
+        return folder / path if folder else Path(path)
+    raise DataError(
+        "A table must be a file beside the recipe or in the data folder.",
+        f"'{path}' in neither; the data folder is {folder or 'not set'}",
+        f"Check the name, or set the data folder by --data-dir or {FOLDER_VARIABLE}.",
+    )
 
 
 def folder_catalogue(data_dir: str | Path | None) -> list[DatasetInfo]:
     """Describe every .npz file of the data folder, without reading the images."""
-    return [_peek(path) for path in _files(_folder(data_dir))]
+    return [_peek(path) for path in _files(data_folder(data_dir))]
 
 
-def _folder(data_dir: str | Path | None) -> Path | None:
+def data_folder(data_dir: str | Path | None) -> Path | None:
+    """The folder that was named, or that of the environment; None if neither is."""
     chosen = data_dir or os.environ.get(FOLDER_VARIABLE)
     if not chosen:
         return None
@@ -90,11 +115,11 @@ def _unknown(name: str, folder: Path | None) -> DataError:
     )
 
 
-def _read_npz(name: str, path: Path) -> Dataset:
+def _read_npz(name: str, path: Path, task: str | None) -> Dataset:
     try:
         with zipfile.ZipFile(path) as archive:
             keys = [entry.removesuffix(".npy") for entry in archive.namelist()]
-            wanted = [key for key in keys if key in ARRAYS or key.endswith("_train")]
+            wanted = [key for key in keys if key in ARRAYS or key.endswith(("_train", "_test"))]
             arrays = {key: _read_array(archive, key) for key in wanted}
     except UNREADABLE as problem:
         raise DataError(
@@ -110,8 +135,10 @@ def _read_npz(name: str, path: Path) -> Dataset:
             "Add what is missing.",
         )
     x, y, x_test, y_test = (arrays.pop(key) for key in ARRAYS)
-    ids = {key.removesuffix("_train"): each for key, each in arrays.items() if each.ndim == 1}
-    return checked_dataset(name, x, y, x_test, y_test, ids)
+    flat = {key: each for key, each in arrays.items() if each.ndim == 1}
+    ids = {key.removesuffix("_train"): each for key, each in flat.items() if key.endswith("_train")}
+    ids_test = {key: flat[f"{key}_test"] for key in ids if f"{key}_test" in flat}
+    return checked_dataset(name, x, y, x_test, y_test, ids, ids_test=ids_test, task=task)
 
 
 def _read_array(archive: zipfile.ZipFile, key: str) -> np.ndarray:
@@ -136,15 +163,17 @@ def _peek(path: Path) -> DatasetInfo:
     try:
         with zipfile.ZipFile(path) as archive:
             train, test = _read_shape(archive, "x_train"), _read_shape(archive, "x_test")
-            y = checked_labels(_read_array(archive, "y_train"), f"y_train of data set '{name}'")
+            y = _read_array(archive, "y_train")
+            labels, task = [(f"y_train of data set '{name}'", y)], CLASSIFICATION if y.ndim == 1 else None
+            classes = agree_on_labels(labels, task=task).classes
         # A view of the shape of x that takes no memory.
         shape = channels_first(np.broadcast_to(np.uint8(0), train), f"x_train of data set '{name}'").shape
     except (*UNREADABLE, KeyError, DataError) as problem:
         return DatasetInfo(name, "folder", problem=str(problem))
-    return DatasetInfo(name, "folder", train[0], test[0], shape[1:], int(y.max()) + 1)
+    return DatasetInfo(name, "folder", train[0], test[0], shape[1:], classes)
 
 
-def from_hugging_face(name: str, test_fraction: float, seed: int) -> Dataset:
+def from_hugging_face(name: str, test_fraction: float, seed: int, task: str | None = None) -> Dataset:
     """The data set `hf:owner/name`, from Hugging Face or its cache."""
     try:
         import datasets
@@ -170,8 +199,9 @@ def from_hugging_face(name: str, test_fraction: float, seed: int) -> Dataset:
     x, y = _columns(name, train, inputs), np.asarray(list(train[label]))
     names = tuple(getattr(train.features[label], "names", ()))
     if test is not None:
-        return checked_dataset(name, x, y, _columns(name, test, inputs), np.asarray(list(test[label])), {}, names)
-    whole = checked_dataset(name, x, y, x[:1], y[:1], {}, names)
+        y_test = np.asarray(list(test[label]))
+        return checked_dataset(name, x, y, _columns(name, test, inputs), y_test, {}, names, task=task)
+    whole = checked_dataset(name, x, y, x[:1], y[:1], {}, names, task=task)
     return with_test_part(name, whole.x, whole.y, whole.class_names, test_fraction, seed)
 
 

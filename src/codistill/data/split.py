@@ -23,26 +23,26 @@ def check_split(test_fraction: float, seed: int, scale: str | None) -> None:
 
 
 def hold_out(
-    strata: np.ndarray, fraction: float, seed: int, owner: str, purpose: str = "test"
+    groups: np.ndarray, fraction: float, seed: int, owner: str, purpose: str = "test"
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Indices of a training and a test (or validation) part that hold every stratum in the same proportion.
+    """Indices of a training and a test (or validation) part that hold every group in the same proportion.
 
-    Every stratum keeps at least one training sample, so no test label is unknown in training.
+    Every group keeps at least one training sample, so no test label is unknown in training.
     """
-    _, stratum, sizes = np.unique(strata, return_inverse=True, return_counts=True)
-    # Rounding the running total, not each share, gives many small strata their part too.
+    _, group, sizes = np.unique(groups, return_inverse=True, return_counts=True)
+    # Rounding the running total, not each share, gives many small groups their part too.
     quotas = np.diff(np.round(fraction * np.cumsum(sizes)).astype(int), prepend=0)
     quotas = np.minimum(quotas, sizes - 1)
     if quotas.sum() == 0:
         raise DataError(
             f"{owner} must have enough samples to hold some of each kind out for {purpose}.",
-            f"{len(strata)} samples in {len(sizes)} groups, and a {purpose} fraction of {fraction}",
+            f"{len(groups)} samples in {len(sizes)} groups, and a {purpose} fraction of {fraction}",
             f"Give more samples, or raise {purpose if purpose == 'validation' else 'test_fraction'}.",
         )
-    shuffled = _generator(seed, purpose).permutation(len(strata))
-    grouped = np.split(shuffled[np.argsort(stratum[shuffled], kind="stable")], np.cumsum(sizes)[:-1])
-    test = np.concatenate([group[:quota] for group, quota in zip(grouped, quotas, strict=True)])
-    train = np.concatenate([group[quota:] for group, quota in zip(grouped, quotas, strict=True)])
+    shuffled = _generator(seed, purpose).permutation(len(groups))
+    grouped = np.split(shuffled[np.argsort(group[shuffled], kind="stable")], np.cumsum(sizes)[:-1])
+    test = np.concatenate([rows[:quota] for rows, quota in zip(grouped, quotas, strict=True)])
+    train = np.concatenate([rows[quota:] for rows, quota in zip(grouped, quotas, strict=True)])
     return np.sort(train), np.sort(test)
 
 
@@ -50,18 +50,34 @@ def with_test_part(
     name: str, x: np.ndarray, y: np.ndarray, class_names: tuple[str, ...], test_fraction: float, seed: int
 ) -> Dataset:
     """A data set of samples that come without a test part: a fraction of every class becomes it."""
-    train, test = hold_out(y, test_fraction, seed, f"Data set '{name}'")
+    strata = y if y.ndim == 1 else np.zeros(len(y), dtype=np.int64)
+    train, test = hold_out(strata, test_fraction, seed, f"Data set '{name}'")
     return Dataset(name, x[train], y[train], x[test], y[test], len(class_names), class_names)
 
 
-def with_validation_part(dataset: Dataset, fraction: float, seed: int) -> Dataset:
+def with_validation_part(dataset: Dataset, fraction: float, seed: int, by: str | None = None) -> Dataset:
     """The data set with a fraction of its training samples, of every class, in place of its test part.
 
-    Hyper-parameters are chosen on it, so that the test samples stay unseen.
+    Hyper-parameters are chosen on it, so that the test samples stay unseen. `by` names an id whose values are held
+    out in the same proportion too: see `strata`.
     """
-    strata = dataset.y if dataset.y.ndim == 1 else np.zeros(len(dataset.y), dtype=int)
-    kept, held = hold_out(strata, fraction, seed, f"Data set '{dataset.name}'", "validation")
-    return replace(_training_part(dataset, kept), x_test=dataset.x[held], y_test=dataset.y[held])
+    classes = dataset.y if dataset.y.ndim == 1 else np.zeros(len(dataset.y), dtype=int)
+    groups = strata(classes, None if by is None else dataset.ids[by])
+    kept, held = hold_out(groups, fraction, seed, f"Data set '{dataset.name}'", "validation")
+    ids_test = {key: values[held] for key, values in dataset.ids.items()}
+    return replace(_training_part(dataset, kept), x_test=dataset.x[held], y_test=dataset.y[held], ids_test=ids_test)
+
+
+def strata(classes: np.ndarray, owners: np.ndarray | None) -> np.ndarray:
+    """The group of each sample for `hold_out`: its owner and class.
+
+    Only the class where owners are so many that a group has less than two samples on average, one of which must stay.
+    """
+    if owners is None:
+        return classes
+    owner, label = (np.unique(values, return_inverse=True)[1] for values in (owners, classes))
+    groups: np.ndarray = owner * (label.max() + 1) + label
+    return groups if 2 * len(np.unique(groups)) <= len(groups) else classes
 
 
 def split_public(dataset: Dataset, size: int | float, seed: int) -> tuple[np.ndarray, Dataset]:
@@ -90,7 +106,8 @@ def subset(dataset: Dataset, samples: int | None, test_samples: int | None, seed
         dataset = _training_part(dataset, chosen)
     if test_samples is not None:
         chosen = _choose(dataset.name, "test_samples", test_samples, len(dataset.x_test), seed)
-        dataset = replace(dataset, x_test=dataset.x_test[chosen], y_test=dataset.y_test[chosen])
+        ids_test = {key: values[chosen] for key, values in dataset.ids_test.items()}
+        dataset = replace(dataset, x_test=dataset.x_test[chosen], y_test=dataset.y_test[chosen], ids_test=ids_test)
     return dataset
 
 

@@ -8,6 +8,7 @@
     protocol          a class, where the federation runs a protocol that is not codistill's
     accepts           names of the protocols that this agent takes part in, such as ("fedmd",); unset: any
     policy            a file beside this one, such as "policy.toml": what this agent agrees to and what it releases
+    safeguard         False to answer by what the protocol taught alone; or a codistill.Safeguard
     finished(agent)   called at the end, with the trained model in agent.learner
 
 A recipe (`.toml`) can stand in its place: then the agent is the one of that name in the recipe.
@@ -31,6 +32,7 @@ from codistill.federation.auditing import policy_from
 from codistill.protocol import Protocol
 from codistill.runtimes.description import RunDescription
 from codistill.runtimes.network.policy import ANYTHING, Policy
+from codistill.runtimes.safeguard import Safeguard, as_safeguard
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,7 @@ class AgentFile:
     policy: Policy = ANYTHING  # what it takes part in and what it releases
     recipe: Recipe | None = None
     description: RunDescription | None = None  # where a recipe has made it
+    safeguard: Safeguard | None = None
 
 
 def read_agent_file(
@@ -91,7 +94,8 @@ def read_agent_file(
     names = None if accepts is None else (accepts,) if isinstance(accepts, str) else tuple(map(str, accepts))
     samples = None if public is None else PublicData(public, 0)
     rules = policy_from(policy or _policy_beside(path, getattr(module, "policy", None)), names, own)
-    return AgentFile(agent, samples, test, own, getattr(module, "finished", None), rules)
+    guard = as_safeguard(getattr(module, "safeguard", True))
+    return AgentFile(agent, samples, test, own, getattr(module, "finished", None), rules, safeguard=guard)
 
 
 def _policy_beside(path: Path, named: Any) -> Path | None:

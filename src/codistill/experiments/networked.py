@@ -13,7 +13,7 @@ import numpy as np
 
 from codistill.certs.credentials import Credentials
 from codistill.data.shard import PublicData
-from codistill.data.validation import validate_samples
+from codistill.data.validation import encoded_samples
 from codistill.errors import CheckpointError, DataError, NetworkError, RecipeError
 from codistill.experiments.agent_file import AgentFile
 from codistill.experiments.recipe import Recipe, make_recipe
@@ -109,8 +109,9 @@ def join_hub(
 ) -> bool:
     """Take part under a hub, until the run is over (True) or the operator stops it; `save`: a file for the model."""
     node = AgentNode(
-        mine.agent, hub, own, network, folder, mine.public, mine.test, mine.protocol, mine.policy, log_format=form
-    )
+        mine.agent, hub, own, network, folder, mine.public, mine.test, mine.protocol, mine.policy, log_format=form,
+        safeguard=mine.safeguard,
+    )  # fmt: skip
     complete, description = node.run_here(should_stop)
     if complete:
         _finish(mine, description, save)
@@ -170,17 +171,19 @@ def _describe_peer(mine: AgentFile, recipe: Recipe) -> RunDescription:
     public = mine.public or description.public
     if public is not None:
         public.seed = recipe.seed
-    test = None if mine.test is None else validate_samples(*mine.test, description.classes, "the test set")
-    return with_agent(replace(description, public=public, test=test), mine.agent)
+    encoding = description.encoding
+    test = None if mine.test is None or encoding is None else encoded_samples(*mine.test, encoding, "the test set")
+    return with_agent(replace(description, public=public, test=test, safeguard=mine.safeguard), mine.agent)
 
 
 def describe_without_data(recipe: Recipe) -> RunDescription:
     """The run of a recipe whose agents hold their data."""
-    assert recipe.data.classes is not None
     return describe_hub(
         recipe.protocol,
         agent_names(recipe),
-        classes=recipe.data.classes,
+        classes=recipe.data.classes or recipe.data.class_names or (),
+        task=recipe.data.task,
+        scores=recipe.evaluation.scores,
         plan=plan_of(recipe),
         public=read_public(recipe),
         seed=recipe.seed,
@@ -196,7 +199,7 @@ def describe_terms(recipe: Recipe) -> RunDescription:
     return RunDescription(
         protocol=recipe.protocol,
         topology=topology_of(recipe),
-        classes=recipe.data.classes or 0,
+        classes=recipe.data.classes or len(recipe.data.class_names or ()),
         seed=recipe.seed,
         plan=plan_of(recipe),
         faults=Faults(recipe.faults, tuple(agent_names(recipe)), recipe.seed, recipe.participation),
@@ -257,7 +260,8 @@ def _facts(recipe: Recipe, description: RunDescription) -> dict[str, Any]:
     return {
         "agents": dict.fromkeys(agent_names(recipe), ELSEWHERE),
         "counts": None,
-        "class_names": [str(number) for number in range(description.classes)],
+        "class_names": list(description.class_names),
+        "task": description.task,
         "test_samples": 0 if description.test is None else len(description.test[0]),
         "public": terms_of(description)["public"],
         "topology": None if description.topology.hub else as_plain(description.topology),

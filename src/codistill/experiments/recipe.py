@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import re
+import sys
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,18 +11,28 @@ from pathlib import Path
 from typing import Any
 
 from codistill.data import partition as partitions
+from codistill.data.columns import Columns
+from codistill.data.label_mapping import check_label_mapping
+from codistill.data.labels import TASKS
 from codistill.errors import RecipeError, nearest
-from codistill.experiments.user_code import run_file
+from codistill.experiments.overrides import apply_overrides
+from codistill.experiments.user_code import is_own, protocol_class
 from codistill.faults import Fault
 from codistill.federation import RuntimeOptions
-from codistill.protocol import Protocol
+from codistill.protocol import OF_THE_MODEL, Protocol
 from codistill.protocols import PROTOCOLS
+from codistill.results.scores import as_score
 from codistill.runtimes.network.options import Network
+from codistill.runtimes.safeguard import Safeguard, as_safeguard
 from codistill.settings import check_settings, from_table, setting
 from codistill.topology import KINDS as TOPOLOGIES
 from codistill.topology.graphs import KINDS as GRAPHS
 from codistill.topology.graphs import Graph
 from codistill.wire.compression import Compression
+
+_OF_TABLES = (  # keys of [data]
+    "label", "label_above", "label_map", "drop", "ids", "columns", "schema", "missing", "missing_values",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +43,11 @@ class Data:
     file: str | None = setting(None, "a CSV or Parquet file instead of a name")
     files: dict[str, str] | None = setting(None, "one CSV or Parquet file per agent: name = path")
     label: str | None = setting(None, "the label column of a table")
+    label_above: float | None = setting(None, "two classes: label values above this number, and all others")
+    label_map: dict[str, str] | None = setting(None, "the class of each value of the label column: value = class")
+    task: str | None = setting(
+        None, "whether labels are classes or real values; unset: as the data say, or asked about", choices=TASKS
+    )
     drop: tuple[str, ...] = setting((), "columns of a table to leave out")
     ids: tuple[str, ...] = setting((), "columns of a table that say where a sample is from")
     dir: str | None = setting(None, "the data folder; unset: --data-dir or the environment's CODISTILL_DATA")
@@ -43,13 +58,26 @@ class Data:
         0.0, "share of the training samples to measure on in place of the test set, to choose settings", at_least=0,
         at_most=0.9,
     )  # fmt: skip
-    scale: str | None = setting(
-        None, "how samples are scaled; unset: as suits the data", choices=("unit", "standard", "none")
+    columns: dict[str, str | dict[str, Any]] | None = setting(
+        None, "columns of a table that are no numbers: name = kind (category, text), or a table with kind and options"
     )
+    schema: str | None = setting(None, "a file that says the same of all columns, agreed on by all organisations")
+    missing: str = setting(
+        "keep", "empty cells: kept for models that take them and imputed for others; imputed for all; or their rows "
+        "dropped; or refused", choices=("keep", "impute", "drop_rows", "refuse"),
+    )  # fmt: skip
+    missing_values: tuple[str, ...] = setting((), "cells that mean the same as an empty one, such as ?")
+    scale: str | None = setting(
+        None, "how samples are scaled; unset: as suits the data", choices=("unit", "standard", "robust", "none")
+    )
+    scale_per_agent: bool = setting(False, "each agent scales by its own training samples, not all by those of all")
     public: int | float = setting(0, "public samples without labels: a count, or a share below 1", at_least=0)
     held_by_agents: bool = setting(False, "every agent brings its own data; see docs/deploy.md")
     classes: int | None = setting(
         None, "with held_by_agents: how many classes there are; 1 for one real value", at_least=1
+    )
+    class_names: tuple[str | int | bool, ...] | None = setting(
+        None, "with held_by_agents: the classes, where labels are not 0, 1, 2 and so on"
     )
     public_file: str | None = setting(None, "with held_by_agents: a .npy file of public samples, equal on every node")
 
@@ -61,10 +89,11 @@ class Data:
             raise RecipeError(
                 "[data] must say exactly one of name, file, files, held_by_agents.", f"{given or 'none'}", "Keep one."
             )
-        if not self.held_by_agents and (self.classes is not None or self.public_file is not None):
+        of_hub = [key for key in ("classes", "class_names", "public_file") if getattr(self, key) is not None]
+        if not self.held_by_agents and of_hub:
             raise RecipeError(
-                "[data] classes and public_file go with held_by_agents.",
-                f"beside '{given[0]}'",
+                "[data] classes, class_names and public_file go with held_by_agents.",
+                f"'{of_hub[0]}' beside '{given[0]}'",
                 "Remove them, or say held_by_agents = true.",
             )
         if self.held_by_agents:
@@ -72,22 +101,29 @@ class Data:
             return
         if self.name is None and self.label is None:
             raise RecipeError("[data] must say the label column of a table.", "no label", 'Add label = "column".')
-        of_others = ("label", "drop", "ids") if self.name is not None else ("samples", "test_samples", "dir")
-        useless = [key for key in of_others if getattr(self, key)]
+        check_label_mapping(self.label_above, self.label_map)
+        if self.columns is not None and self.schema is not None:
+            raise RecipeError("[data] must say its columns once.", "'columns' beside 'schema'", "Keep one of them.")
+        Columns(self.columns or {})
+        of_others = _OF_TABLES if self.name is not None else ("samples", "test_samples")
+        defaults = {f.name: f.default for f in dataclasses.fields(self)}
+        useless = [key for key in of_others if getattr(self, key) != defaults[key]]
         if useless:
             raise RecipeError(
-                "[data] label, drop and ids go with a table (file, files); samples, test_samples and dir with a name.",
+                f"[data] {', '.join(_OF_TABLES)} go with a table (file, files); samples and test_samples with a name.",
                 f"'{useless[0]}' beside '{given[0]}'",
                 f"Remove '{useless[0]}'.",
             )
 
     def _check_held_by_agents(self) -> None:
         """The hub has no data to split or to scale."""
-        if self.classes is None:
+        if (self.classes is None) == (self.class_names is None):
             raise RecipeError(
-                "[data] with held_by_agents must say how many classes there are.", "none", "Add classes = 2."
+                "[data] with held_by_agents must say how many classes there are, or name them.",
+                "neither" if self.classes is None else "both classes and class_names",
+                'Add classes = 2, or class_names = ["no", "yes"].',
             )
-        kept = {"held_by_agents", "classes", "public_file"}
+        kept = {"held_by_agents", "classes", "class_names", "public_file", "task"}
         idle = [f.name for f in dataclasses.fields(self) if f.name not in kept and getattr(self, f.name) != f.default]
         if idle:
             raise RecipeError(
@@ -102,7 +138,7 @@ class AgentEntry:
     """[[agents]]: one agent, or several of a kind."""
 
     learner: str | dict[str, Any] | None = setting(
-        None, "a learner's name, or a table with kind and options; where agents hold their data: none"
+        None, "a learner's name, 'file.py:Name', or a table with kind and options; where agents hold their data: none"
     )
     name: str | None = setting(None, "the agent's name; unset: made from the learner's")
     count: int = setting(1, "how many such agents", at_least=1)
@@ -123,6 +159,18 @@ class AgentEntry:
         return kind
 
     @property
+    def short_kind(self) -> str:
+        """The last part of the learner's name."""
+        return self.kind.rpartition(":")[2] if is_own(self.kind) else self.kind.rpartition(".")[2]
+
+    @property
+    def kinds(self) -> list[Any]:
+        """The names of the learner and of the steps of a pipeline."""
+        steps = self.options.get("steps", [])
+        inner = steps if isinstance(steps, list) else []
+        return [self.kind, *(step.get("kind") if isinstance(step, dict) else step for step in inner)]
+
+    @property
     def options(self) -> dict[str, Any]:
         """The learner's options."""
         return {} if not isinstance(self.learner, dict) else {k: v for k, v in self.learner.items() if k != "kind"}
@@ -137,9 +185,14 @@ class Evaluation:
         2000, "test samples per evaluation, the full test set in the last round; 0: always all", at_least=0
     )
     alone: bool = setting(True, "also train every agent alone, so that the gain is known")
+    scores: tuple[str, ...] = setting(
+        (), "scores by scikit-learn's names, the most important first; unset: accuracy, or rmse for a regression"
+    )
 
     def __post_init__(self) -> None:
         check_settings(self, "evaluation")
+        for name in self.scores:
+            as_score(name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,7 +212,18 @@ class Recipe:
     compression: Compression | None = None
     topology: str | Graph | None = None  # None: that of the protocol
     network: Network = field(default_factory=Network)
+    safeguard: Safeguard | None = None
     source: dict[str, Any] = field(default_factory=dict, compare=False)  # the tables it was made from
+
+
+# Keys of tables that people look for at the top of a recipe.
+_PLACES = {
+    "rounds": "protocol.rounds",
+    "learner": "agents.0.learner, for each of the [[agents]]",
+    **{f.name: f"data.{f.name}" for f in dataclasses.fields(Data) if f.name not in ("name", "drop")},
+    **{f.name: f"runtime.{f.name}" for f in dataclasses.fields(RuntimeOptions) if f.name != "kind"},
+    **{f.name: f"evaluation.{f.name}" for f in dataclasses.fields(Evaluation) if f.name != "samples"},
+}
 
 
 def read_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
@@ -177,8 +241,8 @@ def read_tables(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
         ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise RecipeError(f"{path} must be valid TOML.", str(error), "Fix the line it names.") from None
-    for change in overrides:
-        override(tables, change)
+    for note in apply_overrides(tables, overrides, path.resolve().parent):
+        print(f"note: {note}", file=sys.stderr)
     return tables
 
 
@@ -197,6 +261,7 @@ def make_recipe(tables: Mapping[str, Any], folder: Path) -> Recipe:
         "faults",
         "compression",
         "network",
+        "safeguard",
     )
     if "sweep" in source:
         raise RecipeError(
@@ -204,7 +269,8 @@ def make_recipe(tables: Mapping[str, Any], folder: Path) -> Recipe:
         )
     for key in source:
         if key not in known:
-            raise RecipeError("A recipe may only hold known tables.", f"'{key}'", nearest(key, known))
+            do = f"Write {_PLACES[key]}." if key in _PLACES else nearest(key, known)
+            raise RecipeError("A recipe may only hold known tables.", f"'{key}'", do)
     for key in ("data", "agents", "protocol"):
         if key not in source:
             raise RecipeError(f"A recipe must have [{key}].", "no such table", "See recipes/ for examples.")
@@ -248,8 +314,14 @@ def make_recipe(tables: Mapping[str, Any], folder: Path) -> Recipe:
         compression=from_table(Compression, source["compression"], "compression") if "compression" in source else None,
         topology=topology,
         network=from_table(Network, source.get("network", {}), "network"),
+        safeguard=_safeguard(source.get("safeguard", False)),
         source=source,
     )
+
+
+def _safeguard(given: Any) -> Safeguard | None:
+    """safeguard = true, or a table of its settings."""
+    return from_table(Safeguard, given, "safeguard") if isinstance(given, dict) else as_safeguard(given)
 
 
 def _check_learners(data: Data, agents: Sequence[AgentEntry]) -> None:
@@ -276,7 +348,7 @@ def _protocol(table: Mapping[str, Any]) -> tuple[Protocol, int, str | Graph | No
     name = rest.pop("name", None)
     if not isinstance(name, str):
         raise RecipeError("[protocol] must say its name.", repr(name), f"Choose one of {', '.join(PROTOCOLS)}.")
-    cls = _protocol_class(name)
+    cls = protocol_class(name)
     rounds = rest.pop("rounds", 10)
     if isinstance(rounds, bool) or not isinstance(rounds, int) or rounds < 1:
         raise RecipeError("protocol.rounds must be an integer of at least 1.", repr(rounds), "Choose another number.")
@@ -290,41 +362,24 @@ def _protocol(table: Mapping[str, Any]) -> tuple[Protocol, int, str | Graph | No
     known = protocol_settings(name)
     for key in rest:
         if key not in known:
-            raise RecipeError(f"[protocol] may only hold what {name} has.", f"'{key}'", nearest(key, known))
+            in_learner = f'It belongs to a learner: learner = {{ kind = "mlp", {key} = ... }} in [[agents]].'
+            do = in_learner if key in OF_THE_MODEL else nearest(key, known)
+            raise RecipeError(f"[protocol] may only hold what {name} has.", f"'{key}'", do)
     return from_table(cls, rest, "protocol"), rounds, topology
 
 
 def protocol_settings(name: str) -> set[str]:
     """What a [protocol] table may hold."""
-    return {*(field.name for field in dataclasses.fields(_protocol_class(name))), "name", "rounds", "topology"}
-
-
-def _protocol_class(name: str) -> type[Protocol]:
-    if name in PROTOCOLS:
-        return PROTOCOLS[name]
-    path, _, attribute = name.rpartition(":")
-    if not path.endswith(".py"):
-        raise RecipeError(
-            "A protocol must be on the list of 'codistill protocols', or be your own as 'file.py:Class'.",
-            f"'{name}'",
-            nearest(name, PROTOCOLS),
-        )
-    try:
-        cls = getattr(run_file(Path(path), "own"), attribute)
-    except Exception as error:  # whatever the file does when it is run
-        raise RecipeError(
-            f"'{name}' must be importable.",
-            f"{type(error).__name__}: {error}",
-            "Check the path, the file and the name of the class in it.",
-        ) from error
-    if not (isinstance(cls, type) and issubclass(cls, Protocol)):
-        raise RecipeError(f"'{name}' must be a class derived from Protocol.", f"{cls!r}"[:80], "Name such a class.")
-    return cls
+    return {*(field.name for field in dataclasses.fields(protocol_class(name))), "name", "rounds", "topology"}
 
 
 def _partition(table: Mapping[str, Any]) -> partitions.Partition:
     rest = dict(table)
     kind = rest.pop("kind", None)
+    if kind is None:
+        fields = {each: {f.name for f in dataclasses.fields(cls)} for each, cls in partitions.KINDS.items()}
+        fitting = [each for each in fields if fields[each] >= rest.keys()] or list(fields)
+        raise RecipeError("[partition] must say its kind.", "none", f'Add kind = "...", one of {", ".join(fitting)}.')
     if kind not in list(partitions.KINDS):
         raise RecipeError("[partition] must say a known kind.", repr(kind), nearest(str(kind), partitions.KINDS))
     made: partitions.Partition = from_table(partitions.KINDS[kind], rest, "partition")
@@ -360,44 +415,39 @@ def _with_absolute_paths(tables: Mapping[str, Any], folder: Path) -> dict[str, A
     data = source.get("data")
     if isinstance(data, dict):
         if isinstance(data.get("file"), str):
-            data["file"] = str(folder / data["file"])
+            data["file"] = _beside(folder, data["file"])
+        if isinstance(data.get("schema"), str):
+            data["schema"] = str(folder / data["schema"])
         if isinstance(data.get("public_file"), str):
             data["public_file"] = str(folder / data["public_file"])
         if isinstance(data.get("dir"), str):
             data["dir"] = str(folder / data["dir"])
         if isinstance(data.get("files"), dict):
-            data["files"] = {name: str(folder / str(path)) for name, path in data["files"].items()}
+            data["files"] = {name: _beside(folder, str(path)) for name, path in data["files"].items()}
     protocol = source.get("protocol")
-    if isinstance(protocol, dict) and ".py:" in str(protocol.get("name")):
+    if isinstance(protocol, dict) and is_own(protocol.get("name")):
         protocol["name"] = str(folder / protocol["name"])
+    if isinstance(source.get("agents"), list):
+        source["agents"] = [
+            {**entry, "learner": _with_absolute_models(entry["learner"], folder)}
+            if isinstance(entry, dict) and "learner" in entry
+            else entry
+            for entry in source["agents"]
+        ]
     return source
 
 
-def override(tables: dict[str, Any], text: str) -> None:
-    """Apply `--set a.b=value`; the value is TOML, or a string as it stands."""
-    key, equals, value = text.partition("=")
-    if not equals or not key.strip():
-        raise RecipeError("--set must have the form table.key=value.", f"'{text}'", "Example: protocol.rounds=5.")
-    try:
-        parsed = tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
-        parsed = value.strip()
-    put(tables, key, parsed)
+def _with_absolute_models(learner: Any, folder: Path) -> Any:
+    """A learner, or a step of a pipeline, with the path of its file."""
+    if isinstance(learner, list):
+        return [_with_absolute_models(step, folder) for step in learner]
+    if isinstance(learner, dict):
+        paths = ("kind", "steps")
+        return {key: _with_absolute_models(value, folder) if key in paths else value for key, value in learner.items()}
+    return str(folder / learner) if is_own(learner) else learner
 
 
-def put(tables: dict[str, Any], key: str, parsed: Any) -> None:
-    """Set the value at a dotted key; steps into a list are numbers, a name with dots in it stands in quotes."""
-    place: Any = tables
-    steps = [quoted or plain for quoted, plain in re.findall(r'"([^"]+)"|([^."]+)', key.strip())]
-    *path, last = steps or [""]
-    try:
-        for step in path:
-            place = place[int(step)] if isinstance(place, list) else place.setdefault(step, {})
-        if isinstance(place, list):
-            place[int(last)] = parsed
-        else:
-            place[last] = parsed
-    except (ValueError, IndexError, TypeError, AttributeError):
-        raise RecipeError(
-            "A change must name a place in the recipe.", f"'{key}'", "Example: protocol.rounds=5."
-        ) from None
+def _beside(folder: Path, path: str) -> str:
+    """A table beside the recipe; what is not there is looked for in the data folder when it is read."""
+    beside = (folder / path).absolute()
+    return str(beside) if beside.exists() else path

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +15,23 @@ import tomli_w
 from codistill.agent import Agent
 from codistill.data import loading as datasets
 from codistill.data import tables
-from codistill.data.partition import counts
+from codistill.data.columns import Columns
+from codistill.data.labels import ask_about_values
+from codistill.data.partition import ById, counts
+from codistill.data.scale import own_scaler
+from codistill.data.sources import find_table
 from codistill.data.split import with_validation_part
 from codistill.data.validation import digest
 from codistill.errors import CheckpointError, RecipeError
 from codistill.experiments.recipe import Data, Recipe, make_recipe
+from codistill.experiments.user_code import digests_of, load_own
 from codistill.federation import Federation
+from codistill.federation.checks import regressors
 from codistill.federation.run_facts import FACTS, faults_in, versions
 from codistill.files import locked, write_atomically, writing
 from codistill.learners.catalogue import make_learner
 from codistill.randomness import generator, seed_libraries
+from codistill.results.scores import DEFAULT_SCORES, Score, as_score
 from codistill.results.summary import Summary
 from codistill.runtimes.network.terms import describe_protocol, describe_public
 from codistill.runtimes.plan import Plan
@@ -33,21 +41,36 @@ from codistill.topology import Topology
 from codistill.topology.facts import as_plain, from_plain
 
 RECIPE, REPORT, NETWORK = "recipe.toml", "report.html", "network.json"
+# Keys of [data] that say how a table is read.
+_READING = (
+    "label", "label_above", "label_map", "drop", "ids", "missing", "missing_values", "test_fraction", "scale",
+    "scale_per_agent", "task",
+)  # fmt: skip
 
 
-def load_data(data: Data, seed: int, data_dir: str | None = None) -> datasets.Dataset:
+def load_data(recipe: Recipe, data_dir: str | None = None) -> datasets.Dataset:
     """The data set that a recipe names, with the part of it that agents are measured on."""
+    data, seed = recipe.data, recipe.seed
     if data.held_by_agents:
         raise RecipeError(
             "A recipe whose agents hold their data runs between machines.",
             "[data] held_by_agents",
             "Start it by 'codistill hub', and each agent by 'codistill join': see docs/deploy.md.",
         )
-    whole = _load_whole(data, seed, data_dir)
-    return with_validation_part(whole, data.validation, seed) if data.validation else whole
+    by = None if data.name is not None else _id_of_agents(recipe)
+    whole = _load_whole(data, seed, data_dir, by)
+    return with_validation_part(whole, data.validation, seed, by) if data.validation else whole
 
 
-def _load_whole(data: Data, seed: int, data_dir: str | None) -> datasets.Dataset:
+def _id_of_agents(recipe: Recipe) -> str | None:
+    """The id by which samples are divided among the agents; None where they are divided otherwise."""
+    if recipe.data.files is not None:
+        return "agent"
+    by = recipe.partition.id if isinstance(recipe.partition, ById) else None
+    return by if recipe.data.file is None or by in recipe.data.ids else None
+
+
+def _load_whole(data: Data, seed: int, data_dir: str | None, by: str | None) -> datasets.Dataset:
     if data.name is not None:
         return datasets.load(
             data.name,
@@ -56,21 +79,21 @@ def _load_whole(data: Data, seed: int, data_dir: str | None) -> datasets.Dataset
             seed=seed,
             samples=data.samples,
             test_samples=data.test_samples,
-            scale=data.scale,
+            scale="none" if data.scale_per_agent else data.scale,
+            task=data.task,
         )
-    options: dict[str, Any] = {
-        "label": data.label, "test_fraction": data.test_fraction, "seed": seed, "scale": data.scale,
-        "drop": data.drop, "ids": data.ids,
-    }  # fmt: skip
+    columns = Columns(data.columns or {}) if data.schema is None else Columns.read(data.schema)
+    options = {key: getattr(data, key) for key in _READING} | {"seed": seed, "columns": columns.columns}
+    folder = data.dir or data_dir
     if data.file is not None:
-        return tables.read_table(Path(data.file), **options)
+        return tables.read_table(find_table(data.file, folder), **options, by=by)
     assert data.files is not None
-    return tables.read_tables({name: Path(path) for name, path in data.files.items()}, **options)
+    return tables.read_tables({name: find_table(path, folder) for name, path in data.files.items()}, **options)
 
 
 def agent_names(recipe: Recipe) -> list[str]:
     """The names of all agents, in order."""
-    kinds = [entry.kind.rpartition(".")[2] for entry in recipe.agents]
+    kinds = [entry.short_kind for entry in recipe.agents]
     names: list[str] = []
     for entry, kind in zip(recipe.agents, kinds, strict=True):
         base = kind if entry.name is None else entry.name
@@ -98,22 +121,42 @@ def hand_out(recipe: Recipe, data: datasets.Dataset) -> list[np.ndarray]:
             )
         return [np.flatnonzero(data.ids["agent"] == name) for name in names]
     rng = generator(recipe.seed, "partition")
-    return recipe.partition.split(data.y, len(names), rng, data.ids, data.classes)
+    parts = recipe.partition.split(data.y, len(names), rng, data.ids, data.classes)
+    by = _id_of_agents(recipe)
+    if by is not None:
+        values = data.ids[by].astype(str)
+        if sorted(names) == sorted(np.unique(values)):
+            return [np.flatnonzero(values == name) for name in names]
+    return parts
+
+
+def own_tests(
+    recipe: Recipe, data: datasets.Dataset, parts: Sequence[np.ndarray]
+) -> list[tuple[np.ndarray, np.ndarray] | None]:
+    """The test samples that are from where each agent's training samples are from; None where that is not known."""
+    by = _id_of_agents(recipe)
+    if by is None or by not in data.ids_test:
+        return [None] * len(parts)
+    rows = [np.flatnonzero(np.isin(data.ids_test[by], data.ids[by][part])) for part in parts]
+    return [(data.x_test[own], data.y_test[own]) if len(own) else None for own in rows]
 
 
 def build(recipe: Recipe, data_dir: str | None = None) -> tuple[Federation, datasets.Dataset]:
     """The federation of a recipe, checked and ready to run, and the data it was made from."""
-    data = load_data(recipe.data, recipe.seed, data_dir)
+    data = load_data(recipe, data_dir)
     public = None
     if recipe.data.public:
         public, data = datasets.split_public(data, recipe.data.public, recipe.seed)
     names, parts = agent_names(recipe), hand_out(recipe, data)
     entries = [entry for entry in recipe.agents for _ in range(entry.count)]
     agents = []
-    for name, entry, part in zip(names, entries, parts, strict=True):
+    for name, entry, part, test in zip(names, entries, parts, own_tests(recipe, data, parts), strict=True):
         seed_libraries(recipe.seed, name, "model")
-        model = make_learner(entry.kind, entry.options, data.x.shape[1:], data.classes)
-        agents.append(Agent(name, model, data.x[part], data.y[part]))
+        model = make_learner(entry.kind, entry.options, data.x.shape[1:], data.classes, load_own)
+        if recipe.data.missing == "impute":
+            model.takes_missing = False
+        agents.append(Agent(name, model, data.x[part], data.y[part], test=test, prepare=_own_scaler(recipe.data, data)))
+    _ask_about_labels(recipe, data, agents)
     federation = Federation(
         agents,
         recipe.protocol,
@@ -121,12 +164,38 @@ def build(recipe: Recipe, data_dir: str | None = None) -> tuple[Federation, data
         test=(data.x_test, data.y_test),
         seed=recipe.seed,
         classes=data.classes,
+        scores=recipe.evaluation.scores,
         topology=None if recipe.topology is None else topology_of(recipe),
         faults=recipe.faults,
         participation=recipe.participation,
         compression=recipe.compression,
+        safeguard=recipe.safeguard or False,
     )
     return federation, data
+
+
+def _own_scaler(options: Data, data: datasets.Dataset) -> Any:
+    """What an agent scales its samples with, by its own training samples; None where all are scaled together."""
+    if not options.scale_per_agent:
+        return None
+    if data.x.ndim != 2:
+        raise RecipeError(
+            "[data] scale_per_agent is for tables.", f"samples of shape {data.x.shape[1:]}", "Remove scale_per_agent."
+        )
+    scaler, numbers = own_scaler(options.scale), data.x.shape[1] if data.columns is None else data.columns.numbers
+    if scaler is None or numbers == data.x.shape[1]:
+        return scaler
+    from sklearn.compose import ColumnTransformer
+
+    return ColumnTransformer([("numbers", scaler, slice(0, numbers))], remainder="passthrough")
+
+
+def _ask_about_labels(recipe: Recipe, data: datasets.Dataset, agents: list[Agent]) -> None:
+    """Integers in a label column may be values to predict; words, and data sets by name, have classes."""
+    numbers = all(name.lstrip("-").isdecimal() for name in data.class_names)
+    if recipe.data.task is None and recipe.data.name is None and data.y.ndim == 1 and numbers:
+        values = np.array([int(name) for name in data.class_names])
+        ask_about_values(values, len(data.y) + len(data.y_test), regressors(agents))
 
 
 def plan_of(recipe: Recipe) -> Plan:
@@ -208,7 +277,11 @@ def report_on(folder: Path) -> Summary:
 
 def source_of(recipe: Recipe, data_dir: str | None) -> dict[str, Any]:
     """The recipe's tables, with the data folder that was used: whoever resumes need not name it again."""
-    if data_dir is None or recipe.data.name is None or recipe.data.dir is not None:
+    data = recipe.data
+    tables_of_folder = [
+        path for path in (data.file, *(data.files or {}).values()) if path and not Path(path).is_absolute()
+    ]
+    if data_dir is None or data.dir is not None or not (data.name or tables_of_folder):
         return recipe.source
     return {**recipe.source, "data": {**recipe.source["data"], "dir": str(Path(data_dir).resolve())}}
 
@@ -233,7 +306,7 @@ def _check_facts(folder: Path, facts: dict[str, Any]) -> None:
         raise CheckpointError(
             f"Data and agents must be as they were when the run in {folder} began.",
             f"other {', '.join(changed)}",
-            "Bring the data back, or start a new run with 'codistill run'.",
+            "Bring the data, and the files of your own models, back; or start a new run with 'codistill run'.",
         )
 
 
@@ -310,6 +383,7 @@ def read_summary(folder: Path) -> Summary:
         outputs=read_outputs(folder, max((row["round"] for row in rows), default=0)),
         topology=_read_topology(folder, facts),
         faults=faults_in(facts) if recipe is None else recipe.faults,
+        scores=_scores(facts, recipe),
     )
 
 
@@ -325,6 +399,14 @@ def _shown_facts(folder: Path, facts: dict[str, Any], recipe: Recipe | None) -> 
     return {"recipe": (folder / RECIPE).read_text("utf-8"), "versions": facts["versions"], "seed": recipe.seed}
 
 
+def _scores(facts: dict[str, Any], recipe: Recipe | None) -> tuple[Score, ...]:
+    """What was measured; where none is named, and in folders from before the task was kept, the rows tell it."""
+    names = facts.get("scores", ()) if recipe is None else recipe.evaluation.scores
+    return tuple(as_score(name) for name in names) or tuple(
+        score for score in DEFAULT_SCORES if facts.get("task") in (None, score.task)
+    )
+
+
 def _facts(recipe: Recipe, federation: Federation, data: datasets.Dataset) -> dict[str, Any]:
     shards = [agent.shard for agent in federation.agents]
     labelled = data.y.ndim == 1
@@ -334,6 +416,7 @@ def _facts(recipe: Recipe, federation: Federation, data: datasets.Dataset) -> di
         "samples": {agent.name: len(shard) for agent, shard in zip(federation.agents, shards, strict=True)},
         "counts": table,
         "class_names": list(data.class_names),
+        "task": federation.description.task,
         "test_samples": len(data.x_test),
         "public": describe_public(federation.public),
         "digests": [digest(part) for part in (data.x, data.y, data.x_test, data.y_test)],
@@ -341,6 +424,7 @@ def _facts(recipe: Recipe, federation: Federation, data: datasets.Dataset) -> di
         "compression": None if recipe.compression is None else dataclasses.asdict(recipe.compression),
         "seed": recipe.seed,
         **facts_of_protocol(recipe),
+        **facts_of_learners(recipe),
         "versions": versions(),
     }
 
@@ -351,7 +435,18 @@ def facts_of_protocol(recipe: Recipe) -> dict[str, str]:
     return {} if code is None else {"protocol_code": code}
 
 
+def facts_of_learners(recipe: Recipe) -> dict[str, dict[str, str]]:
+    """Of learners in files of one's own: the digest of each file."""
+    code = digests_of([kind for entry in recipe.agents for kind in entry.kinds])
+    return {"learner_code": code} if code else {}
+
+
 def protocol_code(folder: Path) -> str | None:
     """The digest of the file of a run's own protocol, as it was when the run began."""
     code = _read_facts(folder).get("protocol_code") if (folder / FACTS).exists() else None
     return None if code is None else str(code)
+
+
+def learner_code(folder: Path) -> dict[str, str] | None:
+    """The digests of the files of a run's own learners, as they were when the run began."""
+    return _read_facts(folder).get("learner_code") if (folder / FACTS).exists() else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -14,11 +15,23 @@ from typing import Any
 import pandas as pd
 
 from codistill.errors import LearnerError, RecipeError, nearest
-from codistill.experiments.recipe import Recipe, make_recipe, override, put, read_tables
-from codistill.experiments.run import RECIPE, execute, facts_of_protocol, protocol_code, reopen, topology_of
+from codistill.experiments.overrides import apply_overrides, put
+from codistill.experiments.recipe import Recipe, make_recipe, read_tables
+from codistill.experiments.run import (
+    RECIPE,
+    execute,
+    facts_of_learners,
+    facts_of_protocol,
+    learner_code,
+    protocol_code,
+    reopen,
+    topology_of,
+)
 from codistill.experiments.sweep_fields import ABSENT, known_settings, leave_out, on_all_values
 from codistill.protocol import Protocol
+from codistill.results.metric_text import metric_name, score_text
 from codistill.results.records import Row
+from codistill.results.scores import Score, as_score, find_score
 from codistill.runtimes.network.terms import describe_protocol
 from codistill.runtimes.store import METRICS, read_rows
 from codistill.settings import check_settings, from_table, setting
@@ -159,8 +172,9 @@ def read_sweep(path: Path, overrides: Sequence[str] = (), *, quick: bool = False
         raise RecipeError("A quick form needs a table [quick].", f"none in {path}", "Run it without --quick.")
     for key, value in changes.items() if quick else ():
         put(tables, key, value)
-    for change in overrides:  # after the quick form: a person has the last word
-        override(tables, change)
+    # After the quick form: a person has the last word.
+    for note in apply_overrides(tables, overrides, path.resolve().parent):
+        print(f"note: {note}", file=sys.stderr)
     axes, compare = tables.pop("sweep", None), tables.pop("compare", {})
     if not isinstance(axes, dict) or not axes:
         raise RecipeError(
@@ -243,8 +257,10 @@ def execute_sweep(
         if rows is None:
             return None
         honest = [row for row in rows if row["round"] == recipe.rounds and not row.get("lies")]
-        last = [row["accuracy"] for row in honest if "accuracy" in row]
-        said = f"accuracy {100 * sum(last) / len(last):.1f} %" if last else "done"
+        metric = recipe.evaluation.scores[0] if recipe.evaluation.scores else "accuracy"
+        metric = as_score(metric).name
+        last = [row[metric] for row in honest if metric in row]
+        said = f"{metric_name(metric)} {score_text(metric, sum(last) / len(last))}" if last else "done"
         said += f" (of the {len(honest)} honest agents)" if any(row.get("lies") for row in rows) else ""
         tell(f"[{number}/{len(sweep)}] {words}: {said}")
         # With a hub, all that agents receive is from it; between peers every message is in somebody's `sent`.
@@ -277,8 +293,9 @@ def _rows_of(recipe: Recipe, place: Path, data_dir: str | None) -> list[Row] | N
 def _is_run_of(recipe: Recipe, place: Path) -> bool:
     """Whether a folder holds a run of this recipe. A protocol in a file of one's own is compared by the file's content
     and the settings: the class is another object whenever the file is loaded."""
-    code = facts_of_protocol(recipe).get("protocol_code")
-    return _comparable(reopen(place)) == _comparable(recipe) and protocol_code(place) in (None, code)
+    code, models = facts_of_protocol(recipe).get("protocol_code"), facts_of_learners(recipe).get("learner_code")
+    same_code = protocol_code(place) in (None, code) and learner_code(place) in (None, models)
+    return same_code and _comparable(reopen(place)) == _comparable(recipe)
 
 
 def _comparable(recipe: Recipe) -> tuple[Recipe, dict[str, Any]]:
@@ -293,7 +310,7 @@ def slug(labels: Mapping[str, str]) -> str:
 
 
 def means(sweep: Sweep, frame: pd.DataFrame) -> pd.DataFrame:
-    """Accuracy by combination and round: mean over honest agents and seeds.
+    """The score by combination and round: mean over honest agents and seeds.
 
     `spread` is the sample standard deviation (divided by n - 1) over the `seeds`, n of them.
     """
@@ -305,6 +322,7 @@ def means(sweep: Sweep, frame: pd.DataFrame) -> pd.DataFrame:
     found = {"mean": grouped.mean(), "spread": grouped.std(ddof=1), "seeds": grouped.count()}
     table = pd.DataFrame(found).reset_index()
     table.attrs["honest"] = has_byzantine_agents(frame)  # whether some agents were left out
+    table.attrs["metric"] = metric
     return table
 
 
@@ -314,8 +332,14 @@ def shown_keys(sweep: Sweep) -> list[str]:
 
 
 def metric_of(frame: pd.DataFrame) -> str:
-    """What was measured: accuracy, or rmse for real-valued targets."""
-    return "accuracy" if "accuracy" in frame else "rmse"
+    """What is compared: the first score that was measured, which is accuracy unless others are asked for."""
+    found = [name for name in frame.columns if name == "accuracy" or find_score(str(name)) is not None]
+    return str(found[0]) if found else "accuracy"
+
+
+def score_of(frame: pd.DataFrame) -> Score:
+    """The score that is compared."""
+    return as_score(metric_of(frame))
 
 
 def has_byzantine_agents(frame: pd.DataFrame) -> bool:

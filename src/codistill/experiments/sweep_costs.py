@@ -14,6 +14,7 @@ from codistill.experiments.sweep import (
     lines_of,
     means,
     metric_of,
+    score_of,
     shown_keys,
 )
 
@@ -44,7 +45,8 @@ def costs(sweep: Sweep, frame: pd.DataFrame) -> pd.DataFrame:
     runs = _runs(sweep, frame)
     by_seed = {metric: runs["score"], "worst_agent": runs["worst"], "bytes": runs["bytes"]}
     if compare.gain_over is not None:
-        by_seed["gain"] = runs["score"] - _paired(runs["score"], line, compare.gain_over)
+        above = runs["score"] - _paired(runs["score"], line, compare.gain_over)
+        by_seed["gain"] = above if score_of(frame).greater_is_better else -above  # positive is better
     if compare.target is not None:
         by_seed |= {"bytes_to_target": runs["bytes_to_target"], "round_of_target": runs["round_of_target"]}
     if compare.bytes_against is not None:
@@ -61,13 +63,15 @@ def costs(sweep: Sweep, frame: pd.DataFrame) -> pd.DataFrame:
         found["seeds_at_target"] = grouped["bytes_to_target"].count()
     table = pd.DataFrame(found).reset_index()
     table.attrs["honest"] = has_byzantine_agents(frame)
+    table.attrs["metric"] = metric
     return table
 
 
 def _runs(sweep: Sweep, frame: pd.DataFrame) -> pd.DataFrame:
     """A row per run: its last score, that of its worst agent, its bytes, and those up to the target."""
     metric, target = metric_of(frame), sweep.compare.target
-    worst = "min" if metric == "accuracy" else "max"
+    greater_is_better = score_of(frame).greater_is_better
+    worst = "min" if greater_is_better else "max"
     sent = _sent_so_far(sweep, frame)
     run = [name for name in sent.index.names if name != "round"]
     scored = _with_repeat(sweep, honest_rows(frame)).dropna(subset=[metric])
@@ -75,7 +79,7 @@ def _runs(sweep: Sweep, frame: pd.DataFrame) -> pd.DataFrame:
     rounds = rounds.assign(bytes=sent.reindex(rounds.index)).reset_index("round")
     last, found = rounds.groupby(level=run).last(), {"bytes": sent.groupby(level=run).last()}
     if target is not None:
-        enough = rounds["score"] >= target if metric == "accuracy" else rounds["score"] <= target
+        enough = rounds["score"] >= target if greater_is_better else rounds["score"] <= target
         first = rounds[enough].groupby(level=run).first()
         found |= {"bytes_to_target": first["bytes"], "round_of_target": first["round"]}
     return pd.DataFrame({"score": last["score"], "worst": last["worst"], **found})

@@ -41,7 +41,7 @@ def score_tables(sweep: Sweep, table: pd.DataFrame, *, percent: bool) -> Iterato
 
 def cost_tables(sweep: Sweep, table: pd.DataFrame, *, percent: bool) -> Iterator[Table]:
     """One table per panel: a row per line, with what its score cost."""
-    compared, columns = lines_of(sweep), _cost_columns(sweep, percent)
+    compared, columns = lines_of(sweep), _cost_columns(sweep, percent, table.attrs["metric"])
     caption = "; ".join(filter(None, (_BYTES_NOTE, _notes(table))))
     if _is_repeated(table):
         columns = {"n": lambda row: str(row["seeds"]), **columns}
@@ -99,9 +99,9 @@ def _score_text(
     return f"{scale * mean:{sign}.{digits}f}" + ("" if spread is None else f" ± {scale * spread:.{digits}f}")
 
 
-def _cost_columns(sweep: Sweep, percent: bool) -> dict[str, Cell]:
+def _cost_columns(sweep: Sweep, percent: bool, metric: str) -> dict[str, Cell]:
     """The columns by their headings."""
-    compare, line, metric = sweep.compare, lines_of(sweep).key, "accuracy" if percent else "rmse"
+    compare, line = sweep.compare, lines_of(sweep).key
 
     def over_seeds(row: Any, name: str, digits: int = 1, sign: Literal["", "+"] = "") -> str:
         spread = row[f"{name}_spread"] if row["seeds"] > 1 else None

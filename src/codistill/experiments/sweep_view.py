@@ -22,6 +22,7 @@ from codistill.experiments.sweep import (
     Sweep,
     lines_of,
     means,
+    metric_of,
     panels,
     panels_of,
 )
@@ -34,6 +35,7 @@ from codistill.plots import sweep_plots
 from codistill.plots.heatmaps import draw_grid
 from codistill.plots.sweep_plots import Layout, Lines
 from codistill.results.latex_table import latex_tables
+from codistill.results.metric_text import in_percent, metric_name
 
 _DOTS_PER_INCH = 110
 
@@ -44,7 +46,7 @@ def show_sweep(sweep: Sweep, frame: pd.DataFrame, folder: Path, console: Console
     Tables are also written as LaTeX, and pictures as PDF, beside them.
     """
     compared = sweep.on_all_values(frame)
-    table, percent = means(sweep, compared), "accuracy" in frame
+    table, percent = means(sweep, compared), in_percent(metric_of(frame))
     _show(list(score_tables(sweep, table, percent=percent)), (folder / TABLE).with_suffix(".tex"), console)
     written = {"table": folder / TABLE, "LaTeX": (folder / TABLE).with_suffix(".tex"), "picture": folder / PICTURE}
     written |= show_costs(sweep, compared, folder, console)
@@ -61,12 +63,12 @@ def show_costs(sweep: Sweep, frame: pd.DataFrame, folder: Path, console: Console
     """Print the tables of costs, and write them and the picture to the sweep's folder; returns what is where."""
     if not has_costs(sweep, frame):
         return {}
-    percent, table = "accuracy" in frame, costs(sweep, frame)
+    percent, table = in_percent(metric_of(frame)), costs(sweep, frame)
     _show(list(cost_tables(sweep, table, percent=percent)), (folder / COSTS_TABLE).with_suffix(".tex"), console)
     written = {"costs": folder / COSTS_TABLE}
     table.to_csv(folder / COSTS_TABLE, index=False)
     if frame["sent"].any():
-        written["accuracy against bytes" if percent else "RMSE against bytes"] = folder / COSTS_PICTURE
+        written[f"{metric_name(metric_of(frame))} against bytes"] = folder / COSTS_PICTURE
         draw_costs(sweep, along_bytes(sweep, frame), folder / COSTS_PICTURE, percent=percent)
     return written
 
@@ -81,7 +83,7 @@ def _show(tables: Sequence[Table], path: Path, console: Console) -> None:
 def draw_scores(sweep: Sweep, table: pd.DataFrame, path: Path, *, percent: bool) -> None:
     """Score per round, all panels in one picture."""
     figure = sweep_plots.draw_scores(
-        _panels(sweep, table), _layout(sweep, table), measured=_measured_on(sweep, percent), percent=percent
+        _panels(sweep, table), _layout(sweep, table), measured=_measured_on(sweep, table), percent=percent
     )
     _save(figure, path)
 
@@ -90,7 +92,7 @@ def draw_costs(sweep: Sweep, table: pd.DataFrame, path: Path, *, percent: bool) 
     """Score against bytes, all panels in one picture."""
     target = sweep.compare.target
     figure = sweep_plots.draw_costs(
-        _panels(sweep, table), _layout(sweep, table), measured=_measured_on(sweep, percent), percent=percent,
+        _panels(sweep, table), _layout(sweep, table), measured=_measured_on(sweep, table), percent=percent,
         target=None if target is None else (target, f"target: {target_text(target, percent=percent)}"),
     )  # fmt: skip
     _save(figure, path)
@@ -120,8 +122,8 @@ def _layout(sweep: Sweep, table: pd.DataFrame) -> Layout:
     return Layout(labels, len(axes[-1].values) if axes else 1, honest_note(table))
 
 
-def _measured_on(sweep: Sweep, percent: bool) -> str:
-    return f"{'accuracy' if percent else 'RMSE'}, {sweep.test_part} set"
+def _measured_on(sweep: Sweep, table: pd.DataFrame) -> str:
+    return f"{metric_name(table.attrs['metric'])}, {sweep.test_part} set"
 
 
 def _save(figure: Figure, path: Path) -> None:

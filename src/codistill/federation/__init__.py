@@ -13,14 +13,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from codistill.agent import Agent, Hub
+from codistill.data.labels import LabelEncoding
 from codistill.data.shard import PublicData, Shard
-from codistill.data.validation import validate_samples
+from codistill.data.validation import encoded_samples
 from codistill.errors import RecipeError
 from codistill.faults import Fault, Faults
 from codistill.federation.checks import (
+    agree_on_all_labels,
     as_agents,
     as_compression,
-    as_count,
     as_protocol,
     as_public_data,
     as_seed,
@@ -28,12 +29,12 @@ from codistill.federation.checks import (
     check_pair,
     check_shapes,
     check_topology,
-    count_all_classes,
 )
 from codistill.federation.result import Result
 from codistill.federation.run_facts import write_facts
 from codistill.protocol import Protocol
 from codistill.results.records import RunStarted
+from codistill.results.scores import Score, as_scores
 from codistill.runtimes.description import RunDescription
 from codistill.runtimes.host import Watcher
 from codistill.runtimes.interrupt import GentleInterrupt
@@ -43,9 +44,10 @@ from codistill.runtimes.plan import Plan
 from codistill.runtimes.processes import Processes
 from codistill.runtimes.running import Outcome, run
 from codistill.runtimes.runtime import Runtime
+from codistill.runtimes.safeguard import Safeguard, as_safeguard
 from codistill.runtimes.simulation import Simulation
 from codistill.runtimes.store import BASELINE, RunFolder
-from codistill.settings import check_settings, setting
+from codistill.settings import Settings, check_setting, check_settings, setting
 from codistill.topology import KINDS, Topology
 from codistill.wire.compression import Compression
 
@@ -54,7 +56,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RuntimeOptions:
+class RuntimeOptions(Settings):
     """Where the rounds are computed, and how often what was reached is saved."""
 
     kind: str = setting(
@@ -72,7 +74,9 @@ class RuntimeOptions:
 class Federation:
     """Agents that learn from one another by a protocol.
 
-    `public` are unlabelled samples that all agents share, `test` the common test set (samples, labels).
+    `public` are unlabelled samples that all agents share, `test` the common test set (samples, labels). `task`:
+    "classification" or "regression", where the labels do not tell. `classes`: how many there are, or their names.
+    `scores`: what is measured, the most important first: scikit-learn's names, a `Score`, or a function (y, answers).
     Everything is checked here; `run` then only runs.
     """
 
@@ -84,26 +88,30 @@ class Federation:
         public: Any = None,
         test: tuple[Any, Any] | None = None,
         seed: int = 0,
-        classes: int | None = None,
+        classes: int | Sequence[Any] | None = None,
+        task: str | None = None,
+        scores: Sequence[Any] = (),
         topology: Topology | None = None,
         faults: Sequence[Fault] = (),
         participation: float = 1.0,
         compression: Compression | None = None,
+        safeguard: bool | Safeguard = False,
         watchers: Sequence[Watcher] = (),
     ) -> None:
         agents, seed, protocol = as_agents(agents), as_seed(seed), as_protocol(protocol)
         check_pair(test, "The test set")
         for agent in agents:
             check_pair(agent._test, f"The test data of agent '{agent.name}'")
-        classes = count_all_classes(agents, test) if classes is None else as_count(classes, "classes")
+        encoding = agree_on_all_labels(agents, test, classes, task)
+        classes = encoding.classes
         for agent in agents:
-            agent.settle(classes)
+            agent.settle(classes, encoding)
         shared = None if public is None else as_public_data(public, seed)
-        tested = None if test is None else validate_samples(*test, classes, "the test set")
+        tested = None if test is None else encoded_samples(*test, encoding, "the test set")
         check_shapes(agents, tested, shared)
         samples = sum(len(agent.shard) for agent in agents)
         if protocol.pools_data:
-            _pool(agents, classes)
+            _pool(agents, encoding)
         names = [agent.name for agent in agents]
         if topology is not None:
             check_topology(topology, names, protocol)
@@ -120,10 +128,13 @@ class Federation:
             public=shared,
             test=tested,
             samples=samples,
-            shape=agents[0].shard.x.shape[1:],
+            shape=agents[0].shape,
             compression=as_compression(compression),
+            safeguard=as_safeguard(safeguard),
             watchers=tuple(watchers),
+            encoding=encoding,
         ).introduce()
+        self.description = replace(self.description, scores=_scores(self.description, scores))
         check_abilities(agents, protocol, shared)
 
     @property
@@ -208,11 +219,13 @@ class Federation:
                 f"{alone!r}"[:80],
                 "What agents do alone is said by the protocol: define alone() in it.",
             )
-        options = RuntimeOptions(kind=runtime, workers=workers, checkpoint_every=checkpoint_every)
         plan = Plan(
             rounds=rounds, evaluate_every=evaluate_every, evaluate_samples=evaluate_samples, baseline=alone,
             checkpoint_every=checkpoint_every,
         )  # fmt: skip
+        check_setting(RuntimeOptions, "kind", runtime, "runtime")  # by the names of the arguments here
+        check_setting(RuntimeOptions, "workers", workers, "workers")
+        options = RuntimeOptions(kind=runtime, workers=workers, checkpoint_every=checkpoint_every)
         description = replace(self.description, plan=plan)
         watching = check_observers(observers)
         self._check_start(options, resume=resume, has_folder=folder is not None)
@@ -279,6 +292,14 @@ class Notes:
             print(f"note: {note}", file=sys.stderr)
 
 
+def _scores(description: RunDescription, asked: Sequence[Any]) -> tuple[Score, ...]:
+    """The scores that were asked for, tried on the labels of a test set."""
+    tests = [description.test, *(agent.test for agent in description.agents)]
+    y = next((test[1] for test in tests if test is not None), None)
+    names = None if description.encoding is None else description.encoding.names
+    return as_scores(asked, description.task, description.classes, names, y)
+
+
 def _store(folder: str | Path | None, stack: ExitStack, *, resume: bool) -> RunFolder | None:
     if folder is None:
         return None
@@ -305,9 +326,11 @@ def _start(
     return LocalNetwork(description, folder=folder, network=network, logs=node_logs)
 
 
-def _pool(agents: Sequence[Agent], classes: int) -> None:
-    x = np.concatenate([agent.shard.x for agent in agents])
+def _pool(agents: Sequence[Agent], encoding: LabelEncoding) -> None:
     labelled = all(agent.shard.labels is not None for agent in agents)
-    y = np.concatenate([agent.shard.labels if labelled else agent.shard.targets for agent in agents])
+    targets = [np.asarray(agent.shard.labels if labelled else agent.shard.targets) for agent in agents]
+    raw = [Shard(agent._data[0], y, encoding.classes, agent.name).x for agent, y in zip(agents, targets, strict=True)]
+    x, y = np.concatenate(raw), np.concatenate(targets)
     for agent in agents:
-        agent.shard = Shard(x, y, classes, agent.name)
+        agent.shard = Shard(agent.prepared.fit(x), y, encoding.classes, agent.name)
+        agent.settle_test(encoding)

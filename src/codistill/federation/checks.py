@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
-from codistill.agent import Agent, count_classes
+from codistill.agent import Agent
+from codistill.data.labels import LabelEncoding, agree_on_labels
 from codistill.data.shard import PublicData
-from codistill.data.validation import REAL_VALUES
-from codistill.errors import DataError, LearnerError, RecipeError, nearest
+from codistill.data.validation import check_shape, plain_samples
+from codistill.errors import DataError, LearnerError, RecipeError
 from codistill.learners.ability import Ability
+from codistill.learners.kernel_ridge import KernelRidge
 from codistill.learners.plain import PlainLearner
 from codistill.learners.sklearn import SklearnLearner
 from codistill.learners.torch import TorchLearner
 from codistill.protocol import Protocol
-from codistill.topology import KINDS, Topology
+from codistill.topology import Topology
 from codistill.wire.compression import Compression
-
-_FEW_CLASSES = 1000  # any data may have as many; more than there are samples are a mistake
 
 
 def as_agents(agents: Sequence[Agent]) -> list[Agent]:
@@ -83,22 +81,7 @@ def as_protocol(given: Any) -> Protocol:
         raise RecipeError(
             "The protocol must be an instance of a Protocol.", _shown(given), "Write for example codistill.FedMD()."
         )
-    _check_hooks(given)
     return given
-
-
-def _check_hooks(protocol: Protocol) -> None:
-    """A protocol of one's own: its hooks are coroutines under their right names, and its topology is known."""
-    kind = type(protocol).__name__
-    for hook in ("begin", "round", "hub"):
-        if not inspect.iscoroutinefunction(getattr(protocol, hook)):
-            raise RecipeError(f"{kind}.{hook} must be a coroutine.", f"def {hook}", f"Write: async def {hook}(...).")
-    if protocol.topology not in KINDS:
-        raise RecipeError(
-            f"{kind}.topology must be a known kind; any other is passed to the Federation as topology=...",
-            repr(protocol.topology),
-            nearest(str(protocol.topology), KINDS),
-        )
 
 
 def as_names(given: Any) -> tuple[str, ...]:
@@ -135,6 +118,7 @@ def as_count(count: Any, name: str) -> int:
 
 def as_public_data(public: Any, seed: int) -> PublicData:
     """Public data from samples."""
+    public = plain_samples(public, "the public data")
     try:
         len(public)
     except TypeError:
@@ -154,21 +138,69 @@ def check_pair(test: Any, owner: str) -> None:
         )
 
 
-def count_all_classes(agents: Sequence[Agent], test: tuple[Any, Any] | None) -> int:
-    """How many classes the labels of all agents and of the test set call for."""
-    given = [agent._data[1] for agent in agents] + ([] if test is None else [test[1]])
-    classes = samples = 0
-    for y in given:
-        with suppress(ValueError, TypeError):  # not an array at all: said when its owner is settled
-            classes, samples = max(classes, count_classes(y)), samples + len(y)
-    if classes > max(_FEW_CLASSES, samples):
-        raise DataError(
-            "Labels must number the classes 0, 1, 2 and so on.",
-            f"a label {classes - 1} among {samples} samples",
-            "Number them anew, e.g. by np.unique(y, return_inverse=True)[1]; or say classes=... if this is meant."
-            + REAL_VALUES,
+def as_classes(given: Any) -> int | list[Any] | None:
+    """How many classes there are, or their names; None: as the labels say."""
+    if given is None or isinstance(given, int | np.integer):
+        return None if given is None else as_count(given, "classes")
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        return as_count(given, "classes")
+    return list(given)
+
+
+def agree_on_all_labels(
+    agents: Sequence[Agent], test: tuple[Any, Any] | None, classes: Any, task: str | None
+) -> LabelEncoding:
+    """One encoding for the labels of all agents and of all tests."""
+    said = {agent.task: agent.name for agent in agents if agent.task is not None}
+    said |= {} if task is None else {task: "the federation"}
+    if len(said) > 1:
+        raise RecipeError(
+            "All agents of a federation must have one task.",
+            " and ".join(f"{name} for '{owner}'" for name, owner in said.items()),
+            "Say it once: Federation(..., task=...).",
         )
-    return classes
+    given = [(f"agent '{agent.name}'", agent._data[1]) for agent in agents]
+    given += [(f"the test data of agent '{agent.name}'", agent._test[1]) for agent in agents if agent._test is not None]
+    given += [] if test is None else [("the test set", test[1])]
+    return agree_on_labels(
+        given, task=next(iter(said), None), classes=as_classes(classes), regressors=regressors(agents)
+    )
+
+
+def regressors(agents: Sequence[Agent]) -> list[str]:
+    """The agents whose models predict real values, in words."""
+    return [
+        f"agent '{agent.name}' ({agent.learner.describe()})"
+        for agent in agents
+        if isinstance(agent.learner, KernelRidge) or getattr(agent.learner, "classifies", None) is False
+    ]
+
+
+def _abilities(agent: Agent) -> Ability:
+    """What an agent's model can do with its targets: any regressor can learn one column of real values."""
+    single = agent.shard.targets.shape[1] == 1 and getattr(agent.learner, "classifies", None) is False
+    return agent.learner.abilities | (Ability.PREDICT if single else Ability.LABELS)
+
+
+def check_targets(agents: Sequence[Agent]) -> None:
+    """A model that predicts class probabilities is given labels, or soft labels."""
+    for agent in agents:
+        targets, learner = agent.shard.targets, agent.learner
+        if not learner.probabilistic or agent.shard.labels is not None:
+            continue
+        if targets.shape[1] > 1 and targets.min() >= 0 and targets.max() <= 1:
+            continue  # soft labels
+        name = learner.describe()
+        if isinstance(learner, SklearnLearner):
+            other = name.replace("Classifier", "Regressor")
+            do = f"Use {other}." if other != name else "Use a regressor, such as Ridge."
+        else:
+            do = 'Train it by the squared error: loss = "squared".'
+        raise LearnerError(
+            f"The model of agent '{agent.name}' must be one for real values, as its targets are.",
+            f"{name}, which predicts class probabilities",
+            f"{do} If the targets are classes, give one label per sample, e.g. y.ravel().",
+        )
 
 
 def check_topology(topology: Topology, names: Sequence[str], protocol: Protocol) -> None:
@@ -203,18 +235,11 @@ def check_shapes(
 ) -> None:
     """All samples of a federation have one shape."""
     first = agents[0]
-    wanted = first.shard.x.shape[1:]
-    others = [(f"agent '{agent.name}'", agent.shard.x) for agent in agents[1:]]
-    others += [(f"the test data of agent '{agent.name}'", agent.test[0]) for agent in agents if agent.test]
-    others += [("the test set", test[0])] if test else []
-    others += [("the public data", public.x)] if public else []
-    for owner, x in others:
-        if x.shape[1:] != wanted:
-            raise DataError(
-                f"All samples must have the shape of those of agent '{first.name}', {wanted}.",
-                f"{owner} has {x.shape[1:]}",
-                "Bring all samples to one shape.",
-            )
+    for agent in agents[1:]:
+        check_shape(np.empty((0, *agent.shape)), first.shape, f"agent '{agent.name}'", f"agent '{first.name}'")
+    shared = ([("the test set", test[0])] if test else []) + ([("the public data", public.x)] if public else [])
+    for owner, x in shared:
+        check_shape(x, first.shape, owner, f"agent '{first.name}'")
 
 
 def check_abilities(agents: Sequence[Agent], protocol: Protocol, public: PublicData | None) -> None:
@@ -225,8 +250,9 @@ def check_abilities(agents: Sequence[Agent], protocol: Protocol, public: PublicD
             "none",
             "Pass public=..., or set [data] public in the recipe; or use a protocol without: avgkd, fedavg.",
         )
+    check_targets(agents)
     for agent in agents:
-        has = agent.learner.abilities
+        has = _abilities(agent)
         missing = protocol.needs & ~has
         if missing:
             from codistill.protocols import PROTOCOLS

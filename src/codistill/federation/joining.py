@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from codistill.agent import Agent
 from codistill.certs.credentials import Credentials
 from codistill.data.shard import PublicData
-from codistill.data.validation import validate_samples
 from codistill.errors import CodistillError, NetworkError, RecipeError
 from codistill.federation.auditing import Audit, check_countable, policy_from
 from codistill.federation.checks import (
@@ -43,6 +42,7 @@ from codistill.runtimes.network.transport import Transport
 from codistill.runtimes.observers.progress import Progress
 from codistill.runtimes.running import Outcome, run
 from codistill.runtimes.runtime import ShouldStop, load_nodes, never, save_nodes, warm_up
+from codistill.runtimes.safeguard import Safeguard, as_safeguard
 from codistill.topology import HUB
 
 
@@ -58,6 +58,7 @@ def join(
     accepts: Sequence[str] | None = None,
     policy: str | Path | Mapping[str, Any] | None = None,
     network: Network | None = None,
+    safeguard: bool | Safeguard = True,
     folder: str | Path | None = None,
     log: bool = True,
     background: bool = False,
@@ -67,6 +68,8 @@ def join(
     The hub tells the protocol, the number of classes and the rounds. `protocol`: a class of one's own, where the hub
     runs one that is not codistill's. `accepts`: names of the protocols that this agent takes part in; None: any.
     `policy`: a file policy.toml, or its tables: what this agent agrees to and what it releases, whatever the hub says.
+    `safeguard`: form its answer from what it was taught and its own model, trained alone, by samples that it holds out;
+    nobody else sees any of this.
     With a `folder` its states are kept there, and it goes on with them when it joins the same run again; everything
     that it releases is listed in audit.jsonl there.
     """
@@ -79,7 +82,7 @@ def join(
     check_countable(rules, home)
     node = AgentNode(
         agent, hub, own, network or Network(), home, None if public is None else as_public_data(public, 0), test,
-        protocol, rules, quiet=not log,
+        protocol, rules, quiet=not log, safeguard=as_safeguard(safeguard),
     )  # fmt: skip
     warm_up()  # here: several agents of one notebook then need it once
     started = BackgroundNode(ForkedProcess(agent.name, node.work), node.trained_from)
@@ -101,6 +104,7 @@ class AgentNode:
     policy: Policy = ANYTHING
     log_format: str = "text"
     quiet: bool = False
+    safeguard: Safeguard | None = None
 
     def run_here(self, should_stop: ShouldStop = never) -> tuple[bool, RunDescription | None]:
         """Take part in this process, which can fork no node afterwards; True if the run is over."""
@@ -158,10 +162,9 @@ class AgentNode:
         """The run under the hub's terms, with this agent checked and introduced."""
         if self.public is not None:
             self.public.seed = int(terms["seed"])
-        test = None if self.test is None else validate_samples(*self.test, int(terms["classes"]), "the test set")
-        description = description_under(terms, self.agent, self.public, test, self.protocol)
+        description = description_under(terms, self.agent, self.public, self.test, self.protocol)
         self.policy.check_protocol(description.protocol)  # before anything is made for a protocol that is not accepted
-        introduced = check_agent(description.introduce())
+        introduced = check_agent(replace(description, safeguard=self.safeguard).introduce())
         self.policy.check(introduced)
         return introduced
 

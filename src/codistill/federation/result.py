@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from codistill.data.validation import as_floats
+from codistill.data.labels import CLASSIFICATION
+from codistill.data.validation import as_floats, check_finite, plain_samples
 from codistill.errors import DataError
 from codistill.results.html_table import html_table
 from codistill.results.outputs import Outputs, are_probabilities
@@ -33,6 +34,8 @@ class TrainedAgent:
     @property
     def is_classifier(self) -> bool:
         """Whether the targets are classes: some agent or some test set at hand has labels."""
+        if self._description.encoding is not None:
+            return self._description.encoding.task == CLASSIFICATION
         agents = self._description.agents or (self._agent,)
         tests = [self._description.test, *(agent.test for agent in agents)]
         return any(agent.shard.labels is not None for agent in agents) or any(
@@ -40,9 +43,21 @@ class TrainedAgent:
         )
 
     def predict(self, x: Any) -> np.ndarray:
-        """(n,) the class of each sample; for real-valued targets (n, outputs) the values."""
+        """(n,) the class of each sample, as the labels were given; for real-valued targets (n, outputs) the values.
+
+        Labels 0, 1, 2 and so on are answered by such integers, any others (strings, booleans, 1 to 3) as they are.
+        """
         answers = self.decision_function(x)
-        return answers.argmax(axis=1) if self.is_classifier else answers
+        if not self.is_classifier:
+            return answers
+        encoding, chosen = self._description.encoding, answers.argmax(axis=1)
+        return chosen if encoding is None else encoding.decode(chosen)
+
+    @property
+    def classes_(self) -> np.ndarray:
+        """(C,) the classes in the order of the columns of `predict_proba`, as the labels were given."""
+        encoding, codes = self._description.encoding, np.arange(self._description.classes)
+        return codes if encoding is None else encoding.decode(codes)
 
     def predict_proba(self, x: Any) -> np.ndarray:
         """(n, C) class probabilities.
@@ -67,9 +82,9 @@ class TrainedAgent:
 
     def decision_function(self, x: Any) -> np.ndarray:
         """(n, C) what the protocol answers, as it is: probabilities, scores or real values."""
-        wanted = self._agent.shard.x.shape[1:]
+        wanted = self._agent.shape
         try:
-            samples = as_floats(np.asarray(x))
+            samples = as_floats(np.asarray(plain_samples(x, "the samples")))
         except (TypeError, ValueError) as error:
             raise DataError("Samples must be numbers.", f"{error}", "Convert them to an array of numbers.") from None
         if samples.ndim != len(wanted) + 1 or samples.shape[1:] != wanted:
@@ -78,9 +93,8 @@ class TrainedAgent:
                 f"an array of shape {np.shape(x)}",
                 "Bring them to that shape; a single sample x is x[None].",
             )
-        if not np.isfinite(samples).all():
-            raise DataError("Samples must be finite numbers.", "NaN or infinity", "Fill in or remove such samples.")
-        return self._description.protocol.predict(self._agent, samples)
+        check_finite(samples, "the samples", missing=samples.ndim == 2)
+        return self._description.answer(self._agent, self._agent.prepared(samples))
 
     def save(self, path: str | Path) -> Path:
         """Write the model with which it predicts to a file, which `codistill.load` opens; returns the file's path."""
@@ -129,12 +143,13 @@ class Result:
             rows=self.rows,
             alone_rows=self.alone_rows,
             counts=np.stack(known) if known and len(known) == len(mixes) else None,
-            class_names=tuple(str(i) for i in range(description.classes)),
+            class_names=description.class_names,
             seconds=self.seconds,
             test_samples=0 if description.test is None else len(description.test[0]),
             outputs=self.outputs,
             topology=description.topology,
             faults=description.faults.injected,
+            scores=description.task_scores,
         )
 
     def report(self, path: str | Path) -> Path:

@@ -16,17 +16,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from codistill.agent import Hub
 from codistill.certs.credentials import Credentials
+from codistill.data.labels import CLASSIFICATION, REGRESSION, LabelEncoding, agree_on_labels, check_task
 from codistill.data.shard import PublicData
-from codistill.data.validation import validate_samples
+from codistill.data.validation import encoded_samples
 from codistill.errors import RecipeError
 from codistill.faults import Fault, Faults
 from codistill.federation.checks import (
+    as_classes,
     as_compression,
     as_count,
     as_names,
@@ -41,6 +45,7 @@ from codistill.federation.result import Result
 from codistill.federation.run_facts import write_facts
 from codistill.protocol import Protocol
 from codistill.results.outputs import Outputs
+from codistill.results.scores import as_scores
 from codistill.runtimes.description import RunDescription
 from codistill.runtimes.forked import Channel, ForkedProcess, ForkedRuntime
 from codistill.runtimes.interrupt import GentleInterrupt
@@ -61,13 +66,15 @@ def serve(
     protocol: Protocol,
     agents: Sequence[str],
     *,
-    classes: int,
+    classes: int | Sequence[Any],
     listen: str,
     rounds: int = 10,
     certs: str | Path | None = None,
     insecure: bool = False,
     public: Any = None,
     test: tuple[Any, Any] | None = None,
+    task: str | None = None,
+    scores: Sequence[str] = (),
     seed: int = 0,
     faults: Sequence[Fault] = (),
     participation: float = 1.0,
@@ -85,13 +92,15 @@ def serve(
 ) -> Result | BackgroundNode:
     """Run a federation as its hub: wait for the agents of these names, run the rounds, return the `Result`.
 
-    `classes`: how many there are, 1 for one real value. `public` must be the same on every node. With a `folder`
-    metrics and checkpoints are kept there, and a run that is there goes on. `observers` as in `Federation.run`; with
-    `background` they are called in the process of the hub. `log`: tell on standard error what happens.
+    `classes`: how many there are, or their names where the agents' labels are not 0, 1, 2 and so on; 1 for one real
+    value. `task`: "regression" where there are several real values. `scores`: what the agents measure, by name.
+    `public` must be the same on every node. With a `folder` metrics and checkpoints are kept there, and a run that is
+    there goes on. `observers` as in `Federation.run`; with `background` they are called in the process of the hub.
+    `log`: tell on standard error what happens.
     """
     description = describe_hub(
-        protocol, agents, classes=classes, public=public, test=test, seed=seed, faults=faults,
-        participation=participation, compression=compression,
+        protocol, agents, classes=classes, task=task, scores=scores, public=public, test=test, seed=seed,
+        faults=faults, participation=participation, compression=compression,
         plan=Plan(
             rounds=rounds, evaluate_every=evaluate_every, evaluate_samples=evaluate_samples, baseline=bool(alone),
             checkpoint_every=checkpoint_every,
@@ -111,8 +120,10 @@ def describe_hub(
     protocol: Protocol,
     agents: Sequence[str],
     *,
-    classes: int,
+    classes: int | Sequence[Any],
     plan: Plan,
+    task: str | None = None,
+    scores: Sequence[str] = (),
     public: Any = None,
     test: tuple[Any, Any] | None = None,
     seed: int = 0,
@@ -122,13 +133,9 @@ def describe_hub(
     compression: Compression | None = None,
 ) -> RunDescription:
     """The description of a run whose agents hold their data, as its hub (or a peer without its agent) has it."""
-    protocol, names, seed, classes = (
-        as_protocol(protocol),
-        as_names(agents),
-        as_seed(seed),
-        as_count(classes, "classes"),
-    )
+    protocol, names, seed = as_protocol(protocol), as_names(agents), as_seed(seed)
     check_pair(test, "The test set")
+    encoding = _encoding(classes, task, test)
     if topology is not None:
         check_topology(topology, names, protocol)
     topology = topology or KINDS[protocol.topology](names)
@@ -137,18 +144,36 @@ def describe_hub(
         raise RecipeError(
             f"{protocol.name} needs public data on every node.", "none", "Pass the same public=... everywhere."
         )
-    return RunDescription(
+    made = RunDescription(
         protocol=protocol,
         topology=topology,
-        classes=classes,
+        classes=encoding.classes,
         seed=seed,
         plan=plan,
         faults=Faults(faults, names, seed, participation),
         hub=Hub() if topology.hub else None,
         public=shared,
-        test=None if test is None else validate_samples(*test, classes, "the test set"),
+        test=None if test is None else encoded_samples(*test, encoding, "the test set"),
         compression=as_compression(compression),
+        encoding=encoding,
     ).introduce()
+    unnamed = [one for one in ([scores] if isinstance(scores, str) else scores) if not isinstance(one, str)]
+    if unnamed:
+        raise RecipeError(
+            "A hub asks its agents for scores by name.", f"{unnamed[0]!r}"[:80], "Measure it in a simulation."
+        )
+    return replace(made, scores=as_scores(scores, made.task, made.classes))
+
+
+def _encoding(given: Any, task: str | None, test: tuple[Any, Any] | None) -> LabelEncoding:
+    """What a hub without the agents' labels knows of them."""
+    check_task(task)
+    classes = as_classes(given)
+    if isinstance(classes, list):
+        return agree_on_labels((), classes=classes, task=task or CLASSIFICATION)
+    counted = as_count(classes, "classes")
+    real = counted == 1 if test is None else np.ndim(test[1]) == 2
+    return LabelEncoding(task or (REGRESSION if real else CLASSIFICATION), counted)
 
 
 @dataclass(frozen=True)

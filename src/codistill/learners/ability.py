@@ -36,6 +36,8 @@ class Learner(ABC):
     abilities: Ability = Ability.PREDICT
     probabilistic: bool = False  # whether it predicts class probabilities, so can only be fitted to them
     ready: bool = True  # False as long as it cannot predict for want of a first fit
+    is_constant: bool = False  # whether it answers with class frequencies: the last targets were too poor to be fitted
+    takes_missing: bool = False  # whether samples may hold NaN, for values that are missing
 
     @abstractmethod
     def fit(self, x: np.ndarray, targets: np.ndarray) -> None:
@@ -136,6 +138,7 @@ class CanPredict(Protocol):
     abilities: Ability
     probabilistic: bool
     ready: bool
+    takes_missing: bool
 
     def fit(self, x: np.ndarray, targets: np.ndarray) -> None:
         """Train on soft labels (n, C) or real values."""
@@ -216,6 +219,8 @@ class HasWeights(Protocol):
 
 class IsManaged(Protocol):
     """What the runtime calls, and no protocol does."""
+
+    is_constant: bool
 
     def state(self) -> dict[str, Any]:
         """All that training has changed: what a checkpoint holds."""

@@ -6,16 +6,18 @@ import dataclasses
 import importlib
 import importlib.util
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from sklearn.base import BaseEstimator
+from sklearn.pipeline import Pipeline, make_pipeline
 
 from codistill.errors import LearnerError, nearest
 from codistill.learners import as_learner, zoo
 from codistill.learners.ability import Learner
 from codistill.learners.kernel_ridge import KernelRidge
+from codistill.learners.own_models import call_own, make_own
 from codistill.learners.torch import OPTIMISERS, TorchLearner
 from codistill.settings import check_settings, from_table, setting
 
@@ -34,7 +36,11 @@ ALIASES = {
     "support_vectors": "sklearn.svm.SVC",
     "xgboost": "xgboost.XGBClassifier",
 }
+_STEPS = ("sklearn.preprocessing", "sklearn.impute", "sklearn.decomposition", "sklearn.feature_selection")
 _LIBRARIES = ("sklearn", "xgboost", "lightgbm")
+
+
+LoadOwn = Callable[[str], Any]  # what a name of the form "file.py:Name" stands for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,12 +76,19 @@ def entries() -> list[Entry]:
     """All names that a recipe may use."""
     known = [Entry(name, "torch", zoo.describe(name)) for name in zoo.names()]
     known += [Entry(alias, path.split(".")[0], path.rpartition(".")[2]) for alias, path in ALIASES.items()]
+    known.append(Entry("pipeline", "sklearn", 'Several estimators, e.g. steps = ["StandardScaler", "ridge"].'))
     known.append(Entry("kernel_ridge", "codistill", "Kernel ridge regression with the scaling of the kernel theory."))
     return known
 
 
-def make_learner(kind: str, options: Mapping[str, Any], shape: tuple[int, ...], classes: int) -> Learner:
+def make_learner(
+    kind: str, options: Mapping[str, Any], shape: tuple[int, ...], classes: int, own: LoadOwn | None = None
+) -> Learner:
     """The learner of a recipe: options of a torch learner are those of training and of the architecture."""
+    if own is not None and ".py:" in kind:
+        return make_own(own(kind), kind, options, shape, classes, _TRAINING)
+    if kind == "pipeline":
+        return as_learner(_pipeline(options, own))
     if kind in zoo.names():
         training = {key: value for key, value in options.items() if key in _TRAINING}
         from_table(Training, training, "learner")
@@ -94,11 +107,57 @@ def make_learner(kind: str, options: Mapping[str, Any], shape: tuple[int, ...], 
     if path.split(".")[0] not in _LIBRARIES:
         names = {entry.name for entry in entries()}
         raise LearnerError(
-            "A learner must be on the list of 'codistill learners', or a full name such as sklearn.svm.SVC.",
+            "A learner must be on the list of 'codistill learners', a full name such as sklearn.svm.SVC, "
+            "or your own as 'file.py:Name'.",
             f"'{kind}'",
             nearest(kind, names),
         )
     return as_learner(_estimator(path, options))
+
+
+def _pipeline(options: Mapping[str, Any], own: LoadOwn | None) -> Pipeline:
+    """Transformers and, at the end, a model: each a name, or a table with kind and options."""
+    steps = options.get("steps")
+    wrong = [key for key in options if key != "steps"]
+    if not isinstance(steps, list) or len(steps) < 2 or wrong:
+        raise LearnerError(
+            "A pipeline must say its steps, a list of at least two, and nothing else.",
+            f"'{wrong[0]}'" if wrong else f"{steps!r}"[:80],
+            'Example: steps = ["StandardScaler", {kind = "logistic_regression", C = 1.0}].',
+        )
+    made = [_step(step, own) for step in steps]
+    for step in made[:-1]:
+        if not hasattr(step, "transform"):
+            raise LearnerError(
+                "All steps of a pipeline but the last must transform samples.",
+                f"{type(step).__name__} at place {made.index(step) + 1} of {len(made)}",
+                "Put it last, or leave it out.",
+            )
+    return make_pipeline(*made)
+
+
+def _step(step: Any, own: LoadOwn | None) -> Any:
+    kind = step.get("kind") if isinstance(step, dict) else step
+    if not isinstance(kind, str):
+        raise LearnerError(
+            "A step of a pipeline must be a name, or a table that says its kind.",
+            f"{step!r}"[:80],
+            "Name an estimator.",
+        )
+    options = {key: value for key, value in step.items() if key != "kind"} if isinstance(step, dict) else {}
+    if own is not None and ".py:" in kind:
+        return call_own(own(kind), kind, options)
+    known = {
+        cls: f"{place}.{cls}" for place in _STEPS for cls in dir(importlib.import_module(place)) if cls[0].isupper()
+    }
+    path = known.get(kind, ALIASES.get(kind, kind))
+    if path.split(".")[0] not in _LIBRARIES:
+        raise LearnerError(
+            "A step of a pipeline must be an estimator of scikit-learn, XGBoost or LightGBM.",
+            f"'{kind}'",
+            "Have it alone, without steps." if kind in zoo.names() else nearest(kind, {*known, *ALIASES}),
+        )
+    return _estimator(path, options)
 
 
 def _estimator(path: str, options: Mapping[str, Any]) -> Any:

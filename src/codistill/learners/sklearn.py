@@ -12,18 +12,29 @@ from sklearn.exceptions import DataConversionWarning
 from sklearn.neural_network import MLPRegressor
 from sklearn.pipeline import Pipeline
 from sklearn.utils import get_tags
-from sklearn.utils.validation import has_fit_parameter
 
 from codistill.errors import LearnerError
 from codistill.learners.ability import Ability, Learner
+from codistill.learners.estimator_options import (
+    has_sample_weight,
+    ignoring_feature_names,
+    silence_lightgbm,
+    use_one_thread,
+)
+from codistill.learners.missing_values import takes_missing
+from codistill.learners.portable.constant_models import ConstantModel, class_frequencies, export_constant
 from codistill.message import Message
+
+_TRIAL_ROWS = 20  # of each class: enough for the folds of cross-validation and for early stopping
 
 
 class SklearnLearner(Learner):
     """An estimator that learns soft targets.
 
     A regressor gets them as a multi-output fit. A classifier gets weighted copies of each row: row i with
-    label c and sample weight targets[i, c]; for plain labels that is the data as it is.
+    label c and sample weight targets[i, c]; for plain labels that is the data as it is. A classifier that cannot be
+    fitted to what there is of each class (one class only, or one sample of a class where folds need more) answers
+    with the class frequencies until it is fitted to targets that suffice.
     """
 
     def __init__(self, estimator: BaseEstimator) -> None:
@@ -35,11 +46,14 @@ class SklearnLearner(Learner):
                 type(estimator).__name__,
                 "Choose one; a class of your own says so by ClassifierMixin or RegressorMixin.",
             )
-        _use_one_thread(estimator)
+        use_one_thread(estimator)
+        self._is_lightgbm = silence_lightgbm(estimator)
         self.block: int | None = None  # rows to predict at a time, if this is a received model
         self._columns = 0
         self._seen: np.ndarray | None = None  # labels behind the estimator's codes, if it takes no gaps
+        self._constant: ConstantModel | None = None  # answers in place of an estimator that could not be fitted
         self._weight_name = _sample_weight_name(estimator)
+        self.takes_missing = takes_missing(estimator)
         self.abilities = Ability.LABELS
         if self._takes_soft_targets():
             self.abilities |= Ability.PREDICT
@@ -57,12 +71,40 @@ class SklearnLearner(Learner):
         """Fit anew on soft labels or real values."""
         rows = np.asarray(x).reshape(len(x), -1)
         self._columns = targets.shape[1]
+        self._constant = None
         if not self.classifies:
             self._fit_regressor(rows, targets)
-        elif _is_one_hot(targets):
-            self._fit_labels(rows, targets.argmax(axis=1))
-        else:
-            self._fit_weighted_copies(rows, targets)
+            return
+        try:
+            if _is_one_hot(targets):
+                self._fit_labels(rows, targets.argmax(axis=1))
+            else:
+                self._fit_weighted_copies(rows, targets)
+        except (LearnerError, Warning):  # a warning, where Python is told to raise these
+            raise
+        except Exception:
+            if not self._fits_more_classes(rows):
+                raise  # not for want of classes
+            self._constant = ConstantModel(class_frequencies(targets))
+
+    @property
+    def is_constant(self) -> bool:  # type: ignore[override]
+        """Whether it answers with class frequencies, since the last targets were too poor in classes to be fitted."""
+        return self._constant is not None
+
+    def _fits_more_classes(self, rows: np.ndarray) -> bool:
+        """Whether the estimator could be fitted to these rows if they had more classes, with enough samples of each."""
+        return any(self._fits(rows, classes) for classes in sorted({2, min(self._columns, 10)} - {1}))
+
+    def _fits(self, rows: np.ndarray, classes: int) -> bool:
+        labels = np.arange(classes * _TRIAL_ROWS) % classes
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a fit of a few rows need not converge
+            try:
+                clone(self.estimator).fit(rows[np.arange(len(labels)) % len(rows)], labels)
+            except Exception:  # the estimator may be its owner's code
+                return False
+        return True
 
     def _fit_regressor(self, rows: np.ndarray, targets: np.ndarray) -> None:
         self._check_columns(targets)
@@ -120,11 +162,17 @@ class SklearnLearner(Learner):
             )
         if self.block and len(rows) > self.block:
             return np.concatenate([self.predict(rows[i : i + self.block]) for i in range(0, len(rows), self.block)])
+        if self._constant is not None:
+            return self._constant.predict(rows)
+        with ignoring_feature_names(self._is_lightgbm):
+            return self._predict(rows)
+
+    def _predict(self, rows: np.ndarray) -> np.ndarray:
         if not self.classifies:
             values = np.asarray(self.estimator.predict(rows), dtype=np.float32)
             return values.reshape(len(rows), self._columns)
         answer = np.zeros((len(rows), self._columns), dtype=np.float32)
-        classes = self._labels(self.estimator.classes_)
+        classes = self.seen_classes
         if len(classes) == 1:
             answer[:, classes[0]] = 1.0  # it knows no other class
         elif hasattr(self.estimator, "predict_proba"):
@@ -141,7 +189,8 @@ class SklearnLearner(Learner):
         """The fitted estimator in a format made for safe loading."""
         from codistill.learners.portable.estimator_state import dump_estimator
 
-        return {"columns": self._columns, "seen": self._seen, "estimator": dump_estimator(self.estimator)}
+        state = {"columns": self._columns, "seen": self._seen, "estimator": dump_estimator(self.estimator)}
+        return state if self._constant is None else state | {"frequencies": self._constant.frequencies}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Return to a fitted estimator of one's own checkpoint."""
@@ -149,12 +198,18 @@ class SklearnLearner(Learner):
 
         self.estimator = load_own_estimator(state["estimator"], self.estimator)
         self._columns, self._seen = state["columns"], state["seen"]
+        self._constant = ConstantModel(state["frequencies"]) if "frequencies" in state else None
 
     def export(self) -> Message:
         """The fitted estimator, for those types that hold no training rows."""
         from codistill.learners.portable.sklearn_models import export_estimator
 
-        return export_estimator(self)
+        return export_estimator(self) if self._constant is None else export_constant(self._constant)
+
+    @property
+    def seen_classes(self) -> np.ndarray:
+        """The classes that a fitted classifier knows, in the order of its probabilities."""
+        return self._labels(self.estimator.classes_)
 
     @property
     def columns(self) -> int:
@@ -166,33 +221,49 @@ class SklearnLearner(Learner):
         return type(_last_step(self.estimator)).__name__
 
     def check(self, x: np.ndarray, targets: np.ndarray, owner: str) -> None:
-        """A shard with one class is fine for a forest, and an error for those that need two."""
+        """An estimator must be able to learn from such rows; of a shard with one class that shows only later."""
         if not self.classifies:
             self._check_columns(targets)
             return
-        labels = targets.argmax(axis=1)
-        if _is_one_hot(targets) and len(np.unique(labels)) == 1:
+        if _is_one_hot(targets) and len(np.unique(targets.argmax(axis=1))) == 1:
             trial = SklearnLearner(clone(self.estimator))
             try:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")  # a fit of a few rows need not converge
-                    trial.fit(x[:8], targets[:8])
-            except ValueError as error:
+                    trial.fit(x[: 2 * _TRIAL_ROWS], targets[: 2 * _TRIAL_ROWS])
+            except Exception as error:  # the estimator may be its owner's code
                 raise LearnerError(
-                    f"The shard of agent '{owner}' must hold at least two classes for {self.describe()}.",
-                    f"only class {labels[0]} ({str(error)[:100]})",
-                    "Choose another partition, or a model that can start from one class (a forest, a torch module).",
+                    f"{self.describe()} of agent '{owner}' must be able to learn from its samples.",
+                    f"{type(error).__name__}: {str(error)[:200]}",
+                    "Change its options, or the data.",
                 ) from None
+
+    def check_travel(self, x: np.ndarray, owner: str) -> None:
+        """Boosting of other libraries must have no option that plain trees do not say; a trial on few rows shows it."""
+        from codistill.learners.portable.boosted_models import is_boosted
+
+        if not is_boosted(self.estimator):
+            return
+        trial, rows = SklearnLearner(clone(self.estimator)), np.arange(2 * _TRIAL_ROWS)
+        classes = 3 if "multi" in str(self.estimator.get_params().get("objective")) else 2
+        targets = np.eye(classes)[rows % classes] if self._takes_soft_targets() else rows[:, None].astype(np.float64)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                trial.fit(x[rows % len(x)], targets)
+            trial.export()
+        except LearnerError as error:
+            must = f"{self.describe()} of agent '{owner}' {error.must}"
+            raise LearnerError(must, error.found, error.do) from None
 
     def advice(self, missing: Ability) -> str:
         """What would work instead."""
         if Ability.PREDICT in missing:
             return self._way_out()
         if missing == Ability.PORTABLE:
-            return (
-                "Models that keep training rows inside (neighbours, support vectors, kernels, class means) must not "
-                "travel: use a tree, forest, boosting or linear model."
-            )
+            from codistill.learners.portable.sklearn_models import why_not_to_travel
+
+            return why_not_to_travel(self.estimator)
         return f"Use a torch module, or a protocol that needs no '{missing.words()}'."
 
     def _way_out(self) -> str:
@@ -208,17 +279,6 @@ def _last_step(estimator: Any) -> Any:
     return estimator.steps[-1][1] if isinstance(estimator, Pipeline) else estimator
 
 
-def _use_one_thread(estimator: Any) -> None:
-    """Agents compute with one thread each. For scikit-learn None means one thread, for others all of them."""
-    parameters = estimator.get_params()
-    for name, value in parameters.items():
-        path, _, last = name.rpartition("__")
-        if last == "n_jobs":
-            owner = parameters[path] if path else estimator
-            if value not in ({None, 1} if type(owner).__module__.startswith("sklearn.") else {1}):
-                estimator.set_params(**{name: 1})
-
-
 def _fits_many_columns(regressor: Any) -> bool:
     last = _last_step(regressor)
     # Two of scikit-learn's regressors can do more than their tags say.
@@ -230,8 +290,8 @@ def _fits_many_columns(regressor: Any) -> bool:
 def _sample_weight_name(estimator: Any) -> str | None:
     if isinstance(estimator, Pipeline):
         name, last = estimator.steps[-1]
-        return f"{name}__sample_weight" if has_fit_parameter(last, "sample_weight") else None
-    return "sample_weight" if has_fit_parameter(estimator, "sample_weight") else None
+        return f"{name}__sample_weight" if has_sample_weight(last) else None
+    return "sample_weight" if has_sample_weight(estimator) else None
 
 
 def _is_one_hot(targets: np.ndarray) -> bool:

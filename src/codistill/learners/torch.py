@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from torch import nn
 from codistill.data.shard import cut
 from codistill.errors import LearnerError
 from codistill.learners.ability import Ability, GradientLearner
+from codistill.learners.batch_norm import forward
 from codistill.learners.portable import onnx_models as portable_onnx
 from codistill.message import Message
 
@@ -124,8 +125,7 @@ class TorchLearner(GradientLearner):
         """Outputs before the softmax, in training mode."""
         if not self.module.training:
             self.module.train()
-        outputs: torch.Tensor = self.module(x)
-        return outputs
+        return forward(self.module, x)
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """The owner's loss."""
@@ -166,7 +166,7 @@ class TorchLearner(GradientLearner):
 
     def snapshot(self, *, training: bool = False) -> Callable[[torch.Tensor], torch.Tensor]:
         """A frozen copy; in training mode its batch norm sees a batch as the model itself does."""
-        return copy.deepcopy(self.module).train(training).requires_grad_(False)
+        return partial(forward, copy.deepcopy(self.module).train(training).requires_grad_(False))
 
     def reset(self) -> None:
         """Fresh parameters: every layer's own initialisation; what has none returns to its first value."""
@@ -192,7 +192,7 @@ class TorchLearner(GradientLearner):
 
     def features(self, x: torch.Tensor) -> torch.Tensor:
         """The input of the last linear layer, with a graph, in the mode the module is in."""
-        return self._with_head_input(self.module, x)[1]
+        return self._with_head_input(partial(forward, self.module), x)[1]
 
     def with_features(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Outputs before the softmax and features, of one pass in training mode."""

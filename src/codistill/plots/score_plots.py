@@ -15,6 +15,7 @@ from matplotlib.ticker import PercentFormatter
 from codistill.plots.axes import LEGEND, bytes_axis, canvas, markers, mean_and_range, rounds_axis
 from codistill.plots.fault_bands import shade_faults
 from codistill.plots.style import INK, MUTED, STYLE, series_style
+from codistill.results.metric_text import in_percent
 from codistill.results.run_scores import RunScores
 
 MOST_SWITCHES = 20  # agents that have a colour, and a switch in the report, of their own
@@ -48,7 +49,7 @@ def draw_traffic(run: RunScores) -> Figure:
     with matplotlib.rc_context(STYLE):
         figure, axes = canvas(9, 4)
         _mean_range_alone(axes, run, run.traffic)
-        average, up = run.mean, 6 if run.metric == "rmse" else -12  # beside the line, which falls or rises
+        average, up = run.mean, -12 if run.greater_is_better else 6  # beside the line, which falls or rises
         for index in sorted({0, len(run.rounds) - 1}):
             axes.annotate(
                 f"round {run.rounds[index]}", (run.traffic[index], average[index]), xytext=(7, up),
@@ -102,7 +103,7 @@ def _finish(axes: Axes, run: RunScores, below: str) -> None:
     described = bool(axes.get_legend_handles_labels()[0])
     axes.set_title(run.axis_label(), pad=26 if described else 12)
     axes.grid(axis="x", visible=False)
-    if run.metric == "accuracy":
+    if in_percent(run.metric):
         axes.yaxis.set_major_formatter(PercentFormatter(1, symbol=" %"))
     if described:
         axes.legend(loc="lower left", ncols=3, **LEGEND)

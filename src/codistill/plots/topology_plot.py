@@ -56,7 +56,7 @@ def draw_graph(topology: Topology, run: RunScores) -> tuple[Figure, bool]:
         scores = {line.name: line.together for line in run.compared}
         known = [score for score in scores.values() if score is not None and np.isfinite(score)]
         worst, best = (min(known), max(known)) if known else (0.0, 0.0)
-        if run.metric == "rmse":
+        if not run.greater_is_better:
             worst, best = best, worst
         byzantine = {line.name for line in run.lines if line.byzantine}
         for index, (name, place) in enumerate(places.items()):

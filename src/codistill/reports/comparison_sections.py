@@ -55,7 +55,7 @@ def runs_table(summaries: Sequence[Summary], runs: Sequence[RunScores]) -> str:
         "time",
     ]  # fmt: skip
     rows = [_row(summary, run) for summary, run in zip(summaries, runs, strict=True)]
-    notes = _measured_note(summaries, runs) + gain_note(run.metric for run in runs)
+    notes = _measured_note(summaries, runs) + gain_note(runs)
     notes += html.note("Better than alone: agents with a better score on their own data than the same agents alone.")
     notes += "".join(byzantine_note(run, f"{run.title}: ") for run in runs)
     return html.table(heads, rows, left=(0, 1)) + notes

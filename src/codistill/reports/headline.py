@@ -5,7 +5,7 @@ from __future__ import annotations
 from codistill.reports import html
 from codistill.reports.score_cells import byzantine_note
 from codistill.results.agent_lines import left_out_text
-from codistill.results.metric_text import gain_text, metric_name, score_text
+from codistill.results.metric_text import gain_text, in_percent, metric_name, score_text
 from codistill.results.run_scores import RunScores
 from codistill.results.summary import Summary
 from codistill.text import bytes_text, duration_text
@@ -48,7 +48,7 @@ def _scores(run: RunScores) -> list[tuple[str, str]]:
     if run.alone is None:
         return [(score_text(run.metric, run.together), f"{name}, together")]
     both = f"{score_text(run.metric, run.alone)} → {score_text(run.metric, run.together)}"
-    gain = "mean gain, percentage points" if run.metric == "accuracy" else "mean change (lower is better)"
+    gain = "mean gain, percentage points" if in_percent(run.metric) else "mean gain (positive is better)"
     return [(both, f"{name}, alone → together"), (gain_text(run.metric, run.gain), gain)]
 
 

@@ -97,14 +97,17 @@ def _local(name: str) -> str:
     return name.rpartition("}")[2]
 
 
-def table(heads: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[int], foot: Sequence[str] = ()) -> str:
-    """A table whose columns can be sorted; `left`: columns of text."""
+def table(
+    heads: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[int], foot: Sequence[Sequence[str]] = ()
+) -> str:
+    """A table whose columns can be sorted; `left`: columns of text; `foot`: rows below all others."""
     head = "".join(
         f"<th scope='col'{' class=left' if place in left else ''}><button type='button'>{escaped(text)}</button></th>"
         for place, text in enumerate(heads)
     )
     body = "\n".join(f"<tr>{''.join(row)}</tr>" for row in rows)
-    ending = f"<tfoot><tr>{''.join(foot)}</tr></tfoot>" if foot else ""
+    last = "\n".join(f"<tr>{''.join(row)}</tr>" for row in foot)
+    ending = f"<tfoot>{last}</tfoot>" if foot else ""
     return f"<div class='scroll'><table><thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody>{ending}</table></div>"
 
 

@@ -9,8 +9,9 @@ from typing import Any
 from codistill.errors import RecipeError
 from codistill.reports import html, run_sections
 from codistill.reports.comparison_sections import all_outputs, chart_sections, runs_table
+from codistill.reports.further_section import further_section
 from codistill.reports.headline import headline
-from codistill.reports.score_cells import gain_cell, gain_note, score_cells
+from codistill.reports.score_cells import gain_cell, gain_note, score_cells, worst_and_spread
 from codistill.results.agent_lines import AgentLine, counted_lines, mean_label, mean_of_known, rounds_text
 from codistill.results.metric_text import metric_name
 from codistill.results.run_scores import RunScores, scores_of
@@ -31,6 +32,7 @@ def write_report(summary: Summary, path: Path) -> Path:
         run_sections.OUTPUTS: run_sections.outputs_section(summary),
         "Training samples by agent and class": run_sections.partition_section(summary),
         "All agents": _agents_table(summary, run),
+        "Further scores": further_section(summary),
     }
     page = html.page(
         summary.title,
@@ -70,15 +72,18 @@ def _agents_table(summary: Summary, run: RunScores) -> str:
         [html.cell(line.name), html.cell(line.described), *rounds(line), *_figures(run.metric, [line], [line])]
         for line in run.lines
     ]
-    foot = [
-        html.cell(f"{mean_label(run.lines)} (bytes: sum)"), *[html.cell("")] * (1 + missed),
-        *_figures(run.metric, counted_lines(run.lines), run.lines),
-    ]  # fmt: skip
+    counted, empty = counted_lines(run.lines), [html.cell("")] * (1 + missed)
+    mean = html.cell(f"{mean_label(run.lines)} (bytes: sum)")
+    foot = [[mean, *empty, *_figures(run.metric, counted, run.lines)]]
+    if len(counted) > 1:
+        worst, spread = worst_and_spread(run, counted)
+        foot += [[html.cell("worst agent"), *empty, *worst], [html.cell("spread"), *empty, *spread]]
     return html.table(heads, rows, left=(0, 1), foot=foot) + html.note(
         f"Alone, together and gain: {summary.scope()}.",
         f"Own data: {metric_name(run.metric)} on the agent's own test data, or on the common test set weighted by its "
         "class counts.",
-    ) + gain_note([run.metric])  # fmt: skip
+        "Spread: the sample standard deviation over the agents." if len(counted) > 1 else "",
+    ) + gain_note([run])  # fmt: skip
 
 
 def _figures(metric: str, scored: Sequence[AgentLine], counted: Sequence[AgentLine]) -> list[str]:

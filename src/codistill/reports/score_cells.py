@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from codistill.reports import html
-from codistill.results.metric_text import gain_text, is_worse, metric_name, score_text
+from codistill.results.agent_lines import AgentLine, spread_of_known, worst_of_known
+from codistill.results.metric_text import gain_text, in_percent, metric_name, score_text, spread_text
 from codistill.results.run_scores import RunScores
 from codistill.results.summary import Summary
 
@@ -17,17 +18,33 @@ def score_cells(metric: str, *values: float | None) -> list[str]:
 
 def gain_cell(metric: str, value: float | None) -> str:
     """The cell of a gain; a loss stands out."""
-    worse = " class='worse'" if value is not None and is_worse(metric, value) else ""
+    worse = " class='worse'" if value is not None and value < 0 else ""
     return f"<td{html.sorted_by(value)}{worse}>{gain_text(metric, value)}</td>"
 
 
-def gain_note(metrics: Iterable[str]) -> str:
+def gain_note(runs: Iterable[RunScores]) -> str:
     """How gains are to be read."""
-    known = set(metrics)
+    shown = {run.metric: run for run in runs}
+    shares = [metric_name(metric) for metric in shown if in_percent(metric)]
+    errors = [metric_name(metric) for metric, run in shown.items() if not run.greater_is_better]
     return html.note(
-        "Gains in accuracy are in percentage points." if "accuracy" in known else "",
-        "RMSE is an error: lower is better, and a negative gain is an improvement." if "rmse" in known else "",
+        f"Gains in {' and '.join(shares)} are in percentage points." if shares else "",
+        f"Lower is better: {', '.join(errors)}." if errors else "",
+        "A gain is positive when it is better.",
     )
+
+
+def worst_and_spread(run: RunScores, lines: Sequence[AgentLine]) -> tuple[list[str], list[str]]:
+    """Cells of the worst score and gain of some lines, on all data and on own data, and of the spread; no bytes."""
+    worst, spread = [], []
+    for part in (lines, [line.on_own_data for line in lines]):
+        for name in ("alone", "together", "gain"):
+            values = [getattr(line, name) for line in part]
+            better = run.greater_is_better or name == "gain"
+            found = worst_of_known(values, greater_is_better=better)
+            worst.append(gain_cell(run.metric, found) if name == "gain" else score_cells(run.metric, found)[0])
+            spread.append(f"<td>{spread_text(run.metric, spread_of_known(values))}</td>")
+    return [*worst, "<td></td><td></td>"], [*spread, "<td></td><td></td>"]
 
 
 def measured_on(summary: Summary, run: RunScores) -> str:

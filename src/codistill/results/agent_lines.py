@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from codistill.results.metric_text import gain_text, is_worse
+from codistill.results.metric_text import gain_text, in_percent
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class AgentLine:
     byzantine: bool = False  # in some round, by an injected fault; such agents are left out of means
     rounds: int = 0  # in which it took part
     scored: int | None = None  # the round of its scores, if it was not evaluated with the others at the end
+    greater_is_better: bool = True  # of its scores
 
     @property
     def described(self) -> str:
@@ -34,8 +36,10 @@ class AgentLine:
 
     @property
     def gain(self) -> float | None:
-        """Together minus alone."""
-        return None if self.alone is None or self.together is None else self.together - self.alone
+        """By how much it is better together than alone: positive is better, also where a lower score is."""
+        if self.alone is None or self.together is None:
+            return None
+        return self.together - self.alone if self.greater_is_better else self.alone - self.together
 
     @property
     def on_own_data(self) -> AgentLine:
@@ -84,6 +88,20 @@ def mean_of_known(values: Sequence[float | None]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
+def worst_of_known(values: Sequence[float | None], *, greater_is_better: bool = True) -> float | None:
+    """The worst of those that are known; None if none is."""
+    known = [value for value in values if value is not None]
+    return (min if greater_is_better else max)(known, default=None)
+
+
+def spread_of_known(values: Sequence[float | None]) -> float | None:
+    """The sample standard deviation of those that are known; None if fewer than two are, or one is not finite."""
+    known = [value for value in values if value is not None]
+    if len(known) < 2 or not all(map(math.isfinite, known)):
+        return None
+    return statistics.stdev(known)
+
+
 @dataclass(frozen=True)
 class AgainstAlone:
     """The honest agents after the run beside the same agents trained alone, each on its own data."""
@@ -114,7 +132,7 @@ class AgainstAlone:
 
     def losses(self, most: int) -> str:
         """'lab (-1.2 points), and 2 more': who is worse off than alone; 'none'."""
-        unit = " points" if self.metric == "accuracy" else ""
+        unit = " points" if in_percent(self.metric) else ""
         named = ", ".join(f"{line.name} ({gain_text(self.metric, line.gain)}{unit})" for line in self.worse[:most])
         more = f", and {len(self.worse) - most:,} more" if len(self.worse) > most else ""
         return named + more or "none"
@@ -138,4 +156,4 @@ def _verdict(metric: str, line: AgentLine) -> int:
         return 1 if line.together is not None and math.isfinite(line.together) else -1
     if float(gain_text(metric, gain)) == 0:
         return 0
-    return -1 if is_worse(metric, gain) else 1
+    return -1 if gain < 0 else 1

@@ -11,11 +11,8 @@ import numpy as np
 from codistill.faults import Fault
 from codistill.results.summary import Summary
 
-# What a row may hold that is not a protocol's measure.
-_OTHER_KEYS = {
-    "round", "agent", "present", "sent", "received", "from_hub", "lies",
-    "test_samples", "accuracy", "own_accuracy", "rmse", "own_rmse",
-}  # fmt: skip
+# What a row may hold beside scores that is not a protocol's measure.
+_OTHER_KEYS = {"round", "agent", "present", "sent", "received", "from_hub", "lies", "test_samples"}
 # Title and explanation of what the bundled protocols measure.
 _KNOWN = {
     "discriminator_accuracy": (
@@ -70,11 +67,12 @@ class Measure:
 def measures(summary: Summary) -> list[Measure]:
     """All measures that a protocol has put into the rows."""
     found: dict[str, dict[int, list[float]]] = {}
+    others = _OTHER_KEYS | summary.score_keys
     for row in summary.rows:
         if row.get("lies"):
             continue  # as in all means: honest agents only
         for name, value in row.items():
-            if name not in _OTHER_KEYS and _is_number(value):
+            if name not in others and _is_number(value):
                 found.setdefault(name, {}).setdefault(int(row["round"]), []).append(float(value))
     return [_measure(name, by_round, summary) for name, by_round in found.items()]
 

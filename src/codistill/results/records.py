@@ -1,7 +1,8 @@
 """What is told of a run while it goes on: one record for each event, and the rows of its metrics.
 
 A row is a plain dict: "round", "agent", "present", "sent" and "received" (bytes), the protocol's own measures, and
-after an evaluation the scores ("accuracy", "own_accuracy", or "rmse", "own_rmse") with "test_samples".
+after an evaluation the scores by name ("accuracy", or "rmse" for real values, unless others are asked for; on the
+agent's own data "own_accuracy") with "test_samples".
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ class RunStarted:
     """The agents' mean outputs, if all rounds were done before."""
     notes: tuple[str, ...] = ()
     """For the person who resumes, such as about a damaged checkpoint."""
+    scores: tuple[str, ...] = ("accuracy", "rmse")
+    """Names of the scores, the most important first; those that do not suit the task are in no row."""
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ class RunScores:
     curves: dict[str, tuple[list[int], list[float]]]  # of each agent: rounds and scores
     faults: tuple[Fault, ...] = ()  # those that were injected
     test_part: str = "test"
+    greater_is_better: bool = True  # of the metric
 
     @property
     def names(self) -> list[str]:
@@ -61,7 +62,7 @@ class RunScores:
         """The metric, what it is measured on and which way is better; by default that of the curves."""
         own = self.own if own is None else own
         data = "each agent's own data" if own else f"the common {self.test_part} set"
-        return f"{metric_name(self.metric)} on {data}" + (" (lower is better)" if self.metric == "rmse" else "")
+        return f"{metric_name(self.metric)} on {data}" + ("" if self.greater_is_better else " (lower is better)")
 
 
 def scores_of(summary: Summary) -> RunScores:
@@ -94,4 +95,5 @@ def scores_of(summary: Summary) -> RunScores:
         curves=curves,
         faults=summary.faults,
         test_part=summary.test_part,
+        greater_is_better=summary.shown_scores[0].greater_is_better,
     )

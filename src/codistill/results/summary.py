@@ -22,10 +22,14 @@ from codistill.results.agent_lines import (
     mean_label,
     mean_of_known,
     rounds_text,
+    spread_of_known,
+    worst_of_known,
 )
-from codistill.results.metric_text import gain_text, metric_name, score_text
+from codistill.results.further_scores import further_table, missing_notes
+from codistill.results.metric_text import gain_text, metric_name, score_text, spread_text
 from codistill.results.outputs import Outputs
 from codistill.results.records import Row
+from codistill.results.scores import ACCURACY, DEFAULT_SCORES, PREFIXES, RMSE, Score
 from codistill.text import bytes_text, duration_text, percent_text
 from codistill.topology import Topology
 
@@ -52,11 +56,29 @@ class Summary:
     topology: Topology | None = None  # who spoke to whom, if it is known
     faults: tuple[Fault, ...] = ()  # those that were injected
     test_part: str = "test"  # what the common test samples are: a test set, or a validation set
+    scores: tuple[Score, ...] = DEFAULT_SCORES  # those asked for; the first is that of the main table
+
+    @property
+    def shown_scores(self) -> tuple[Score, ...]:
+        """What is measured, the most important first: by default accuracy, or RMSE for real-valued targets."""
+        if self.scores and self.scores != DEFAULT_SCORES:
+            return self.scores
+        return (RMSE,) if any("rmse" in row or "own_rmse" in row for row in self.rows) else (ACCURACY,)
 
     @property
     def metric(self) -> str:
-        """What is measured: accuracy, or rmse for real-valued targets."""
-        return "rmse" if any("rmse" in row or "own_rmse" in row for row in self.rows) else "accuracy"
+        """The name of the first score."""
+        return self.shown_scores[0].name
+
+    @property
+    def score_keys(self) -> set[str]:
+        """The keys of all scores in the rows."""
+        return {f"{prefix}{score.name}" for score in (*DEFAULT_SCORES, *self.scores) for prefix in PREFIXES}
+
+    @property
+    def task(self) -> str:
+        """Whether classes or real values are learnt: "classification" or "regression"."""
+        return self.shown_scores[0].task
 
     @property
     def rounds(self) -> int:
@@ -77,12 +99,14 @@ class Summary:
     @property
     def by_own(self) -> bool:
         """Whether agents were measured on their own test data alone."""
-        return not self.test_samples and any(f"own_{self.metric}" in row for row in self.rows)
+        own = {f"own_{score.name}" for score in self.shown_scores}
+        return not self.test_samples and any(own & row.keys() for row in self.rows)
 
-    def lines(self) -> list[AgentLine]:
-        """One line per agent."""
-        own = f"own_{self.metric}"
-        metric = own if self.by_own else self.metric
+    def lines(self, score: Score | None = None) -> list[AgentLine]:
+        """One line per agent; unset: of the first score."""
+        score = score or self.shown_scores[0]
+        own = f"own_{score.name}"
+        metric = own if self.by_own else score.name
         last, alone = _newest(self.rows), _newest(self.alone_rows or [])
         byzantine = {row["agent"] for row in self.rows if row.get("lies")}
         sent, received, present = (dict.fromkeys(self.agents, 0) for _ in range(3))
@@ -104,6 +128,7 @@ class Summary:
                 name in byzantine,
                 present[name],
                 scored.get(name),
+                score.greater_is_better,
             )
             for name, model in self.agents.items()
         ]
@@ -130,13 +155,21 @@ class Summary:
     def scope(self) -> str:
         """What the figures were measured on, in words."""
         if not self.test_samples and self.by_own:
-            return f"{metric_name(self.metric)} on each agent's own test data (there is no common test set)"
+            own = f"{metric_name(self.metric)} on each agent's own test data"
+            return f"{own} (there is no common test set; {self.task_text()})"
         if not self.test_samples:
             return "not evaluated: no common test set"
         if not self.tested_on:
             return "not evaluated yet"
         part = "" if self.tested_on >= self.test_samples else f" a random {self.tested_on:,} of"
-        return f"{metric_name(self.metric)} on{part} the common {self.test_part} set ({self.test_samples:,} samples)"
+        samples = f"{self.test_samples:,} samples; {self.task_text()}"
+        return f"{metric_name(self.metric)} on{part} the common {self.test_part} set ({samples})"
+
+    def task_text(self) -> str:
+        """'classification, 3 classes'."""
+        classes = len(self.class_names)
+        counted = f", {classes:,} class{'' if classes == 1 else 'es'}" if self.task == "classification" else ""
+        return f"{self.task}{counted}"
 
     def table(self, most: int = 30) -> Table:
         """Each agent alone and together, on the common test set and on its own data; bytes; for the terminal."""
@@ -156,8 +189,12 @@ class Summary:
             table.add_row(f"... {len(lines) - most} more", *[""] * (len(table.columns) - 1))
         table.add_section()
         traffic = (bytes_text(sum(line.sent for line in lines)), bytes_text(sum(line.received for line in lines)))
-        empty = [""] * (1 + missed)
-        table.add_row(mean_label(lines), *empty, *self._scores(counted_lines(lines)), *traffic)
+        counted = counted_lines(lines)
+        table.add_row(mean_label(lines), *[""] * (1 + missed), *self._scores(counted), *traffic)
+        if len(counted) > 1:
+            worst, spread = self._worst_and_spread(counted)
+            table.add_row("worst agent", *[""] * (1 + missed), *worst, "", "")
+            table.add_row("spread", *[""] * (1 + missed), *spread, "", "")
         table.caption, table.caption_justify = "\n".join(self._notes(lines)), "left"
         return table
 
@@ -172,6 +209,18 @@ class Summary:
             gain_text(self.metric, mean_of_known([line.gain for line in own])),
         ]
 
+    def _worst_and_spread(self, lines: Sequence[AgentLine]) -> tuple[list[str], list[str]]:
+        """The worst figure of some lines in each column, and the standard deviation."""
+        own, better = [line.on_own_data for line in lines], self.shown_scores[0].greater_is_better
+        columns = [(lines, "alone"), (lines, "together"), (lines, "gain"), (own, "together"), (own, "gain")]
+        worst, spread = [], []
+        for part, name in columns:
+            values = [getattr(line, name) for line in part]
+            text = gain_text if name == "gain" else score_text
+            worst.append(text(self.metric, worst_of_known(values, greater_is_better=better or name == "gain")))
+            spread.append(spread_text(self.metric, spread_of_known(values)))
+        return worst, spread
+
     def _notes(self, lines: Sequence[AgentLine]) -> list[str]:
         """What stands below the table."""
         notes = []
@@ -184,10 +233,9 @@ class Summary:
             notes.append(f"fell behind: {escape('; '.join(behind[:3]))}{more}")
         if len(lines) > 1 and not any(line.sent for line in lines):
             notes.append("no agent sent anything")
-        notes.append(
-            f"own data: {metric_name(self.metric)} on the agent's own test data, or on the common test set weighted by "
-            "its class counts"
-        )
+        notes += [escape(note) for note in missing_notes(self)]
+        weighted = ", or on the common test set weighted by its class counts" if self.task == "classification" else ""
+        notes.append(f"own data: {metric_name(self.metric)} on the agent's own test data{weighted}")
         return [*notes, f"time: {duration_text(self.seconds)}"]
 
     def table_text(self, width: int = 110) -> str:
@@ -195,8 +243,13 @@ class Summary:
         out = StringIO()
         # In a notebook rich takes every console for a screen with colours, and FORCE_COLOR asks for them.
         plain = Console(file=out, width=width, force_terminal=False, force_jupyter=False, color_system=None)
-        plain.print(self.table())
+        for table in self.tables():
+            plain.print(table)
         return out.getvalue()
+
+    def tables(self, most: int = 30) -> list[Table]:
+        """The table of the first score and, where more were asked for, a table of these."""
+        return [self.table(most), *([further_table(self, most)] if len(self.shown_scores) > 1 else [])]
 
     def _when(self) -> str:
         done = "1 round" if self.rounds == 1 else f"{self.rounds} rounds"

@@ -10,13 +10,16 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from codistill.agent import Agent, Hub, Node
+from codistill.data.labels import CLASSIFICATION, REGRESSION, LabelEncoding
 from codistill.data.shard import PublicData
 from codistill.faults import Faults
 from codistill.protocol import Protocol
 from codistill.protocols.alone import baseline_of
+from codistill.results.scores import DEFAULT_SCORES, Score
 from codistill.runtimes.host import Host, Watcher
 from codistill.runtimes.links import Carrier
 from codistill.runtimes.plan import Plan
+from codistill.runtimes.safeguard import AgentSafeguard, Safeguard
 from codistill.topology import Topology
 from codistill.wire.compression import Compression
 
@@ -38,9 +41,12 @@ class RunDescription:
     samples: int | None = None  # private samples of all agents together; None: told when they have met
     shape: tuple[int, ...] | None = None  # of a sample; None: whatever the agents have
     compression: Compression | None = None
+    safeguard: Safeguard | None = None  # of the agents at hand
     watchers: tuple[Watcher, ...] = ()  # called for every message that is sent: (sender, receiver, bytes)
     tells_class_mix: bool = True  # whether scores may depend on an agent's class counts: not if others see them
     reported: tuple[str, ...] = ()  # whose rows the metrics hold; empty: the agents at hand, or else all
+    encoding: LabelEncoding | None = None  # of the agents' labels; None: they are numbers of classes or real values
+    scores: tuple[Score, ...] = DEFAULT_SCORES  # what is measured
 
     @property
     def nodes(self) -> list[Node]:
@@ -53,22 +59,38 @@ class RunDescription:
         return self.reported or tuple(agent.name for agent in self.agents) or self.topology.names
 
     @property
-    def measures_errors(self) -> bool:
-        """Whether errors are measured, and not accuracies: for real-valued targets, of one column if in doubt."""
-        return self.classes == 1 if self.test is None else self.test[1].ndim == 2
+    def task(self) -> str:
+        """Whether classes or real values are measured: by the test set, the labels, or the columns if in doubt."""
+        if self.test is not None:
+            return CLASSIFICATION if self.test[1].ndim == 1 else REGRESSION
+        if self.encoding is not None:
+            return self.encoding.task
+        return REGRESSION if self.classes == 1 else CLASSIFICATION
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The names of the classes, as text."""
+        return tuple(map(str, range(self.classes))) if self.encoding is None else self.encoding.shown
+
+    @property
+    def task_scores(self) -> tuple[Score, ...]:
+        """The scores that suit the task."""
+        return tuple(score for score in self.scores if score.task == self.task)
 
     def introduce(self) -> RunDescription:
         """Tell the nodes at hand who takes part and what is shared."""
         for node in self.nodes:
             node.seed, node.topology, node.classes = self.seed, self.topology, self.classes
+            if isinstance(node, Agent) and node.shard is None:
+                node.settle(self.classes, self.encoding)
             if self.public is not None:
-                node.public = self.public
+                node.public = self.public.prepared(node.prepared) if isinstance(node, Agent) else self.public
             if isinstance(node, Agent):
-                if node.shard is None:
-                    node.settle(self.classes)
                 node.shard.seed = self.seed
+                if self.safeguard is not None and self.baseline_protocol is not None and node.safeguard is None:
+                    node.safeguard = AgentSafeguard(self.safeguard, node)
                 if self.samples is not None:
-                    node.learner.join(self.samples)
+                    node.join(self.samples)
         if self.hub is not None:
             self.hub.hellos |= {agent.name: agent.hello(self.protocol.needs) for agent in self.agents}
         return self
@@ -105,8 +127,22 @@ class RunDescription:
             samples=self.samples,
             shape=self.shape,
             tells_class_mix=self.tells_class_mix,
+            encoding=self.encoding,
+            scores=self.scores,
         ).introduce()
 
     def host(self, nodes: list[Node], links: Carrier | None = None) -> Host:
         """A host for some of the nodes."""
-        return Host(nodes, self.protocol, self.faults, links, self.watchers, self.compression)
+        host = Host(nodes, self.protocol, self.faults, links, self.watchers, self.compression)
+        alone = self.baseline_protocol
+        if alone is not None:
+            host.after = lambda agent, t: agent.safeguard and agent.safeguard.end_round(agent, t, self.protocol, alone)
+        return host
+
+    def answer(self, agent: Agent, x: np.ndarray) -> np.ndarray:
+        """What an agent answers: as the protocol says, and with a safeguard mixed with its own model."""
+        taught, alone = self.protocol.predict(agent, x), self.baseline_protocol
+        if agent.safeguard is None or alone is None or not agent.safeguard.ready:
+            return taught
+        safeguard: AgentSafeguard = agent.safeguard
+        return safeguard.answer(taught, alone, x)

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from codistill.agent import Agent
+from codistill.hooks import run_hook
 from codistill.learners.ability import Ability, AnyLearner
 from codistill.protocol import Protocol
 
@@ -133,10 +134,12 @@ class GuardedFit:
         own = self._me.shard
         try:
             self._learner.fit(x, targets)
+            why = "they lack classes" if self._learner.is_constant else ""
         except Exception as error:
             if np.array_equal(targets, own.targets):
                 raise  # what its owner must know
             why = f"{type(error).__name__}: {error}"[:200]
+        if why and not np.array_equal(targets, own.targets):
             self._me.remark(f"it could not be fitted to what it received, and is fitted to its own labels ({why})")
             self._learner.fit(own.x, own.targets)
 
@@ -148,9 +151,11 @@ async def guarded_round(protocol: Protocol, me: Agent, t: int) -> None:
     guarded = GuardedLearner(me) if Ability.GRADIENTS in learner.abilities else GuardedFit(me)
     me.learner = cast(AnyLearner, guarded)
     try:
-        await protocol.round(me, t)
+        await run_hook(me, protocol.round, t)
         if isinstance(guarded, GuardedLearner):
             guarded.check()
+        if t == 0 and learner.is_constant:
+            me.remark("its labels hold too few classes to fit its model: it answers with how frequent they are so far")
     finally:
         me.learner = learner
 

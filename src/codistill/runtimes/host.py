@@ -14,9 +14,11 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from codistill.agent import Agent, Effect, Hub, Node, Receive, Send
-from codistill.errors import MessageError, RuntimeFault
+from codistill.errors import MessageError, ProtocolError, RuntimeFault
+from codistill.hooks import own_files, run_hook
 from codistill.message import Message
 from codistill.runtimes.divergence import guarded_round
+from codistill.source_lines import add_line
 from codistill.topology import HUB
 from codistill.wire.codec import SIZE_LIMIT
 from codistill.wire.compression import Compression
@@ -110,6 +112,7 @@ class Host:
         self.message_limit = message_limit  # bytes of a message, as it arrives and decoded
         self.nodes = {node.name: node for node in nodes}
         self.protocol, self.faults, self.links, self.watchers = protocol, faults, links, watchers
+        self.after: Callable[[Agent, int], Any] | None = None  # called when an agent has ended a round
         self._early: list[Frame] = []
         self._queues: dict[tuple[str, str], deque[Parcel | None]] = {}
         self._unused: dict[str, int] = {}  # bytes in the queues, by sender
@@ -150,10 +153,12 @@ class Host:
 
     def _coroutine(self, node: Node) -> Coroutine[Effect, Any, None] | None:
         if isinstance(node, Hub):
-            return self.protocol.hub(node, self._phase) if self._phase != BEGIN else None
+            return run_hook(node, self.protocol.hub, self._phase) if self._phase != BEGIN else None
         if node.name not in self._present or not isinstance(node, Agent):
             return None
-        return self.protocol.begin(node) if self._phase == BEGIN else guarded_round(self.protocol, node, self._phase)
+        if self._phase == BEGIN:
+            return run_hook(node, self.protocol.begin)
+        return guarded_round(self.protocol, node, self._phase)
 
     def _loop(self) -> None:
         running = len(self._tasks)
@@ -183,6 +188,8 @@ class Host:
                     self._post(node.name, effect)
                     answer = None
                     continue
+                if not isinstance(effect, Receive):
+                    task.coroutine.throw(_foreign(effect))
                 self._await(task, effect)
                 if task.pending:
                     return False
@@ -191,10 +198,13 @@ class Host:
             self._end(node.name)
             if self.links:
                 self.links.post_end(self._phase, node.name, node.topology.receivers(node.name))
+            if self.after and self._phase != BEGIN and isinstance(node, Agent):
+                self.after(node, self._phase)
             return True
         except Exception as error:
             where = "before round 1" if self._phase == BEGIN else f"in round {self._phase + 1}"
             error.add_note(f"This happened at '{node.name}' {where}.")
+            add_line(error, own_files(self.protocol))
             raise
 
     # --- sending ------------------------------------------------------------------------------
@@ -327,6 +337,15 @@ class Host:
 
 def _room_of(parcel: Parcel | None) -> int:
     return EACH if parcel is None else EACH + len(parcel.data)
+
+
+def _foreign(effect: Any) -> ProtocolError:
+    """The error for a protocol that awaits something else than its node."""
+    return ProtocolError(
+        "A protocol may only await the verbs of 'me'.",
+        f"something else that waits ({type(effect).__name__})",
+        "A runtime has no event loop: do not await asyncio, tasks or files.",
+    )
 
 
 def deadlock(waits: dict[str, list[str]]) -> RuntimeFault:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from codistill.errors import RuntimeFault
+from codistill.source_lines import add_line
 from codistill.wire.state import pack, unpack
 
 _HEADER = struct.Struct("<BiIIQ")  # kind, phase, sender, number of receivers, length of the payload
@@ -307,6 +308,7 @@ class Links:
 
 def describe_error(error: BaseException, trace: str) -> dict[str, Any]:
     """An error as plain values, to be raised again by the owner of the run."""
+    add_line(error)
     parts = list(error.args) if len(error.args) == 3 and hasattr(error, "exit_code") else None
     notes = list(getattr(error, "__notes__", []))
     return {

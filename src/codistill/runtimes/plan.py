@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from codistill.settings import check_settings, setting
+from codistill.settings import Settings, check_settings, setting
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class Plan(Settings):
     """How many rounds, and what is measured and saved when."""
 
     rounds: int = setting(10, "number of rounds", at_least=1)
@@ -20,7 +20,7 @@ class Plan:
     checkpoint_every: int = setting(1, "rounds between checkpoints; 0: never", at_least=0)
 
     def __post_init__(self) -> None:
-        check_settings(self, "plan")
+        check_settings(self)
 
     def is_evaluated(self, t: int) -> bool:
         """Whether round t (from 0) is evaluated."""

@@ -110,11 +110,9 @@ def _start(
     start, saved, rows = store.latest() if store else (0, None, [])
     outputs = store.outputs(start) if store and start == description.plan.rounds else None
     notes = tuple(store.notes) if store else ()
-    told.started(
-        RunStarted(
-            description.protocol.name, description.names, description.plan.rounds, start, tuple(rows), outputs, notes
-        )
-    )
+    scores = tuple(score.name for score in description.task_scores)
+    name, names, rounds = description.protocol.name, description.names, description.plan.rounds
+    told.started(RunStarted(name, names, rounds, start, tuple(rows), outputs, notes, scores))
     return start, saved
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -17,7 +17,7 @@ import numpy as np
 
 from codistill.errors import RecipeError, nearest
 from codistill.randomness import derive, generator
-from codistill.settings import check_settings, setting
+from codistill.settings import Settings, check_settings, setting
 from codistill.topology import Topology
 
 TRIES = 100  # to draw a graph that is connected
@@ -25,7 +25,7 @@ Pairs = Sequence[tuple[int, int]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Graph(ABC):
+class Graph(Settings):
     """Base of all graphs: a frozen dataclass of options."""
 
     kind: ClassVar[str] = ""

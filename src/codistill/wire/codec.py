@@ -161,7 +161,7 @@ def _array(tensor: Mapping[str, Any]) -> np.ndarray:
 def _dump(values: Mapping[str, Any]) -> str:
     for name, value in values.items():
         _check_name(name)
-        if not _is_plain(value):
+        if not is_plain(value):
             raise MessageError(
                 "A plain value in a message must be a finite number, a string, a boolean, or a list of these.",
                 f"'{name}' = {value!r}"[:200],
@@ -183,14 +183,15 @@ def _metadata(data: bytes) -> tuple[Values, Any]:
             raise ValueError("a packed body without a description")
     else:
         values, packed = read_json(metadata.get("v", "{}"), len(header)), None
-    if not isinstance(values, dict) or not all(_is_plain(value) for value in values.values()):
+    if not isinstance(values, dict) or not all(is_plain(value) for value in values.values()):
         raise ValueError("the plain values are not a flat table")
     for name in values:
         _check_name(name)  # what was received can be encoded again
     return values, packed
 
 
-def _is_plain(value: Any) -> bool:
+def is_plain(value: Any) -> bool:
+    """Whether a value can be sent beside arrays: a finite number, a string, a boolean, None, or a list of these."""
     if isinstance(value, list | tuple):
         return all(_is_scalar(item) for item in value)
     return _is_scalar(value)

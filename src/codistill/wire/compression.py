@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from codistill.errors import MessageError, RecipeError
-from codistill.settings import check_settings, setting
+from codistill.settings import Settings, check_settings, setting
 from codistill.wire.codec import decode, encode, encode_packed
 from codistill.wire.packing import BODY, EXPANSION, INFLATION, Form
 from codistill.wire.quantise import LARGEST
@@ -21,7 +21,7 @@ Residue = dict[tuple[Any, ...], np.ndarray]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Compression:
+class Compression(Settings):
     """How floating-point arrays of two or more numbers are compressed; everything else is sent unchanged.
 
     The receiver gets arrays of the original shapes and dtypes. Settings combine: the largest entries of each row are

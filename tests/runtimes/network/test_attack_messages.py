@@ -17,6 +17,7 @@ from codistill.agent import Hello, Hub
 from codistill.errors import MessageError
 from codistill.faults import Faults
 from codistill.message import Message
+from codistill.results.scores import ACCURACY, RMSE, as_scores
 from codistill.runtimes.host import Host, Report
 from codistill.runtimes.links import Frame
 from codistill.runtimes.network.answers import checked_scores, checked_view
@@ -278,11 +279,13 @@ def test_outputs_in_a_run_of_real_values_are_refused() -> None:
 
 
 def test_scores_are_of_the_kind_of_the_run() -> None:
-    assert checked_scores({"rmse": 2}, real_valued=True) == {"rmse": 2.0}
-    with pytest.raises(MessageError, match="must be accuracies"):
-        checked_scores({"rmse": 2}, real_valued=False)
-    with pytest.raises(MessageError, match="must be errors of real values"):
-        checked_scores({"own_accuracy": 0.5}, real_valued=True)
+    assert checked_scores({"rmse": 2}, [RMSE]) == {"rmse": 2.0}
+    with pytest.raises(MessageError, match="scores of this run must be: accuracy"):
+        checked_scores({"rmse": 2}, [ACCURACY])
+    with pytest.raises(MessageError, match="scores of this run must be: rmse"):
+        checked_scores({"own_accuracy": 0.5}, [RMSE])
+    with pytest.raises(MessageError, match="within their bounds"):
+        checked_scores({"own_r2": 1.5}, as_scores(["rmse", "r2"], "regression", 1))
     with pytest.raises(MessageError, match="must be numbers"):
         checked_scores({"accuracy": "0.5"})
 

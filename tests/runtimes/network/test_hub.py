@@ -429,7 +429,7 @@ def test_scores_are_judged_by_the_terms_and_not_by_what_others_sent(names: tuple
     assert scores == {name: {} if name == "b" else {"own_accuracy": 0.5} for name in names}
     strikes = [text for text in centre.told if "strike" in text]
     assert strikes == [
-        "'b': strike 1 of 3: The scores of this run must be accuracies. Found: own_rmse. "
+        "'b': strike 1 of 3: The scores of this run must be: accuracy. Found: own_rmse. "
         "The sender must use the same version of codistill."
     ]
     lives["a"].end()

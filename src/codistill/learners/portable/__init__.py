@@ -6,6 +6,8 @@
 | `onnx` | `onnx_models` | any other torch module, or an object with `to_onnx()` |
 | `skops` | `sklearn_models` | a fitted scikit-learn estimator of a listed type, which holds no training rows |
 | `kernel` | `kernel_models` | inputs and coefficients, if their owner agrees |
+| `trees` | `boosted_models`, `tree_ensemble` | the trees of XGBoost and LightGBM, as arrays |
+| `constant` | `constant_models` | class frequencies, of a model that could not be fitted yet |
 
 `open_model` checks what arrives before it is built and before it is used, and returns a predictor or raises
 `MessageError`. `model_limits` says how much a model may compute and hold. `estimator_state` is for an agent's own

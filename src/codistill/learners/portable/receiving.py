@@ -9,12 +9,16 @@ from typing import Protocol
 import numpy as np
 
 from codistill.errors import CodistillError, MessageError
+from codistill.learners.portable.constant_models import open_constant
 from codistill.learners.portable.kernel_models import open_kernel
 from codistill.learners.portable.model_limits import Cost
 from codistill.learners.portable.onnx_models import open_onnx
 from codistill.learners.portable.sklearn_models import open_estimator
 from codistill.learners.portable.torch_models import open_torch
+from codistill.learners.portable.tree_ensemble import open_trees
 from codistill.message import Message
+
+Complete = Callable[[np.ndarray], np.ndarray]
 
 
 class Predictor(Protocol):
@@ -28,10 +32,12 @@ class Predictor(Protocol):
 # By the value `kind` of a message. Each of them returns a model and what its predictions for some rows take, or raises,
 # in whatever way, on anything that is not a sound model.
 _OPENERS: dict[str, Callable[[Message, tuple[int, ...], int], tuple[Predictor, Callable[[int], Cost]]]] = {
+    "constant": open_constant,
     "kernel": open_kernel,
     "onnx": open_onnx,
     "skops": open_estimator,
     "torch": open_torch,
+    "trees": open_trees,
 }
 
 
@@ -60,19 +66,33 @@ def open_model(message: Message, shape: tuple[int, ...], classes: int, rows: int
 class ReceivedModel:
     """A received model whose predictions for the receiver's own samples `x` are known to be sound."""
 
-    def __init__(self, model: Predictor, x: np.ndarray, classes: int) -> None:
-        self._model, self._x = model, x
-        self._predictions = checked_predictions(model, x, classes)
+    def __init__(
+        self,
+        model: Predictor,
+        x: np.ndarray,
+        classes: int,
+        complete: Complete | None = None,
+    ) -> None:
+        self._model, self._x, self._complete = model, x, complete
+        self._predictions = checked_predictions(model, x, classes, complete)
 
     def predict(self, x: np.ndarray) -> np.ndarray:
         """Predict (n, C); predictions for the receiver's own samples are computed once."""
-        return self._predictions.copy() if x is self._x else self._model.predict(x)
+        return self._predictions.copy() if x is self._x else self._model.predict(_taken(self._model, x, self._complete))
 
 
-def checked_predictions(model: Predictor, x: np.ndarray, classes: int) -> np.ndarray:
-    """Predictions (n, C) of a received model; a `MessageError` if it fails or they are not sound."""
+def _taken(model: Predictor, x: np.ndarray, complete: Complete | None) -> np.ndarray:
+    """Samples without missing values for a model that does not take them."""
+    return x if complete is None or getattr(model, "takes_missing", False) else complete(x)
+
+
+def checked_predictions(model: Predictor, x: np.ndarray, classes: int, complete: Complete | None = None) -> np.ndarray:
+    """Predictions (n, C) of a received model; a `MessageError` if it fails or they are not sound.
+
+    `complete` fills in missing values, by the receiver's own samples.
+    """
     try:
-        predictions = model.predict(x)
+        predictions = model.predict(_taken(model, x, complete))
         _check_predictions(predictions, (len(x), classes))
     except Exception as error:  # a model that passed the probe may still fail on other samples
         raise _refused(f"{type(error).__name__}: {str(error)[:200]}") from None

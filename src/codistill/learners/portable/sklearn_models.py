@@ -17,6 +17,8 @@ import skops.io
 from sklearn.exceptions import InconsistentVersionWarning
 
 from codistill.learners.portable import skops_archive
+from codistill.learners.portable.boosted_models import as_trees, is_boosted
+from codistill.learners.portable.constant_models import ConstantModel, export_constant
 from codistill.learners.portable.estimator_costs import estimator_cost
 from codistill.learners.portable.estimator_state import dump_estimator
 from codistill.learners.portable.estimator_structure import HELPERS, check_structure
@@ -61,8 +63,8 @@ _TRUSTED_PARTS = ["sklearn.tree._tree.Tree", "sklearn.ensemble._hist_gradient_bo
 
 
 def may_travel(estimator: Any) -> bool:
-    """Whether a scikit-learn estimator, with all it is made of, holds no training rows."""
-    return all(_is_listed(part) for part in _parts(estimator))
+    """Whether an estimator, with all it is made of, holds no training rows, and can be opened safely."""
+    return is_boosted(estimator) or all(_is_listed(part) for part in _parts(estimator))
 
 
 def _is_listed(estimator: Any) -> bool:
@@ -78,10 +80,39 @@ def _parts(estimator: Any) -> Iterator[Any]:
         yield from (value for value in estimator.get_params().values() if hasattr(value, "get_params"))
 
 
+def why_not_to_travel(estimator: Any) -> str:
+    """What hinders an estimator from being sent, and what to use instead."""
+    hinders = [estimator, *(part for part in _parts(estimator) if not _is_listed(part))][-1]
+    name, package = type(hinders).__name__, type(hinders).__module__.split(".")[0]
+    otherwise = "use a tree, forest, boosting or linear model, or a protocol in which predictions travel (fedmd)"
+    if package in ("lightgbm", "xgboost"):
+        return f"{name} travels by itself, or in a MultiOutputRegressor: take it out of {type(estimator).__name__}."
+    if package != "sklearn":
+        return f"{name} is a class of your own, which others do not have: {otherwise}."
+    if name in _TRAVELLING_NAMES:
+        return f"Some options of {name} (init, categorical_features) hold more than plain parameters: unset them."
+    if hinders is not estimator and not hasattr(hinders, "predict"):
+        steps = "StandardScaler, MinMaxScaler, MaxAbsScaler, RobustScaler, Normalizer, PCA"
+        return f"Of the steps of a pipeline {name} does not travel: use {steps}, or transform the data beforehand."
+    return (
+        "Models that keep training rows inside (neighbours, support vectors, kernels, class means) must not "
+        f"travel: {otherwise}."
+    )
+
+
 def export_estimator(learner: SklearnLearner) -> Message:
-    """The fitted estimator in the skops format, equal bytes for equal models."""
+    """The fitted estimator in the skops format, equal bytes for equal models; boosting of other libraries as trees."""
+    if is_boosted(learner.estimator):
+        return _export_boosted(learner)
     data = canonical(dump_estimator(learner.estimator))
     return Message({"model": np.frombuffer(data, dtype=np.uint8)}, {"kind": "skops", "classes": learner.columns})
+
+
+def _export_boosted(learner: SklearnLearner) -> Message:
+    labels = learner.seen_classes if learner.classifies else np.arange(learner.columns)
+    if learner.classifies and len(labels) == 1:
+        return export_constant(ConstantModel(np.eye(learner.columns, dtype=np.float32)[labels[0]]))
+    return as_trees(learner.estimator, labels.tolist(), learner.columns).message()
 
 
 def open_estimator(
@@ -97,7 +128,7 @@ def open_estimator(
     with warnings.catch_warnings():
         warnings.simplefilter("error", InconsistentVersionWarning)
         estimator = skops.io.loads(zipped(contents, zipfile.ZIP_STORED), trusted=_TRUSTED_PARTS)
-    if not may_travel(estimator):
+    if is_boosted(estimator) or not may_travel(estimator):
         raise ValueError(f"a {type(estimator).__name__}, which is not on the list of models that may travel")
     features = math.prod(shape)
     if getattr(estimator, "n_features_in_", features) != features:

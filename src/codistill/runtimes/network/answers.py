@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from codistill.errors import MessageError
 from codistill.results.outputs import View
+from codistill.results.scores import DEFAULT_SCORES, PREFIXES, Score
 from codistill.runtimes.host import Report
 from codistill.text import printable
 from codistill.topology import HUB
@@ -20,8 +21,7 @@ _MOST = 1e100  # largest value of a measure: sums of many of them are still fini
 _BYTES = 1 << 62  # bytes that an agent can have sent in a round
 _TOLERANCE = 1e-3  # by which a probability may exceed its bounds, from rounding
 _DO = "The sender must use the same version of codistill."
-SCORES = ("accuracy", "own_accuracy", "rmse", "own_rmse")
-_COLUMNS = {"round", "agent", "present", "lies", "sent", "received", "test_samples", *SCORES}  # of the metrics
+_COLUMNS = {"round", "agent", "present", "lies", "sent", "received", "test_samples"}  # of the metrics, beside scores
 
 
 def report_content(report: Report) -> dict[str, Any]:
@@ -29,8 +29,10 @@ def report_content(report: Report) -> dict[str, Any]:
     return {key: value for key, value in vars(report).items() if key not in ("present", "events", "waited")}
 
 
-def checked_report(name: str, content: Any, roster: tuple[str, ...]) -> Report:
-    """A report that is about its sender only."""
+def checked_report(
+    name: str, content: Any, roster: tuple[str, ...], scores: Sequence[Score] = DEFAULT_SCORES
+) -> Report:
+    """A report that is about its sender only; `scores` of the run are no measures of a protocol."""
     try:
         sent, received = ({who: _count(count) for who, count in content[key].items()} for key in ("sent", "received"))
         refused = [(_text(to), _text(by), printable(_text(why), _TEXT)) for to, by, why in content["refused"]]
@@ -47,8 +49,9 @@ def checked_report(name: str, content: Any, roster: tuple[str, ...]) -> Report:
     if about or strange or foreign:
         raise MessageError("A report must be about its sender.", f"{sorted(map(str, about)) or 'others'}"[:200], _DO)
     kinds = {what for _, what, _ in measures}
-    if len(refused) + len(remarks) + len(measures) > _MANY or len(kinds) > _KINDS or kinds & _COLUMNS:
-        found = f"measures named {', '.join(sorted(kinds & _COLUMNS))}" if kinds & _COLUMNS else "too many entries"
+    taken = kinds & (_COLUMNS | {*_keys(DEFAULT_SCORES), *_keys(scores)})
+    if len(refused) + len(remarks) + len(measures) > _MANY or len(kinds) > _KINDS or taken:
+        found = f"measures named {', '.join(sorted(taken))}" if taken else "too many entries"
         raise MessageError("A report must stay within its limits.", found, _DO)
     counts = (*sent.values(), *received.values())
     if not all(0 <= count < _BYTES for count in counts) or not all(abs(value) <= _MOST for _, _, value in measures):
@@ -56,20 +59,27 @@ def checked_report(name: str, content: Any, roster: tuple[str, ...]) -> Report:
     return Report(sent, received, refused, remarks, measures)
 
 
-def checked_scores(content: Any, real_valued: bool | None = None) -> dict[str, float]:
-    """Accuracies from 0 to 1, or errors from 0; `real_valued`: which of them the run has, if that is known."""
+def checked_scores(content: Any, wanted: Sequence[Score] = DEFAULT_SCORES) -> dict[str, float]:
+    """Scores that the run asks for, each within its bounds."""
+    known = _keys(wanted)
     try:
+        if len(content) > len(known):
+            raise ValueError(f"{len(content)} scores")
         scores = {str(key): _number(value) for key, value in content.items()}
     except (AttributeError, TypeError, ValueError, OverflowError) as error:
         raise MessageError("Scores must be numbers.", f"{error!r}"[:200], _DO) from None
     for key, value in scores.items():
-        most = 1.0 if "accuracy" in key else _MOST
-        if key not in SCORES or not 0 <= value <= most:
-            raise MessageError("Scores must have known names and be within their bounds.", f"{key[:40]} = {value}", _DO)
-        if real_valued is not None and real_valued != ("rmse" in key):
-            kind = "errors of real values" if real_valued else "accuracies"
-            raise MessageError(f"The scores of this run must be {kind}.", key, _DO)
+        if key not in known:
+            names = ", ".join(score.name for score in wanted)
+            raise MessageError(f"The scores of this run must be: {names}.", key[:40], _DO)
+        if not known[key].lowest <= value <= known[key].highest:
+            raise MessageError("Scores must be within their bounds.", f"{key} = {value}", _DO)
     return scores
+
+
+def _keys(scores: Sequence[Score]) -> dict[str, Score]:
+    """The scores by their keys in a row."""
+    return {f"{prefix}{score.name}": score for score in scores for prefix in PREFIXES}
 
 
 def checked_view(arrays: Mapping[str, np.ndarray], labels: np.ndarray, classes: int) -> View | None:

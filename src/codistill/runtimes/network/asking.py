@@ -8,6 +8,7 @@ from typing import Any
 
 from codistill.errors import MessageError
 from codistill.results.records import Scores
+from codistill.results.scores import Score
 from codistill.runtimes.network.answers import checked_scores
 from codistill.runtimes.network.connections import Connections, Control
 from codistill.runtimes.network.waiting import AgentStatus
@@ -73,11 +74,11 @@ class Commands:
         if answer.content.get("trouble"):
             self._tell(f"'{name}': {str(answer.content['trouble'])[:300]}")
 
-    def scores(self, name: str, answer: Control | None, *, errors: bool) -> Scores:
-        """The scores of an answer, if they are of the kind that the terms ask for: errors or accuracies."""
+    def scores(self, name: str, answer: Control | None, wanted: Sequence[Score]) -> Scores:
+        """The scores of an answer, if they are those that the terms ask for."""
         if answer is None:
             return {}
-        return self.checked(name, checked_scores, answer.content.get("scores"), errors) or {}
+        return self.checked(name, checked_scores, answer.content.get("scores"), wanted) or {}
 
     def checked(self, name: str, check: Callable[..., Any], *given: Any) -> Any:
         """Part of an answer, or None and a strike if it may not be used."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from codistill.errors import StorageError
 from codistill.files import write_atomically
 from codistill.results.records import RoundEnded, RunFinished, RunStarted
-from codistill.runtimes.network.answers import SCORES
+from codistill.results.scores import PREFIXES
 from codistill.text import printable
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ class EventLog:
         self._state: dict[str, Any] = {"node": node, "status": "starting", "pid": os.getpid(), "round": 0}
         self.hub: HubRuntime | None = None  # whose agents are listed in the health file
         self._last_progress = 0.0
+        self._scores: tuple[str, ...] = ("accuracy", "rmse")
         self._closed = threading.Event()
         self._write_lock = threading.Lock()
         self._writes = False  # from the first change on: only then is the folder this process's own
@@ -72,6 +73,7 @@ class EventLog:
 
     def started(self, record: RunStarted) -> None:
         """Write how many rounds are done."""
+        self._scores = record.scores
         for note in record.notes:
             self.tell(note)
         if self.hub is not None:
@@ -84,7 +86,8 @@ class EventLog:
         """Write the scores of a round."""
         present = [row["agent"] for row in record.rows if row["present"]]
         if self._form == "json":
-            figures = {key: [row[key] for row in record.rows if key in row] for key in SCORES}
+            keys = [f"{prefix}{name}" for name in self._scores for prefix in PREFIXES]
+            figures = {key: [row[key] for row in record.rows if key in row] for key in keys}
             means = {key: sum(values) / len(values) for key, values in figures.items() if values}
             seconds = round(record.seconds, 3)
             self.tell("round ended", round=record.round, scores=means, present=present, seconds=seconds)

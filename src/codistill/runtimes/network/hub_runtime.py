@@ -128,8 +128,9 @@ class HubRuntime(Runtime):
                 self._connections.sessions.strike(sender, reason)
         for name, answer in self._collect(number, present).items():
             own = self._commands.checked(
-                name, checked_report, name, answer.content.get("report"), self.description.names
-            )
+                name, checked_report, name, answer.content.get("report"), self.description.names,
+                self.description.scores,
+            )  # fmt: skip
             if own is not None and name not in self._connections.dropped and not self._is_excluded(name):
                 report = report.add(own)
                 done.append(name)
@@ -142,7 +143,7 @@ class HubRuntime(Runtime):
         number = self._commands.ask(free, do="evaluate", samples=samples, of=self._samples(), views=views is not None)
         scores: dict[str, Scores] = {}
         for name, answer in self._collect(number, free).items():
-            scores[name] = self._commands.scores(name, answer, errors=self._terms["errors"])
+            scores[name] = self._commands.scores(name, answer, self.description.task_scores)
             if views is not None and self.description.test is not None:
                 labels, classes = self.description.test[1], int(self._terms["classes"])
                 view = self._commands.checked(name, checked_view, answer.arrays, labels, classes)
@@ -165,8 +166,8 @@ class HubRuntime(Runtime):
         for name in joined:
             if name not in answers and not self._stopping():
                 self.tell(f"the baseline of '{name}' is missing")
-        errors = bool(self._terms["errors"])
-        return {name: self._commands.scores(name, answers.get(name), errors=errors) for name in self.description.names}
+        wanted = self.description.task_scores
+        return {name: self._commands.scores(name, answers.get(name), wanted) for name in self.description.names}
 
     def save(self) -> dict[str, bytes]:
         """The hub's own state, once every agent has kept its own."""

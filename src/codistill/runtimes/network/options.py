@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from codistill.settings import check_settings, setting
+from codistill.settings import Settings, check_settings, setting
 
 WIRE_VERSION = 3  # of heads, hellos and commands: raised with every change that others would misread
 RETURN = 10.0  # seconds that a node which was started again waits for others that may have left for good
 
 
 @dataclass(frozen=True, kw_only=True)
-class Network:
+class Network(Settings):
     """Settings of a federation between machines, besides its protocol."""
 
     quorum: float = setting(

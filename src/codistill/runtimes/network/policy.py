@@ -24,14 +24,14 @@ from codistill.results.records import Scores
 from codistill.runtimes.description import RunDescription
 from codistill.runtimes.network.audit_log import Usage
 from codistill.runtimes.network.setting_rules import check_rules, objections_to_settings
-from codistill.settings import check_settings, from_table, setting
+from codistill.settings import Settings, check_settings, from_table, setting
 
 DAILY = ("rounds_per_day", "bytes_per_day")
 _NOT_TOLD = "(not told)"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reports:
+class Reports(Settings):
     """[report]: what a hub is told besides the protocol's messages. What is false is not sent."""
 
     accuracy: bool = setting(True, "scores on the common test set")
@@ -51,7 +51,7 @@ class Reports:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Policy:
+class Policy(Settings):
     """What an agent agrees to; without a rule, everything that codistill can do."""
 
     protocols: tuple[str, ...] | None = setting(None, "protocols that it takes part in; unset: any")

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from codistill.errors import CheckpointError, NetworkError, PolicyError, StorageError
 from codistill.results.outputs import View
 from codistill.results.records import RoundEnded, Scores
+from codistill.results.scores import PREFIXES
 from codistill.runtimes.description import RunDescription
 from codistill.runtimes.evaluation import score
 from codistill.runtimes.host import BEGIN, Host, Report
@@ -300,9 +301,9 @@ class RemoteAgent:
         return self._told(scores)
 
     def _told(self, scores: Scores) -> Scores:
-        """Scores of the kind that the terms ask for (the hub refuses others), and that the policy lets pass."""
-        errors = self._terms.get("errors") is True
-        return self._policy.scored({name: value for name, value in scores.items() if ("rmse" in name) == errors})
+        """The scores that the terms ask for (the hub refuses others), and that the policy lets pass."""
+        asked = {f"{prefix}{name}" for name in self._terms["scores"] for prefix in PREFIXES}
+        return self._policy.scored({name: value for name, value in scores.items() if name in asked})
 
     def _check_hub(self) -> None:
         if HUB in self._connections.transport.revoked():
@@ -326,7 +327,7 @@ class RemoteAgent:
 
     def _begin(self, samples: int) -> None:
         """The phase before its first round, whether it takes part in a round or is only evaluated."""
-        self._agent.learner.join(samples)
+        self._agent.join(samples)
         if not self._begun:
             self._connections.begin(Turn(BEGIN), ())
             self._beginning = self._host.run(BEGIN, self._agent.roster)

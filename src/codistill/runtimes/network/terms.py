@@ -17,11 +17,14 @@ from typing import Any
 import numpy as np
 
 from codistill.agent import Agent, Hello
+from codistill.data.labels import CLASSIFICATION, TASKS, LabelEncoding
 from codistill.data.shard import PublicData
+from codistill.data.validation import encoded_samples
 from codistill.errors import CodistillError, NetworkError
 from codistill.faults import Fault, Faults
 from codistill.protocol import Protocol
 from codistill.protocols import PROTOCOLS
+from codistill.results.scores import MOST_SCORES, Score, as_scores, find_score
 from codistill.runtimes.description import RunDescription
 from codistill.runtimes.network.options import WIRE_VERSION
 from codistill.runtimes.plan import Plan
@@ -32,6 +35,7 @@ from codistill.wire.compression import Compression
 
 Terms = dict[str, Any]
 _MOST = {"rounds": 1 << 31, "seed": 1 << 256, "classes": 1 << 20}  # an agent sets memory aside for its classes
+_LONGEST_NAME = 200  # letters of a class
 
 
 def terms_of(description: RunDescription) -> Terms:
@@ -44,7 +48,9 @@ def terms_of(description: RunDescription) -> Terms:
         "classes": description.classes,
         "roster": list(topology.names),
         # Peers report to nobody, and one of them may have a test set that others do not have.
-        "errors": description.measures_errors if topology.hub else None,
+        "task": description.task if topology.hub else None,
+        "scores": [score.name for score in description.task_scores] if topology.hub else None,
+        "class_names": None if description.encoding is None else description.encoding.names,
         "links": None if topology.hub else _digest(topology),
         "shape": None if description.shape is None else list(description.shape),
         "public": describe_public(public) if description.protocol.needs_public else None,
@@ -62,11 +68,22 @@ def description_under(
     terms: Any,
     agent: Agent,
     public: PublicData | None,
-    test: tuple[np.ndarray, np.ndarray] | None,
+    test: tuple[Any, Any] | None,
     own: type[Protocol] | None = None,
 ) -> RunDescription:
-    """The run of an agent that a hub has told its terms; `own`: a protocol of its own that it trusts."""
+    """The run of an agent that a hub has told its terms; `own`: a protocol of its own that it trusts.
+
+    The labels of the agent and of `test` are as their owner gave them.
+    """
     check_terms(terms)
+    encoding = _encoding(terms)
+    if agent.task not in (None, encoding.task):
+        raise NetworkError(
+            "An agent must have the task of the federation.",
+            f"{agent.task} for '{agent.name}', {encoding.task} at the hub",
+            "Ask whoever runs the hub, or leave task out.",
+        )
+    tested = None if test is None else encoded_samples(*test, encoding, "the test set")
     try:
         names = tuple(map(str, terms["roster"]))
         faults = [from_table(Fault, fault, "faults") for fault in terms["faults"]]
@@ -80,14 +97,43 @@ def description_under(
             faults=Faults(faults, names, terms["seed"], terms.get("participation", 1.0)),
             agents=(agent,),
             public=public,
-            test=test,
+            test=tested,
             compression=None if compression is None else from_table(Compression, compression, "compression"),
             tells_class_mix=False,  # the hub is another operator's
+            encoding=encoding,
+            scores=_scores(terms),
         )
     except (TypeError, KeyError, AttributeError, ValueError, OverflowError) as error:
         raise NetworkError(
             "The terms of a federation must be complete.", f"{error!r}"[:200], "Ask whoever runs the hub."
         ) from None
+
+
+def _encoding(terms: Terms) -> LabelEncoding:
+    """How labels become numbers, as the hub tells it."""
+    names, classes = terms.get("class_names"), terms["classes"]
+    if names is None:
+        return LabelEncoding(terms["task"], classes)
+    plain = all(type(name) in (str, int, bool) and len(str(name)) <= _LONGEST_NAME for name in names)
+    if not plain or len(names) != classes or len(set(map(str, names))) < classes or terms["task"] != CLASSIFICATION:
+        raise NetworkError(
+            "The names of the classes must be different words or numbers, one for each class.",
+            _shown(names),
+            "Ask whoever runs the hub.",
+        )
+    return LabelEncoding(CLASSIFICATION, classes, tuple(names))
+
+
+def _scores(terms: Terms) -> tuple[Score, ...]:
+    """The scores that the hub asks for, by name."""
+    unknown = [name for name in terms["scores"] if find_score(name) is None]
+    if unknown:
+        raise NetworkError(
+            "A hub must ask for scores that this agent knows by name.",
+            f"{unknown[0]}"[:80],
+            "Install the hub's version; a score of one's own can be measured in a simulation only.",
+        )
+    return as_scores(terms["scores"], terms["task"], terms["classes"])
 
 
 def _digest(topology: Topology) -> str:
@@ -200,6 +246,14 @@ def check_terms(terms: Any) -> None:
                 f"{key}: {terms[key]}"[:80],
                 "Ask whoever runs the hub.",
             )
+    task, scores, classes = (terms.get(key) for key in ("task", "scores", "class_names"))
+    listed = isinstance(scores, list) and len(scores) <= MOST_SCORES and all(isinstance(one, str) for one in scores)
+    if task not in TASKS or not listed or not isinstance(classes, list | None):
+        raise NetworkError(
+            "The terms of a federation must say its task and its scores.",
+            f"task {_shown(task)}, scores {_shown(scores)}, class_names {_shown(classes)}",
+            "Ask whoever runs the hub.",
+        )
     names = terms["roster"]
     if not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
         raise NetworkError("A roster must name each agent once.", _shown(names), "Ask whoever runs the hub.")

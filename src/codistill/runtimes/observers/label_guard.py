@@ -10,6 +10,7 @@ import numpy as np
 from codistill.errors import MessageError
 from codistill.message import Message
 from codistill.results.records import Evaluated, RoundEnded
+from codistill.results.scores import PREFIXES
 from codistill.runtimes.description import RunDescription
 from codistill.runtimes.evaluation import score
 
@@ -63,7 +64,8 @@ class LabelGuard:
             numbers = np.array([float(number) for number in re.findall(r"\d+\.?\d*", text)[:1000]])
             for agent in self._shares:
                 self._look(agent, numbers, "a remark")
-        known = ("round", "sent", "received", "test_samples", "accuracy", "own_accuracy", "rmse", "own_rmse")
+        scores = {f"{prefix}{score.name}" for score in self._description.scores for prefix in PREFIXES}
+        known = {"round", "sent", "received", "test_samples", *scores}
         for row in record.rows:
             measures = {name: value for name, value in row.items() if isinstance(value, float) and name not in known}
             self._take(row["agent"], measures)
@@ -92,7 +94,7 @@ class LabelGuard:
         test, at_hand = self._description.test, {each.name: each for each in self._description.agents}
         if test is None or agent not in self._shares or not at_hand[agent].learner.ready:
             return
-        chosen = self._description.protocol.predict(at_hand[agent], test[0]).argmax(axis=1)
+        chosen = self._description.answer(at_hand[agent], test[0]).argmax(axis=1)
         for name, value in values.items():
             self.reported(agent, name, chosen, value)
 

@@ -22,6 +22,7 @@ class Progress:
         self._console = Console(stderr=True)
         self._bar: Bar | None = None
         self._score = ""
+        self._scores: tuple[str, ...] = ("accuracy", "rmse")
         self._bytes = self._rounds = self._agents = self._start = 0
         self._spent = self._said = 0.0
 
@@ -29,6 +30,7 @@ class Progress:
         """Show that the run begins."""
         self._title = self._title or record.protocol
         self._rounds, self._agents, self._start = record.rounds, len(record.agents), record.done
+        self._scores = record.scores
         self._said = time.monotonic()
         if self._console.is_terminal:
             columns = (
@@ -46,10 +48,10 @@ class Progress:
         """Show where the run is."""
         self._bytes += sum(row["sent"] + row["received"] for row in record.rows)
         honest = [row for row in record.rows if not row.get("lies")]
-        scores = [row[key] for row in honest for key in ("accuracy", "rmse") if key in row]
-        if scores:
-            word = "accuracy" if "accuracy" in next(row for row in record.rows if "test_samples" in row) else "rmse"
-            self._score = f"{word} {sum(scores) / len(scores):.3f} · "
+        word = next((key for key in self._scores for row in honest if key in row), None)
+        if word is not None:
+            scores = [row[word] for row in honest if word in row]
+            self._score = f"{word.replace('_', ' ')} {sum(scores) / len(scores):.3f} · "
         self._spent += record.seconds
         left = self._spent / (record.round - self._start) * (self._rounds - record.round)
         rest = f"{self._score}{bytes_text(self._bytes)} · {duration_text(left)} left"

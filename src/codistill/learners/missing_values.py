@@ -1,0 +1,34 @@
+"""Which scikit-learn estimators take samples with missing values (NaN)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sklearn.compose import ColumnTransformer
+from sklearn.pipeline import Pipeline
+from sklearn.utils import get_tags
+
+
+def takes_missing(estimator: Any) -> bool:
+    """Whether an estimator takes NaN, by its tags; a pipeline does if a step fills it in before one that does not."""
+    for step in _steps(estimator):
+        if _fills_in(step):
+            return True
+        if not get_tags(step).input_tags.allow_nan:
+            return False
+    return True
+
+
+def _steps(estimator: Any) -> list[Any]:
+    """The steps of a pipeline, and of the pipelines in it."""
+    if not isinstance(estimator, Pipeline):
+        return [] if estimator is None or estimator == "passthrough" else [estimator]
+    return [inner for _, step in estimator.steps for inner in _steps(step)]
+
+
+def _fills_in(step: Any) -> bool:
+    """Whether no NaN is left after this step."""
+    if isinstance(step, ColumnTransformer):
+        parts = [part for _, part, _ in step.transformers] + [step.remainder]
+        return all(part == "drop" or any(map(_fills_in, _steps(part))) for part in parts)
+    return type(step).__module__.startswith("sklearn.impute")

@@ -1,0 +1,30 @@
+"""The section of the page about a run on all scores but the first."""
+
+from __future__ import annotations
+
+from codistill.reports import html
+from codistill.reports.score_cells import gain_cell, score_cells
+from codistill.results.further_scores import HOW_TO_READ, footer, missing_notes, score_heading
+from codistill.results.summary import Summary
+
+
+def further_section(summary: Summary) -> str:
+    """A table of every further score of every agent, alone and together; only notes where there is one score."""
+    scores = summary.shown_scores[1:]
+    notes = html.note(*(f"{html.capitalised(note)}." for note in missing_notes(summary)))
+    if not scores:
+        return notes
+    heads = ["agent"]
+    for score in scores:
+        heads += [f"{score_heading(score)}, alone", "together", "gain"]
+    rows = []
+    for lines in zip(*(summary.lines(score) for score in scores), strict=True):
+        row = [html.cell(lines[0].name)]
+        for score, line in zip(scores, lines, strict=True):
+            row += [*score_cells(score.name, line.alone, line.together), gain_cell(score.name, line.gain)]
+        rows.append(row)
+    foot = [
+        [html.cell(label), *(f"<td colspan='3'>{html.escaped(text)}</td>" for text in cells)]
+        for label, cells in footer(summary, scores).items()
+    ]
+    return html.table(heads, rows, left=(0,), foot=foot) + html.note(f"{HOW_TO_READ}.") + notes

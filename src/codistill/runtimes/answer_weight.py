@@ -1,0 +1,102 @@
+"""How much an agent's answer takes from what it was taught: a weight between its own model and the taught one.
+
+The answer is the mixture q_w = (1 - w) p_own + w p_taught. The weight is learned on the agent's held-out samples, by
+exponential weights (a Gibbs posterior) over a grid of values,
+
+    ρ(w) ∝ π(w) exp(-n r(w)),    r(w): mean loss of q_w on n held-out samples,    answer: q_w̄ with w̄ = Σ ρ(w) w.
+
+π has half of its mass at w = 0, so what the held-out samples say must first outweigh the agent's own model. Both losses
+are convex in w, hence n r(w̄) ≤ n r(0) + log 1/π(0) ≤ n r(0) + log 2: on the held-out samples the answer is never worse
+than the own model by more than log 2 / n nats. See docs/safeguard.md for what follows on new samples.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+GRID = np.linspace(0.0, 1.0, 21)
+_AT_ZERO = 0.5  # mass of the prior at w = 0
+_UNIFORM = 0.01  # share of the uniform distribution in a probability before its logarithm: losses are bounded
+_THRESHOLDS = (0.0, 0.5, 0.7, 0.9)  # of the taught model's probability of a class that the agent does not hold
+
+
+def prior(shrinkage: float) -> np.ndarray:
+    """π on the grid: half at 0, the other half decreasing as (1 - w)^(shrinkage - 1)."""
+    spread: np.ndarray = (1.0 - GRID + 0.025) ** (shrinkage - 1.0)  # 0.025: half a step, so that w = 1 is possible
+    masses: np.ndarray = (1.0 - _AT_ZERO) * spread / spread.sum()
+    masses[0] += _AT_ZERO
+    return masses
+
+
+def posterior_mean(losses: np.ndarray, shrinkage: float) -> float:
+    """w̄ from the losses (grid, n) of the held-out samples; without any, the mean of the prior."""
+    exponent = np.log(prior(shrinkage)) - losses.sum(axis=1)
+    masses = np.exp(exponent - exponent.max())
+    return float(masses @ GRID / masses.sum())
+
+
+def log_losses(own: np.ndarray, taught: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """-log q_w(y) for every w of the grid and every sample: (grid, n), at most log(classes / 0.01)."""
+    rows = np.arange(len(labels))
+    mine, theirs = (_smoothed(answers)[rows, labels] for answers in (own, taught))
+    losses: np.ndarray = -np.log((1.0 - GRID)[:, None] * mine + GRID[:, None] * theirs)
+    return losses
+
+
+def squared_losses(own: np.ndarray, taught: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    """Gaussian log losses |y - q_w|² / 2σ² of real values, σ² the own model's mean squared error: (grid, n)."""
+    if not len(targets):
+        return np.zeros((len(GRID), 0))
+    mine, theirs = (
+        np.nan_to_num(part.astype(np.float64), nan=1e30, posinf=1e30, neginf=-1e30) for part in (own, taught)
+    )
+    variance = np.mean((targets - mine) ** 2, axis=0)
+    scale = np.where(variance > 0, variance, 1.0)
+    return np.stack([np.sum((targets - (1 - w) * mine - w * theirs) ** 2 / (2 * scale), axis=1) for w in GRID])
+
+
+def unseen_threshold(taught: np.ndarray, seen: np.ndarray, tolerance: float) -> float | None:
+    """From which probability on the taught model may name a class that the agent does not hold; None: never.
+
+    The held-out samples are all of classes that the agent holds, so there each such answer is wrong. The lowest
+    threshold is chosen at which their share is within the tolerance.
+    """
+    if seen.all() or not len(taught) or tolerance == 0.0:
+        return None
+    likeliest = _unseen_probability(taught, seen)
+    return next((at for at in _THRESHOLDS if np.mean(likeliest >= at) <= tolerance), None)
+
+
+def mixture(own: np.ndarray, taught: np.ndarray, weight: float) -> np.ndarray:
+    """q_w = (1 - w) p_own + w p_taught; the own answers as they are where w = 0."""
+    if weight == 0.0:
+        return own
+    usable = np.where(np.isfinite(taught), taught, own)
+    return ((1.0 - weight) * own + weight * usable).astype(own.dtype, copy=False)
+
+
+def with_unseen(answers: np.ndarray, taught: np.ndarray, seen: np.ndarray, threshold: float | None) -> np.ndarray:
+    """The answers; the taught ones where those name a class that the agent does not hold, surely enough."""
+    if threshold is None:
+        return answers
+    passed = _unseen_probability(taught, seen) >= threshold
+    return np.where(passed[:, None], taught, answers).astype(answers.dtype, copy=False)
+
+
+def _unseen_probability(taught: np.ndarray, seen: np.ndarray) -> np.ndarray:
+    """The probability of the likeliest class where that is one that the agent does not hold, and else -1."""
+    shares = as_probabilities(taught)
+    likeliest: np.ndarray = np.where(seen[shares.argmax(axis=1)], -1.0, shares.max(axis=1))
+    return likeliest
+
+
+def as_probabilities(answers: np.ndarray) -> np.ndarray:
+    """Answers as probabilities: what is not positive counts as nothing, and rows are scaled to add up to 1."""
+    positive = np.clip(np.nan_to_num(answers.astype(np.float64), posinf=1e30), 1e-12, 1e30)
+    scaled: np.ndarray = positive / positive.sum(axis=1, keepdims=True)
+    return scaled
+
+
+def _smoothed(answers: np.ndarray) -> np.ndarray:
+    smoothed: np.ndarray = (1.0 - _UNIFORM) * as_probabilities(answers) + _UNIFORM / answers.shape[1]
+    return smoothed

@@ -1,0 +1,108 @@
+"""Federations of any labels, tasks and scores, from Python and from tables."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from sklearn.ensemble import GradientBoostingRegressor
+from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
+
+import codistill as cd
+from codistill.errors import NetworkError, RecipeError
+from codistill.reports.further_section import further_section
+from codistill.runtimes.network.terms import description_under, terms_of
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(60, 3))
+CODES = (X[:, 0] > 0).astype(int) + (X[:, 1] > 0.5)
+WORDS = np.array(["benign", "odd", "severe"])[CODES]
+QUIET = {"runtime": "simulation", "progress": False}
+
+
+def federation(y, models=None, protocol=None, **options):
+    first, second = models or (DecisionTreeClassifier(random_state=0), LogisticRegression())
+    agents = [cd.Agent("a", first, X[:20], y[:20]), cd.Agent("b", second, X[20:40], y[20:40])]
+    return cd.Federation(agents, protocol or cd.AvgKD(), test=(X[40:], y[40:]), **options)
+
+
+def test_any_names_of_the_classes_give_the_same_run_and_come_back():
+    results = {
+        name: federation(y).run(1, **QUIET)
+        for name, y in {"codes": CODES, "words": WORDS, "from one": CODES + 1, "floats": CODES.astype(float)}.items()
+    }
+    assert all(result.rows == results["codes"].rows for result in results.values())
+    predicted = {name: result.agents["a"].predict(X[:5]) for name, result in results.items()}
+    assert predicted["words"].tolist() == np.array(["benign", "odd", "severe"])[predicted["codes"]].tolist()
+    assert predicted["from one"].tolist() == (predicted["codes"] + 1).tolist()
+    assert results["words"].agents["b"].classes_.tolist() == ["benign", "odd", "severe"]
+    assert results["from one"].summary().class_names == ("1", "2", "3")
+    assert "classification, 3 classes" in repr(results["from one"])
+
+
+def test_booleans_come_back_as_booleans():
+    result = federation(CODES > 0).run(1, **QUIET)
+    assert result.agents["a"].predict(X[:3]).dtype == bool
+    assert result.summary().class_names == ("False", "True")
+
+
+def test_a_regression_with_flat_targets_and_any_regressor():
+    y = 100 * X[:, 0] + RNG.normal(size=60)
+    models = (GradientBoostingRegressor(n_estimators=5, random_state=0), Ridge())
+    result = federation(y, models, task="regression", scores=["rmse", "r2"]).run(1, **QUIET)
+    summary = result.summary()
+    last, alone = result.rows[-2], result.alone_rows[-2]
+    assert summary.lines()[0].gain == alone["rmse"] - last["rmse"]
+    assert summary.lines(summary.shown_scores[1])[0].gain == last["r2"] - alone["r2"]
+    assert "regression" in summary.scope()
+    assert "R2" in repr(result)
+    assert "R2, alone" in further_section(summary)
+    assert result.agents["a"].predict(X[:4]).shape == (4, 1)
+
+
+def test_many_scores_are_in_the_rows_and_a_missing_one_is_told():
+    """Agent b is tested on a single class, of which there is no AUC."""
+    one_class = np.flatnonzero(CODES == 0)[:6]
+    agents = [
+        cd.Agent("a", DecisionTreeClassifier(random_state=0), X[:20], WORDS[:20], test=(X[40:], WORDS[40:])),
+        cd.Agent("b", LogisticRegression(), X[20:40], WORDS[20:40], test=(X[one_class], WORDS[one_class])),
+    ]
+    made = cd.Federation(agents, cd.AvgKD(), scores=["roc_auc", "accuracy", "neg_log_loss"])
+    result = made.run(1, **QUIET)
+    assert [key for key in result.rows[0] if key.startswith("own_")] == ["own_roc_auc", "own_accuracy", "own_log_loss"]
+    assert "own_roc_auc" not in result.rows[1]
+    text = " ".join(repr(result).split())
+    assert "AUC: no value for b, left out of its means (it needs test samples of at least two classes)" in text
+    assert "log loss ↓" in text
+    assert result.summary().lines()[1].gain is None
+
+
+def test_default_rows_are_as_they_always_were():
+    row = federation(CODES).run(1, **QUIET).rows[0]
+    assert list(row) == ["round", "agent", "present", "sent", "received", "accuracy", "own_accuracy", "test_samples"]
+    more = federation(CODES, scores=["accuracy", "f1_macro"]).run(1, **QUIET).rows[0]
+    assert {key: more[key] for key in row} == row
+    assert {*more} - {*row} == {"f1_macro", "own_f1_macro"}
+
+
+def test_a_hub_names_the_classes_and_the_scores():
+    made = federation(WORDS, None, cd.FedMD(), public=X[:5], scores=["accuracy", "log_loss"]).description
+    terms = terms_of(made)
+    assert (terms["task"], terms["scores"]) == ("classification", ["accuracy", "log_loss"])
+    joined = cd.Agent("a", DecisionTreeClassifier(), X[:2], ["severe", "benign"])
+    description = description_under(terms, joined, made.public, (X[:1], ["odd"])).introduce()
+    assert joined.shard.labels.tolist() == [2, 0]
+    assert description.test[1].tolist() == [1]
+    assert [score.name for score in description.scores] == ["accuracy", "log_loss"]
+    with pytest.raises(NetworkError, match="must have the task of the federation"):
+        description_under(terms, cd.Agent("a", Ridge(), X[:2], [1.0, 2.0], task="regression"), None, None)
+
+
+def test_all_agents_have_one_task():
+    agents = [
+        cd.Agent("a", Ridge(), X[:9], X[:9, 0], task="regression"),
+        cd.Agent("b", DecisionTreeRegressor(), X[:9], X[:9, 0]),
+    ]
+    assert cd.Federation(agents, cd.AvgKD()).description.task == "regression"
+    with pytest.raises(RecipeError, match="must have one task"):
+        cd.Federation(agents, cd.AvgKD(), task="classification")
