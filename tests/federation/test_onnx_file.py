@@ -1,5 +1,7 @@
 """Models as ONNX files: the same answers, up to rounding, from samples as they were before they were scaled."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from sklearn.datasets import load_iris
@@ -16,9 +18,11 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import MinMaxScaler, RobustScaler, StandardScaler
 
 import codistill as cd
+from codistill.data.labels import LabelEncoding
 from codistill.data.scale import Scaling
 from codistill.errors import CheckpointError, LearnerError
-from codistill.federation.trained_model import Samples, TrainedModel
+from codistill.federation.saved_samples import Samples
+from codistill.federation.trained_model import TrainedModel
 from codistill.learners.zoo import build
 
 X, Y = load_iris(return_X_y=True)
@@ -51,9 +55,11 @@ MODELS = {
 @pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
 def test_a_graph_answers_as_the_model(make, scaling, tmp_path):
     agent = trained(make(), X if scaling is None else scaling.apply(X, "x"), Y)
-    model = TrainedModel(agent._agent, agent._description, Samples(scaling=scaling), ("a", "b", "c"))
+    named = replace(agent._description, encoding=LabelEncoding("classification", 3, ("a", "b", "c")))
+    model = TrainedModel(agent._agent, named, Samples(scaling=scaling))
     loaded = cd.load(model.save(tmp_path / "a.onnx"))
     assert np.allclose(loaded.decision_function(X), model.decision_function(X), atol=1e-5)
+    assert np.array_equal(loaded.predict(X), model.predict(X))
     assert loaded.class_names == ("a", "b", "c")
     assert loaded.learner.describe() == agent.learner.describe()
 

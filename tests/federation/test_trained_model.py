@@ -127,7 +127,7 @@ def test_columns_of_a_data_frame_are_known_by_name(tmp_path):
     loaded = cd.load(trained.agents["a"].save(tmp_path / "model"))
     mixed = frame[["d", "a", "c", "b"]].assign(more=1.0)
     assert np.array_equal(loaded.predict_proba(mixed), loaded.predict_proba(X))
-    with pytest.raises(DataError, match="no 'b'"):
+    with pytest.raises(DataError, match="must have the column 'b'"):
         loaded.predict(frame.drop(columns="b"))
     with pytest.raises(DataError, match=r"shape \(4,\)"):
         loaded.predict(X[:, :3])

@@ -93,7 +93,7 @@ def _hub(options: argparse.Namespace, show: Show) -> int:
 
 def _join(options: argparse.Namespace, show: Show) -> int:
     from codistill.experiments.agent_file import read_agent_file
-    from codistill.experiments.networked import join_hub, join_peers
+    from codistill.experiments.networked import check_can_save, join_hub, join_peers
     from codistill.experiments.recipe import read_recipe
     from codistill.experiments.run import report_on
     from codistill.runtimes.interrupt import GentleInterrupt
@@ -118,6 +118,7 @@ def _join(options: argparse.Namespace, show: Show) -> int:
         )
     folder = options.state or Path("agents") / name
     mine = read_agent_file(options.file, name, data_dir=options.data_dir, overrides=options.set, policy=options.policy)
+    check_can_save(mine, options.save)
     with GentleInterrupt() as interrupt:
         common: dict[str, Any] = {"should_stop": lambda: interrupt.asked, "form": options.log_format}
         common["save"] = options.save

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from codistill.agent import Agent
 from codistill.data.dataset import Dataset
+from codistill.data.labels import CLASSIFICATION, LabelEncoding, class_names
 from codistill.errors import CheckpointError, CodistillError, RecipeError, nearest
 from codistill.experiments.recipe import Recipe
 from codistill.experiments.run import agent_names, prepare, reopen
-from codistill.federation.result import TrainedAgent
-from codistill.federation.trained_model import Samples, TrainedModel
+from codistill.federation.saved_samples import Samples
+from codistill.federation.trained_model import TrainedModel
 from codistill.runtimes.network.state_store import find_states
 from codistill.runtimes.state_file import read_body
 from codistill.wire.state import unpack
@@ -36,18 +38,29 @@ def trained_in(folder: Path, name: str, *, data_dir: str | None = None) -> tuple
     federation, data = prepare(recipe, folder, data_dir=data_dir, resume=True)
     agent = next(agent for agent in federation.agents if agent.name == name)
     _restore(agent, saved, folder)
-    trained = TrainedAgent(agent, federation.description)
-    class_names = data.class_names if trained.is_classifier else None
-    return TrainedModel(agent, federation.description, _samples(recipe, data), class_names), done
+    description = federation.description
+    named = replace(description, encoding=labels_of(data) or description.encoding)
+    return TrainedModel(agent, named, samples_of(recipe, data)), done
 
 
-def _samples(recipe: Recipe, data: Dataset) -> Samples:
+def samples_of(recipe: Recipe, data: Dataset) -> Samples:
+    """How samples of a recipe's data are read."""
     return Samples(
         columns=data.columns,
         label=recipe.data.label,
         unused=(*recipe.data.drop, *recipe.data.ids),
+        missing_values=tuple(recipe.data.missing_values),
         scaling=data.scaling,
     )
+
+
+def labels_of(data: Dataset) -> LabelEncoding | None:
+    """The classes named as in the data: a saved model answers with these names; None: they are no classes."""
+    if data.y.ndim != 1:
+        return None
+    numbers = all(name.removeprefix("-").isdecimal() and str(int(name)) == name for name in data.class_names)
+    names = class_names([int(name) for name in data.class_names] if numbers else data.class_names)
+    return LabelEncoding(CLASSIFICATION, data.classes, names)
 
 
 def _newest_state(folder: Path, name: str) -> tuple[int, dict[str, Any]]:

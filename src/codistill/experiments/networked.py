@@ -35,6 +35,7 @@ from codistill.federation.nodes import check_has_hub, with_agent
 from codistill.federation.result import ELSEWHERE, TrainedAgent
 from codistill.federation.run_facts import versions
 from codistill.federation.serving import HubNode, describe_hub
+from codistill.federation.trained_model import is_onnx, save_model
 from codistill.files import writing
 from codistill.results.summary import Summary
 from codistill.runtimes.description import RunDescription
@@ -94,6 +95,17 @@ def run_hub(
     node = HubNode(description, listen, own, recipe.network, folder, progress=progress, log_format=form)
     complete = node.run_here(should_stop).complete
     return report_on(folder), complete
+
+
+def check_can_save(mine: AgentFile, save: Path | None) -> None:
+    """Before the first round: an agent with a safeguard answers with two models, which ONNX does not take."""
+    guarded = mine.safeguard is not None or mine.agent.safeguard is not None
+    if save is not None and is_onnx(save) and guarded:
+        raise RecipeError(
+            "Only an agent without a safeguard can be saved as ONNX.",
+            f"--save {save}, and a safeguard, which mixes the taught model with the agent's own",
+            "Name a file such as model.codistill, which holds both; or switch the safeguard off.",
+        )
 
 
 def join_hub(
@@ -159,7 +171,8 @@ def join_peers(
 def _finish(mine: AgentFile, description: RunDescription | None, save: Path | None) -> None:
     """Save the trained model if its owner asked for that, and call the owner's own code."""
     if save is not None and description is not None:
-        TrainedAgent(mine.agent, description).save(save)
+        named = description if mine.labels is None else replace(description, encoding=mine.labels)
+        save_model(TrainedAgent(mine.agent, named), save, samples=mine.samples)
     if mine.finished is not None:
         mine.finished(mine.agent)
 

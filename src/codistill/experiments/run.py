@@ -27,7 +27,7 @@ from codistill.experiments.recipe import Data, Recipe, make_recipe
 from codistill.experiments.user_code import digests_of, load_own
 from codistill.federation import Federation
 from codistill.federation.checks import regressors
-from codistill.federation.run_facts import FACTS, faults_in, versions
+from codistill.federation.run_facts import FACTS, faults_in, scores_in, versions
 from codistill.files import locked, write_atomically, writing
 from codistill.learners.catalogue import make_learner
 from codistill.randomness import generator, seed_libraries
@@ -401,10 +401,8 @@ def _shown_facts(folder: Path, facts: dict[str, Any], recipe: Recipe | None) -> 
 
 def _scores(facts: dict[str, Any], recipe: Recipe | None) -> tuple[Score, ...]:
     """What was measured; where none is named, and in folders from before the task was kept, the rows tell it."""
-    names = facts.get("scores", ()) if recipe is None else recipe.evaluation.scores
-    return tuple(as_score(name) for name in names) or tuple(
-        score for score in DEFAULT_SCORES if facts.get("task") in (None, score.task)
-    )
+    named = scores_in(facts) if recipe is None else tuple(as_score(name) for name in recipe.evaluation.scores)
+    return named or tuple(score for score in DEFAULT_SCORES if facts.get("task") in (None, score.task))
 
 
 def _facts(recipe: Recipe, federation: Federation, data: datasets.Dataset) -> dict[str, Any]:

@@ -10,9 +10,15 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from codistill.agent import Agent
+from codistill.data.columns import Columns
+from codistill.data.preparation import Preparation
 from codistill.errors import CheckpointError, CodistillError, LearnerError
 from codistill.federation.result import TrainedAgent
-from codistill.federation.trained_model import Samples, TrainedModel, assemble, check_sizes
+from codistill.federation.saved_samples import Samples
+from codistill.federation.trained_model import TrainedModel, assemble, check_sizes, known_samples, safeguard_in_use
 from codistill.files import write_atomically, writing
 from codistill.learners.portable.onnx_models import INSTALL, is_installed
 from codistill.learners.portable.receiving import open_model
@@ -29,7 +35,7 @@ class _Onnx(Protocol):
     name = "onnx"
 
 
-def save_onnx(trained: TrainedAgent, path: str | Path) -> Path:
+def save_onnx(trained: TrainedAgent, path: str | Path, *, samples: Samples | None = None) -> Path:
     """Write a trained agent's model as ONNX; a `LearnerError` says why a model has no such form."""
     _check_installed()
     from codistill.learners.portable.onnx_export import as_graph
@@ -41,19 +47,21 @@ def save_onnx(trained: TrainedAgent, path: str | Path) -> Path:
             f"'{trained.name}' answers with what {protocol.name} has collected",
             "Leave --onnx out: codistill's own format holds all of it. With ekd, single = true makes one model of it.",
         )
-    model = trained if isinstance(trained, TrainedModel) else None
-    samples = Samples.of(trained._agent) if model is None else model.samples
-    shape = trained._agent.shard.x.shape[1:]
-    graph = as_graph(trained._agent.learner, shape, samples.scaling, trained.name)
+    agent, samples = trained._agent, known_samples(trained, samples)
+    _check_expressible(trained, samples)
+    graph = as_graph(agent.learner, agent.shape, samples.scaling, trained.name)
+    encoding = trained._description.encoding
     known = {
         "agent": trained.name,
         "model": trained.learner.describe(),
         "is_classifier": trained.is_classifier,
-        "classes": trained._agent.shard.classes,
-        "class_names": None if model is None or model.class_names is None else list(model.class_names),
-        "columns": list(samples.columns),
+        "classes": agent.shard.classes,
+        "labels": None if encoding is None or encoding.names is None else list(encoding.names),
+        "columns": None if samples.columns is None else list(samples.columns.columns),
         "label": samples.label,
         "unused": list(samples.unused),
+        "missing_values": list(samples.missing_values),
+        "fill": _raw_fill(agent, samples),
     }
     graph.metadata_props.add(key=_KEY, value=json.dumps(known))
     target = Path(path)
@@ -61,6 +69,33 @@ def save_onnx(trained: TrainedAgent, path: str | Path) -> Path:
         target.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(target, graph.SerializeToString())
     return target
+
+
+def _check_expressible(trained: TrainedAgent, samples: Samples) -> None:
+    """Raise an error unless the agent's learner and a scaling are all of its answer."""
+    odd = ""
+    if safeguard_in_use(trained) is not None:
+        odd = "a safeguard, which mixes two models: the taught one and the agent's own"
+    elif trained._agent.prepared.transformer is not None:
+        odd = "a transformer of its own before the model (prepare, scale_per_agent)"
+    elif samples.columns is not None and any(kind != "number" for _, kind, _ in samples.columns.describe()):
+        odd = "columns that are categories or text"
+    if odd:
+        raise LearnerError(
+            "Only an agent that answers with one model of numbers can be written as ONNX.",
+            f"'{trained.name}' has {odd}",
+            "Leave --onnx out: codistill's own format holds all of it.",
+        )
+
+
+def _raw_fill(agent: Agent, samples: Samples) -> list[float] | None:
+    """By what a missing value is filled in, before the scaling, which is part of the graph."""
+    fill = None if agent.prepared.takes_missing else agent.prepared.fill_values()
+    if fill is None:
+        return None
+    scaling = samples.scaling
+    raw = fill if scaling is None else fill * scaling.divisor.reshape(-1) + scaling.shift.reshape(-1)
+    return [float(value) for value in raw]
 
 
 def load_onnx(path: str | Path) -> TrainedModel:
@@ -80,15 +115,21 @@ def load_onnx(path: str | Path) -> TrainedModel:
         shape, classes = _sizes(graph, known)
         check_sizes(shape, classes)
         opened = OpenedModel(open_model(message, shape, classes), str(known.get("model", "ONNX graph")))
-        names = known.get("class_names")
+        fill = None if known.get("fill") is None else np.asarray(known["fill"], dtype=np.float64)
+        labels, columns = known.get("labels"), known.get("columns")
         samples = Samples(
-            columns=tuple(map(str, known.get("columns", ()))), label=known.get("label"),
-            unused=tuple(map(str, known.get("unused", ()))),
+            columns=None if columns is None else Columns(dict.fromkeys(map(str, columns), "number")),
+            label=known.get("label"), unused=tuple(map(str, known.get("unused", ()))),
+            missing_values=tuple(map(str, known.get("missing_values", ()))),
         )  # fmt: skip
+        if (fill is not None and fill.shape != shape) or (labels is not None and len(labels) != classes):
+            raise ValueError("metadata of another model")
+        name = str(known.get("agent", "model"))
         return assemble(
-            str(known.get("agent", "model")), opened, shape, classes, samples,
-            None if names is None else [str(name) for name in names],
+            name, opened, shape, classes, samples, None if labels is None else tuple(labels),
             is_classifier=bool(known.get("is_classifier", classes > 1)), protocol=_Onnx(), roster=(),
+            prepared_shape=shape,
+            preparation=Preparation.fitted(None, fill, takes_missing=fill is None, owner=f"agent '{name}'"),
         )  # fmt: skip
     except OSError as error:
         raise CheckpointError(f"{path} must be a readable file.", f"{error.strerror}", "Check the path.") from None

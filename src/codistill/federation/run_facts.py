@@ -14,6 +14,7 @@ import numpy as np
 from codistill.faults import Fault
 from codistill.federation.result import ELSEWHERE
 from codistill.files import write_atomically
+from codistill.results.scores import Score, find_score
 from codistill.runtimes.description import RunDescription
 from codistill.runtimes.network.terms import describe_public
 from codistill.settings import from_table
@@ -21,6 +22,8 @@ from codistill.topology.facts import as_plain
 
 FACTS = "run.json"
 _PACKAGES = ("codistill", "numpy", "scikit-learn", "scipy", "torch", "safetensors", "skops")
+
+_OF_A_SCORE = ("name", "greater_is_better", "task", "title", "percent")
 
 
 def write_facts(folder: Path, description: RunDescription) -> None:
@@ -37,6 +40,22 @@ def faults_in(facts: dict[str, Any]) -> tuple[Fault, ...]:
     )
 
 
+def scores_in(facts: dict[str, Any]) -> tuple[Score, ...]:
+    """The scores of a run that was made in Python; functions of one's own are in no file."""
+    return tuple(
+        find_score(table["name"]) or Score(function=_not_here, **{key: table[key] for key in _OF_A_SCORE})
+        for table in facts.get("scores", [])
+    )
+
+
+def _told(score: Score) -> dict[str, Any]:
+    return {key: getattr(score, key) for key in _OF_A_SCORE}
+
+
+def _not_here(y: np.ndarray, answers: np.ndarray) -> None:
+    """In the place of a function of one's own: rows hold what it returned."""
+
+
 def versions() -> dict[str, str]:
     """Of what the figures rest on."""
     return {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}}
@@ -51,7 +70,9 @@ def _facts_of(description: RunDescription) -> dict[str, Any]:
         "agents": {name: models.get(name, ELSEWHERE) for name in description.names},
         "samples": {agent.name: len(agent.shard) for agent in description.agents},
         "counts": np.stack(known).tolist() if known and len(known) == len(mixes) else None,
-        "class_names": [str(number) for number in range(description.classes)],
+        "class_names": list(description.class_names),
+        "task": description.task,
+        "scores": [_told(score) for score in description.task_scores],
         "test_samples": 0 if description.test is None else len(description.test[0]),
         "public": describe_public(description.public),
         "topology": None if description.topology.hub else as_plain(description.topology),

@@ -1,4 +1,4 @@
-"""Predictions for the rows of a table: its columns are found by name, scaled as in training, and answered."""
+"""Predictions for the rows of a table: its columns are found by name, and become features as in training."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ import io
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from codistill.data.columns import Columns
 from codistill.data.tables import read_file
 from codistill.errors import DataError
-from codistill.federation.trained_model import TrainedModel, in_order, load
+from codistill.federation.trained_model import TrainedModel, load
 from codistill.files import write_atomically
 from codistill.results.outputs import are_probabilities
 
@@ -23,10 +25,9 @@ def predict_table(model: Path, table: Path, *, label: str | None = None) -> tupl
     For classes: `class`, and a column of probabilities (or scores) per class; for real values: `value`.
     """
     trained = load(model)
-    frame = read_file(table)
-    features, notes = _features(trained, frame, label, table)
-    answers = trained.decision_function(_numbers(features, table).reshape(len(features), *trained.shape))
-    return _as_frame(trained, answers), notes
+    frame = read_file(table, trained.samples.missing_values)
+    samples, notes = _samples(trained, frame, label, table)
+    return _as_frame(trained, trained.decision_function(samples)), notes
 
 
 def write_predictions(predictions: pd.DataFrame, path: Path) -> None:
@@ -41,19 +42,17 @@ def write_predictions(predictions: pd.DataFrame, path: Path) -> None:
     write_atomically(path, out.getvalue())
 
 
-def _features(
-    trained: TrainedModel, frame: pd.DataFrame, label: str | None, table: Path
-) -> tuple[pd.DataFrame, list[str]]:
-    """The columns that the model takes, in its order, and notes on what was left out."""
+def _samples(trained: TrainedModel, frame: pd.DataFrame, label: str | None, table: Path) -> tuple[Any, list[str]]:
+    """What the model takes of a table, and notes on what was left out."""
     known, wanted = trained.samples, math.prod(trained.shape)
     if label is not None and label not in frame.columns:
         raise DataError(f"Table {table} must have the column '{label}'.", "no such column", "Remove --label.")
     left_out = {label, known.label, *known.unused} - {None}
-    if known.columns:
-        more = [str(name) for name in frame.columns if name not in known.columns and name not in left_out]
+    if known.columns is not None:
+        names = known.columns.columns
+        more = [str(name) for name in frame.columns if name not in names and name not in left_out]
         shown = ", ".join(more[:5]) + (f" and {len(more) - 5} more" if len(more) > 5 else "")
-        notes = [f"columns that the model does not know are left out: {shown}"] if more else []
-        return in_order(frame, known.columns, f"table {table}"), notes
+        return frame, [f"columns that the model does not know are left out: {shown}"] if more else []
     features = frame[[name for name in frame.columns if name not in left_out]]
     if features.shape[1] != wanted:
         raise DataError(
@@ -61,33 +60,15 @@ def _features(
             f"{features.shape[1]} columns: {_shown(list(features.columns))}",
             "Name the column of labels by --label, and remove what was not part of the training.",
         )
-    return features, []
-
-
-def _numbers(features: pd.DataFrame, table: Path) -> np.ndarray:
-    for column in features.columns:
-        values = features[column]
-        if not pd.api.types.is_numeric_dtype(values.dtype):
-            raise DataError(
-                f"Every column of table {table} that the model takes must be numeric.",
-                f"column '{column}' of type {values.dtype}",
-                "Encode it as in training.",
-            )
-        bad = values.isna().to_numpy(dtype=bool)
-        if bad.any():
-            raise DataError(
-                f"Every cell of table {table} must hold a value.",
-                f"none in column '{column}', data row {int(bad.argmax()) + 1} (the first row is 1)",
-                "Fill it in, or remove the row.",
-            )
-    return features.to_numpy(dtype=np.float64)
+    numbers = Columns(dict.fromkeys(map(str, features.columns), "number")).transform(features, f"table {table}")
+    return numbers.reshape(len(features), *trained.shape), []
 
 
 def _as_frame(trained: TrainedModel, answers: np.ndarray) -> pd.DataFrame:
     if not trained.is_classifier:
         names = ["value"] if answers.shape[1] == 1 else [f"value_{i}" for i in range(answers.shape[1])]
         return pd.DataFrame(answers, columns=pd.Index(names))
-    names = list(map(str, trained.class_names or range(answers.shape[1])))
+    names = list(trained.class_names)
     kind = "probability" if are_probabilities(answers) else "score"
     columns = {"class": [names[i] for i in answers.argmax(axis=1)]}
     return pd.DataFrame(columns | {f"{kind}_{name}": answers[:, i] for i, name in enumerate(names)})

@@ -1,32 +1,37 @@
 """A trained agent's model in a file: saved, loaded, and predicting as the agent did at the end of its run.
 
 The file is 32 bytes (SHA-256 of the rest) and a safetensors body, see `codistill.wire.state`: arrays, numbers and text.
-It holds the agent's model and what else its protocol's `predict` reads, such as the models of an ensemble; no training
-rows, unless the model itself keeps them (nearest neighbours, support vectors, kernels).
+It holds the agent's model and what else its protocol's `predict` reads, such as the models of an ensemble; under a
+safeguard also the model that was trained alone; and what is done to samples before. It holds no training rows, unless
+the model itself keeps them (nearest neighbours, support vectors, kernels).
 """
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from codistill.agent import Agent
-from codistill.data.scale import Scaling
-from codistill.errors import CheckpointError, CodistillError, DataError, LearnerError, RecipeError
+from codistill.data.labels import CLASSIFICATION, REGRESSION, LabelEncoding
+from codistill.data.preparation import Preparation
+from codistill.errors import CheckpointError, CodistillError, LearnerError, RecipeError
 from codistill.faults import Faults
 from codistill.federation.result import TrainedAgent
+from codistill.federation.saved_samples import Samples, load_preparation, save_preparation
 from codistill.files import writing
-from codistill.learners.ability import Learner
+from codistill.learners.ability import AnyLearner, Learner
 from codistill.learners.portable.saved_learner import load_learner, save_learner
 from codistill.protocol import Protocol
 from codistill.protocols import PROTOCOLS
+from codistill.protocols.alone import baseline_of
 from codistill.runtimes.description import RunDescription
 from codistill.runtimes.plan import Plan
+from codistill.runtimes.safeguard import SafeguardedAnswer
 from codistill.runtimes.state_file import read_body, write_body
 from codistill.settings import from_table
 from codistill.topology import Topology
@@ -36,56 +41,30 @@ FORMAT = "codistill model 1"
 _LARGEST = 1 << 26  # values of a sample, and classes
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class Samples:
-    """What is known of the samples that a model takes."""
-
-    columns: tuple[str, ...] = ()  # names of the features, in order; empty: unknown
-    label: str | None = None  # the column of a table that holds the labels
-    unused: tuple[str, ...] = ()  # columns of a table that are neither features nor labels
-    scaling: Scaling | None = None  # done to the values before the model sees them
-
-    @classmethod
-    def of(cls, agent: Agent) -> Samples:
-        """Of an agent whose samples were a data frame, the names of its columns."""
-        names = list(getattr(agent._data[0], "columns", ()))
-        return cls(columns=tuple(names) if all(isinstance(name, str) for name in names) else ())
-
-
 class TrainedModel(TrainedAgent):
     """A model from a file, with the methods of scikit-learn: `predict`, `predict_proba`, `decision_function`.
 
     It takes samples as they were before codistill scaled them: what a recipe did to the columns is part of the model.
     """
 
-    def __init__(
-        self, agent: Agent, description: RunDescription, samples: Samples, class_names: Sequence[str] | None
-    ) -> None:
+    def __init__(self, agent: Agent, description: RunDescription, samples: Samples) -> None:
         super().__init__(agent, description)
         self.samples = samples
-        self.class_names = None if class_names is None else tuple(class_names)  # of a table's labels, by class
-        self.shape: tuple[int, ...] = agent.shard.x.shape[1:]
+        self.shape: tuple[int, ...] = agent.shape
 
     @property
     def protocol(self) -> str:
         """The name of the protocol by which the agent was trained."""
         return self._description.protocol.name
 
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The names of the classes as text, in the order of the columns of `predict_proba`."""
+        return self._description.class_names
+
     def decision_function(self, x: Any) -> np.ndarray:
         """(n, C) what the protocol answers, as it is: probabilities, scores or real values."""
-        if hasattr(x, "columns") and self.samples.columns:
-            x = in_order(x, self.samples.columns, f"the samples for agent '{self.name}'")
-        scaling = self.samples.scaling
-        if scaling is not None:
-            x = self._scaled(x, scaling)
-        return super().decision_function(x)
-
-    def _scaled(self, x: Any, scaling: Scaling) -> Any:
-        try:
-            array = np.asarray(x, dtype=np.float64)
-        except (TypeError, ValueError):
-            return x  # told by what checks the samples next
-        return scaling.apply(array, "samples") if array.shape[1:] == self.shape else x
+        return super().decision_function(self.samples.features(x, self.shape, f"the samples for agent '{self.name}'"))
 
     def __repr__(self) -> str:
         kind = f"{self._description.classes} classes" if self.is_classifier else "real values"
@@ -97,39 +76,20 @@ def is_onnx(path: str | Path) -> bool:
     return Path(path).suffix.lower() == ".onnx"
 
 
-def in_order(frame: Any, columns: Sequence[str], owner: str) -> Any:
-    """The columns of a data frame that a model takes, in its order; more columns are left out."""
-    missing = [name for name in columns if name not in set(frame.columns)]
-    if missing:
-        shown = ", ".join(f"'{name}'" for name in missing[:5])
-        raise DataError(
-            f"The columns of {owner} must be those that the model was trained on.",
-            f"no {shown}" + (f" and {len(missing) - 5} more" if len(missing) > 5 else ""),
-            "Add or rename them; their order does not matter.",
-        )
-    return frame[list(columns)]
-
-
-def save_model(
-    trained: TrainedAgent, path: str | Path, *, samples: Samples | None = None, class_names: Sequence[str] | None = None
-) -> Path:
+def save_model(trained: TrainedAgent, path: str | Path, *, samples: Samples | None = None) -> Path:
     """Write a trained agent's model; returns its path. `load` opens it again. A file .onnx gets an ONNX graph."""
     if is_onnx(path):
         from codistill.federation.onnx_file import save_onnx
 
-        return save_onnx(trained, path)
+        return save_onnx(trained, path, samples=samples)
     agent, description = trained._agent, trained._description
-    protocol = description.protocol
+    protocol, encoding = description.protocol, description.encoding
     if not agent.learner.ready:
         raise LearnerError(
             f"The model of agent '{agent.name}' must be trained before it is saved.",
             f"{agent.learner.describe()}, which has not been trained",
             "Run at least one round in which this agent is present.",
         )
-    if isinstance(trained, TrainedModel):
-        samples, class_names = samples or trained.samples, class_names or trained.class_names
-    known = samples or Samples.of(agent)
-    scaling = known.scaling
     content = {
         "format": FORMAT,
         "codistill": __version__,
@@ -139,13 +99,13 @@ def save_model(
         "state": _state_for_predictions(protocol, agent),
         "classes": agent.shard.classes,
         "is_classifier": trained.is_classifier,
-        "class_names": None if class_names is None else list(class_names),
-        "shape": list(agent.shard.x.shape[1:]),
-        "columns": list(known.columns),
-        "label": known.label,
-        "unused": list(known.unused),
-        "scaling": None if scaling is None else {"shift": scaling.shift, "divisor": scaling.divisor},
+        "labels": None if encoding is None or encoding.names is None else list(encoding.names),
+        "shape": list(agent.shape),
+        "prepared_shape": list(agent.shard.x.shape[1:]),
+        "samples": known_samples(trained, samples).as_plain(),
+        "preparation": save_preparation(agent.prepared, f"agent '{agent.name}'"),
         "learner": save_learner(agent.learner),
+        "safeguard": _safeguard_of(trained),
     }
     target = Path(path)
     with writing(target):
@@ -154,12 +114,40 @@ def save_model(
     return target
 
 
-def load(path: str | Path, *, model: Any = None, protocol: Protocol | None = None) -> TrainedModel:
+def known_samples(trained: TrainedAgent, given: Samples | None) -> Samples:
+    """What is known of the samples: as given, as the file said, or by the agent's own data frame."""
+    if given is None and isinstance(trained, TrainedModel):
+        return trained.samples
+    return given or Samples.of(trained._agent)
+
+
+def safeguard_in_use(trained: TrainedAgent) -> SafeguardedAnswer | None:
+    """What mixes the taught answer with that of the agent's own model; None if nothing does."""
+    guard: SafeguardedAnswer | None = trained._agent.safeguard
+    used = guard is not None and guard.ready and trained._description.baseline_protocol is not None
+    return guard if used else None
+
+
+def _safeguard_of(trained: TrainedAgent) -> dict[str, Any] | None:
+    guard, alone = safeguard_in_use(trained), trained._description.baseline_protocol
+    if guard is None or alone is None:
+        return None
+    return {
+        "own": save_learner(guard.own.learner),
+        "state": _state_for_predictions(alone, guard.own),
+        "weight": guard.weight,
+        "threshold": guard.threshold,
+        "seen": guard.seen,
+    }
+
+
+def load(path: str | Path, *, model: Any = None, protocol: Protocol | None = None, prepare: Any = None) -> TrainedModel:
     """Open a model that `save` or `codistill export` has written; nothing in the file is executed.
 
     `model`: an untrained model of the same class, where the file alone cannot tell how to build it: classes of one's
     own, and torch modules of no registered architecture. `protocol`: an instance of a protocol of one's own, if that
-    has a `predict` of its own. With `model` the file must be one that you trust. A file .onnx is opened as such.
+    has a `predict` of its own. `prepare`: a transformer of the agent's own class. With `model` or `prepare` the file
+    must be one that you trust. A file .onnx is opened as such.
     """
     if is_onnx(path):
         from codistill.federation.onnx_file import load_onnx
@@ -175,7 +163,7 @@ def load(path: str | Path, *, model: Any = None, protocol: Protocol | None = Non
             "Name a file that save or 'codistill export' wrote; read a checkpoint by codistill.read_state(path).",
         )
     try:
-        return _model_of(content, model, protocol)
+        return _model_of(content, model, protocol, prepare)
     except CodistillError:
         raise
     except Exception as error:  # a file that was changed by others than codistill can fail in any way
@@ -184,22 +172,43 @@ def load(path: str | Path, *, model: Any = None, protocol: Protocol | None = Non
         ) from None
 
 
-def _model_of(content: dict[str, Any], model: Any, own: Protocol | None) -> TrainedModel:
-    shape, classes = tuple(int(size) for size in content["shape"]), int(content["classes"])
-    check_sizes(shape, classes)
-    learner = load_learner(content["learner"], shape, classes, model)
-    scaling = content["scaling"]
-    samples = Samples(
-        columns=tuple(map(str, content["columns"])), label=content["label"], unused=tuple(content["unused"]),
-        scaling=None if scaling is None else Scaling(scaling["shift"], scaling["divisor"]),
-    )  # fmt: skip
+def _model_of(content: dict[str, Any], model: Any, own: Protocol | None, prepare: Any) -> TrainedModel:
+    shape, prepared = (tuple(int(size) for size in content[key]) for key in ("shape", "prepared_shape"))
+    name, classes, labels = str(content["agent"]), int(content["classes"]), content["labels"]
+    for each in (shape, prepared):
+        check_sizes(each, classes)
+    if labels is not None and len(labels) != classes:
+        raise ValueError(f"{len(labels)} names of {classes} classes")
+    samples = Samples.from_plain(content["samples"], shape)
+    preparation = load_preparation(content["preparation"], prepared, f"agent '{name}'", prepare)
+    if preparation(np.zeros((2, *shape), np.float32)).shape != (2, *prepared):
+        raise ValueError(f"a model of {prepared} features for samples of shape {shape}")
+    guard = content["safeguard"]
+    # Two models from one that the caller has made: a copy for each.
+    fresh = [copy.deepcopy(model) for _ in range(2)]
     made = assemble(
-        str(content["agent"]), learner, shape, classes, samples, content["class_names"],
+        name, load_learner(content["learner"], prepared, classes, fresh[0]), shape, classes, samples,
+        None if labels is None else tuple(labels),
         is_classifier=content["is_classifier"] is True, protocol=_protocol_of(content["protocol"], own),
-        roster=tuple(str(each) for each in content["roster"]),
+        roster=tuple(str(each) for each in content["roster"]), prepared_shape=prepared,
+        preparation=preparation,
     )  # fmt: skip
-    made._agent.state = content["state"]
+    agent = made._agent
+    agent.state = content["state"]
+    if guard is not None:
+        learner = load_learner(guard["own"], prepared, classes, fresh[1])
+        agent.safeguard = _loaded_safeguard(agent, learner, guard)
     return made
+
+
+def _loaded_safeguard(agent: Agent, learner: Learner, saved: dict[str, Any]) -> SafeguardedAnswer:
+    weight, threshold, seen = float(saved["weight"]), saved["threshold"], np.asarray(saved["seen"], dtype=bool)
+    if not 0 <= weight <= 1 or seen.shape != (agent.classes,):
+        raise ValueError(f"a safeguard of weight {weight} for {seen.shape} classes")
+    own = agent.twin()
+    own.learner, own.state, own.shard = cast(AnyLearner, learner), saved["state"], agent.shard
+    own.classes, own.topology = agent.classes, Topology.silent((agent.name,))
+    return SafeguardedAnswer(own, weight, None if threshold is None else float(threshold), seen)
 
 
 def check_sizes(shape: tuple[int, ...], classes: int) -> None:
@@ -214,23 +223,26 @@ def assemble(
     shape: tuple[int, ...],
     classes: int,
     samples: Samples,
-    class_names: Sequence[str] | None,
+    labels: tuple[Any, ...] | None,
     *,
     is_classifier: bool,
     protocol: Protocol,
     roster: tuple[str, ...],
+    prepared_shape: tuple[int, ...],
+    preparation: Preparation,
 ) -> TrainedModel:
-    """A trained model around a learner, without any data."""
+    """A trained model around a learner, without any data; `labels`: the classes, where they are not numbers from 0."""
+    encoding = LabelEncoding(CLASSIFICATION if is_classifier else REGRESSION, classes, labels)
     # In the place of the private data, which are in no file: one row of zeros, which nothing reads.
-    rows = np.zeros((1, *shape), np.float32)
-    agent = Agent(name, learner, rows, np.zeros(1, np.int64) if is_classifier else np.zeros((1, classes)))
-    agent.settle(classes)
+    agent = Agent(name, learner, np.zeros((1, *prepared_shape), np.float32), np.zeros((1, classes)))
+    agent.settle(classes, LabelEncoding(REGRESSION, classes))
+    agent.prepared, agent.shape = preparation, shape
     agent.class_mix, agent.classes, agent.topology = None, classes, Topology.silent(roster)
     description = RunDescription(
         protocol=protocol, topology=agent.topology, classes=classes, seed=0, plan=Plan(),
-        faults=Faults((), roster, 0), agents=(agent,),
+        faults=Faults((), roster, 0), agents=(agent,), encoding=encoding,
     )  # fmt: skip
-    return TrainedModel(agent, description, samples, class_names)
+    return TrainedModel(agent, description, samples)
 
 
 def _state_for_predictions(protocol: Protocol, agent: Agent) -> dict[str, Any]:
@@ -247,9 +259,10 @@ def _settings_of(protocol: Protocol) -> dict[str, Any]:
 
 
 def _class_of(protocol: Protocol) -> str | None:
-    """The class that is needed to predict; None: any, since its answer is that of the agent's model."""
-    kind = type(protocol)
-    return None if kind.predict is Protocol.predict else f"{kind.__module__}.{kind.__qualname__}"
+    """The class that is needed to predict; None: any, since its answers are those of the agent's models."""
+    kind, alone = type(protocol), baseline_of(protocol)
+    plain = all(type(each).predict is Protocol.predict for each in (protocol, alone or protocol))
+    return None if plain else f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _protocol_of(saved: dict[str, Any], own: Protocol | None) -> Protocol:

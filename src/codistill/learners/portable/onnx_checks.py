@@ -95,6 +95,10 @@ def check_numbers(model: ModelProto, taken: tuple[int, ...]) -> None:
     """Raise ValueError unless trees and scalers look only at features that there are."""
     widths = {model.graph.input[0].name: taken[0]} if len(taken) == 1 else {}
     constants = {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}
+    made = [name for node in model.graph.node for name in node.output if name]
+    names = [*(given.name for given in model.graph.input), *constants, *made]
+    if len(set(names)) < len(names) or len(constants) < len(model.graph.initializer):
+        raise ValueError("two values of one name")  # what is known of a width or of a constant holds for one value
     for node in model.graph.node:
         width = widths.get(node.input[0]) if node.input else None
         # (n, w) with a constant (1, w) is (n, w) again.

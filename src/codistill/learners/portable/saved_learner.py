@@ -59,6 +59,7 @@ _TRUSTED = frozenset(
         )
     }
 )  # fmt: skip
+_MOST_CLASSES = 1 << 20  # of estimators inside of a transformer
 _CALLED = frozenset({"FunctionNode", "MethodNode", "OperatorFuncNode", "PartialNode"})
 _LIBRARIES = frozenset({"numpy", "scipy", "sklearn", "builtins"})
 
@@ -103,6 +104,41 @@ def load_learner(saved: Saved, shape: tuple[int, ...], classes: int, model: Any 
             f"{type(error).__name__}: {str(error)[:200]}",
             f"It was saved from {saved.get('class')!s:.100}. Pass model= of that class, or save it again.",
         ) from None
+
+
+def save_transformer(transformer: Any, owner: str) -> bytes:
+    """A fitted transformer in the skops format."""
+    try:
+        data: bytes = skops.io.dumps(transformer)
+        return data
+    except Exception as error:  # whatever its class holds
+        raise LearnerError(
+            f"The transformer prepare of {owner} must be one that skops can write.",
+            f"{type(transformer).__name__}: {error}"[:200],
+            "Use scikit-learn's transformers, or prepare the samples before they are given to the agent.",
+        ) from None
+
+
+def load_transformer(data: bytes, own: Any = None) -> Any:
+    """The transformer that was saved; `own`: an unfitted one of the same class, if that is not scikit-learn's."""
+    untrusted = _untrusted(data)
+    if not untrusted:
+        return _trusted_estimator(data, _MOST_CLASSES)
+    if own is None:
+        raise LearnerError(
+            "A saved transformer of a class that is not scikit-learn's can only be loaded with one of that class.",
+            f"types that are not trusted: {', '.join(untrusted[:3])}",
+            "In Python: codistill.load(path, prepare=...) with an unfitted transformer of that class.",
+        )
+    _check_functions(data, type(own).__module__.split(".")[0])
+    made = skops.io.loads(data, trusted=untrusted)
+    if type(made) is not type(own):
+        raise LearnerError(
+            "prepare= must be of the class that was saved.",
+            f"a {type(own).__name__} in place of a {type(made).__name__}",
+            "Pass one of that class.",
+        )
+    return made
 
 
 class OpenedModel(Learner):
