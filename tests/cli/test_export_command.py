@@ -89,6 +89,38 @@ def test_columns_are_checked_by_name(run, capsys, tmp_path):
     assert len(shown.out.splitlines()) == 151
 
 
+def test_categories_text_and_missing_cells_are_read_as_in_the_run(capsys, tmp_path):
+    rng = np.random.default_rng(0)
+    table = pd.DataFrame({"age": rng.normal(50, 9, 60).round(1), "sex": rng.choice(["f", "m"], 60)})
+    table["note"] = rng.choice(["chest pain today", "no pain", "mild ache"], 60)
+    table["state"] = np.where((table["age"] > 50) ^ (table["sex"] == "m"), "ill", "well")
+    table = table.mask(rng.random((60, 4)) < [0.2, 0.1, 0.1, 0])
+    table["age"] = table["age"].astype(object).where(table["age"].notna(), "?")
+    table.to_csv(tmp_path / "flowers.csv", index=False)
+    columns = """
+        missing_values = ["?"]
+        columns = { sex = "category", note = { kind = "text", encode = "tfidf" } }
+        [safeguard]
+    """
+    recipe = RECIPE.replace('label = "kind"\nids = ["place"]', 'label = "state"' + columns)
+    (tmp_path / "recipe.toml").write_text(recipe)
+    federation, data = prepare(read_recipe(tmp_path / "recipe.toml"), tmp_path / "run")
+    result = federation.run(1, runtime="simulation", alone=False, progress=False, folder=tmp_path / "run")
+    frame = pd.read_csv(tmp_path / "flowers.csv", na_values=["?"])
+    samples = data.scaling.apply(data.columns.transform(frame), "samples")
+    for name, agent in result.agents.items():
+        assert agent._agent.safeguard.ready
+        said(capsys, "export", tmp_path / "run", name, "--out", tmp_path / "model")
+        code, _ = said(capsys, "predict", tmp_path / "model", tmp_path / "flowers.csv", "--out", tmp_path / "out.csv")
+        found = pd.read_csv(tmp_path / "out.csv")
+        assert code == 0
+        assert np.allclose(found[["probability_ill", "probability_well"]], agent.decision_function(samples), atol=1e-7)
+        assert found["class"].tolist() == [data.class_names[i] for i in agent.predict(samples)]
+        assert np.array_equal(cd.load(tmp_path / "model").decision_function(frame), agent.decision_function(samples))
+    code, shown = said(capsys, "export", tmp_path / "run", "linear", "--onnx", "--out", tmp_path / "model.onnx")
+    assert (code, "a safeguard" in shown.err, "Leave --onnx out" in shown.err) == (4, True, True)
+
+
 def test_a_model_without_names_takes_columns_in_order(capsys, tmp_path):
     x, y = load_iris(return_X_y=True)
     agents = [cd.Agent("a", DecisionTreeClassifier(random_state=0), x, y)]
