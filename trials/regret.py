@@ -135,7 +135,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.what in ("table", "prior"):
         settings = measured_settings(read(options.results))
-        print(prior_text(fit_prior(settings)) if options.what == "prior" else table(settings))
+        print(
+            prior_text(fit_prior(settings))
+            if options.what == "prior"
+            else table([each for each in settings if each.is_probed])
+        )
         return 0
     torch.set_num_threads(1)
     first, step = map(int, options.part.split("/"))

@@ -30,6 +30,7 @@ class Measured:
     facts: dict[str, AgentFacts]
     true: dict[str, dict[str, float]]  # by candidate and agent
     probes: dict[str, dict[str, np.ndarray]]  # by candidate and agent: contributions of held-out samples to the gain
+    noise: dict[str, float]  # by candidate: the standard error of its true mean gain, since test samples are few
     seconds: float  # of all probing runs
     folds: dict[str, int]
 
@@ -67,12 +68,13 @@ def measured_settings(rows: Iterable[Mapping[str, Any]]) -> list[Measured]:
         deviation = None
         if case.data == "linear":
             deviation = float(np.concatenate([agent.shard.targets for agent in build(case)[0].agents]).std())
-        true, probes, folds = {}, {}, {}
+        true, noise, probes, folds = {}, {}, {}, {}
         for name in dict.fromkeys(candidate for _, candidate in runs if candidate != ALONE):
             if ("truth", name) not in runs:
                 continue
             gains = differences(_losses(runs, "truth", ALONE), _losses(runs, "truth", name), deviation)
             true[name] = {agent: max(_WORST, float(d.mean())) for agent, d in gains.items() if len(d)}
+            noise[name] = float(np.sqrt(sum(d.var() / len(d) for d in gains.values() if len(d)))) / len(gains)
             own = [run for run, candidate in runs if candidate == name and run.startswith("fold")]
             parts = [_losses(runs, run, name) for run in sorted(own)]
             alone = [_losses(runs, run, ALONE) for run in sorted(own)]
@@ -83,7 +85,7 @@ def measured_settings(rows: Iterable[Mapping[str, Any]]) -> list[Measured]:
             for name, each in facts.items()
         }
         seconds = sum(row["seconds"] for (run, _), row in runs.items() if run.startswith("fold"))
-        found.append(Measured(case.name, case.data, facts, true, probes, seconds, folds))
+        found.append(Measured(case.name, case.data, facts, true, probes, noise, seconds, folds))
     return found
 
 
@@ -92,7 +94,7 @@ def _agent_facts(known: Mapping[str, Any]) -> AgentFacts:
 
 
 def _losses(runs: Mapping[tuple[str, str], Mapping[str, Any]], run: str, name: str) -> dict[str, np.ndarray]:
-    return {agent: np.asarray(each[0]) for agent, each in runs[run, name]["losses"].items()}
+    return {agent: np.asarray(each) for agent, each in runs[run, name]["losses"].items()}
 
 
 def _joined(parts: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
@@ -213,12 +215,23 @@ def table(settings: Sequence[Measured]) -> str:
     ]
     for name, chosen in made.items():
         lines.append(f"{name:42}{_cells(line(settings, chosen))}")
+    labelled = [number for number, each in enumerate(settings) if each.data != "linear"]
+    some = [settings[number] for number in labelled]
+    lines += ["", f"The same for the {len(some)} settings with classes", ""]
+    for name, chosen in made.items():
+        lines.append(f"{name:42}{_cells(line(some, [chosen[number] for number in labelled]))}")
     lines += ["", "By data set: regret of advise, of always fedmd (where it cannot run: alone), of always alone", ""]
     for data in sorted({each.data for each in settings}):
         which = [number for number, each in enumerate(settings) if each.data == data]
         some = [settings[number] for number in which]
         figures = [line(some, [made[name][number] for number in which]).regret for name in _compared(made)]
         lines.append(f"{data:16}{len(some):4} settings" + "".join(f"{100 * figure:9.1f}" for figure in figures))
+    lines += ["", f"Expected and true mean gains: {_coverage(settings)}"]
+    seconds = [each.seconds for each in settings]
+    lines += [
+        "",
+        f"Time of probing: {np.median(seconds):.0f} s in the median, {max(seconds):.0f} s at most (busy machine)",
+    ]
     lines += ["", "Each setting: what was advised (true gain, of the agent that gains least), and what was best", ""]
     for each, name in zip(settings, made["advise"], strict=True):
         least = 0.0 if name == ALONE else min(each.true[name].values())
@@ -227,6 +240,19 @@ def table(settings: Sequence[Measured]) -> str:
             f"{each.best:15}{100 * each.gain(each.best):+6.1f}"
         )
     return "\n".join(lines)
+
+
+def _coverage(settings: Sequence[Measured]) -> str:
+    """How often a true gain is within one and two standard errors of what was expected after probing runs."""
+    priors = {data: fit_prior([each for each in settings if each.data != data]) for data in {s.data for s in settings}}
+    off = []
+    for each in settings:
+        for name, gains in advised(each, priors[each.data])[1].items():
+            if each.folds[name]:
+                error = np.hypot(gains.mean.error, each.noise[name])
+                off.append(abs(each.gain(name) - gains.mean.mean) / error)
+    within = [100 * float(np.mean(np.array(off) <= bound)) for bound in (1, 2)]
+    return f"within one standard error in {within[0]:.0f} %, within two in {within[1]:.0f} % of {len(off)} cases."
 
 
 def _compared(made: Mapping[str, Any]) -> list[str]:

@@ -59,7 +59,7 @@ def said(capsys, *arguments):
 def test_run_shows_a_table_and_where_the_report_is(here, capsys):
     code, out, err = said(capsys, "run", "trial.toml")
     assert code == 0
-    assert "trial-1: accuracy on the common test set (20 samples) after 3 rounds" in out
+    assert "trial-1: accuracy on the common test set (20 samples; classification, 3 classes) after 3 rounds" in out
     for heading in ("agent", "model", "alone", "together", "gain", "own data", "own gain", "sent", "received", "mean"):
         assert heading in out
     assert out.endswith("report: runs/trial-1/report.html\n")

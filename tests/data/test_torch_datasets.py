@@ -94,5 +94,5 @@ def test_a_mistake_is_a_sentence(data, words):
 def test_a_dataset_beside_labels_and_samples_without_labels():
     with pytest.raises(DataError, match=r"a torch TensorDataset.*takes a dataset of pairs.*alone"):
         cd.Agent("a", nn.Linear(3, 2), TensorDataset(X, Y), Y).settle(2)
-    with pytest.raises(DataError, match=r"There must be the labels y of agent 'a'.*None"):
+    with pytest.raises(DataError, match=r"Labels y of agent 'a' must be one per sample.*None"):
         cd.Agent("a", nn.Linear(3, 2), X.numpy()).settle(2)

@@ -22,6 +22,7 @@ from codistill.experiments.advice_prior import (
     Prior,
     expected_gains,
     features,
+    input_shifts,
     label_skew,
     read_prior,
 )
@@ -127,7 +128,7 @@ def test_a_probing_run_gives_what_a_run_gives_and_counts_its_bytes(protocol):
     for name in made:
         x, y = samples(name)
         wrong = result.agents[name].predict(x[18:]) != y[18:]
-        np.testing.assert_array_equal(probe.losses[name][:, 0], wrong)
+        np.testing.assert_array_equal(probe.losses[name], wrong)
     # Trees of other rounds may be larger or smaller than the first, and the number of a model takes a few bytes.
     assert probe.sent == pytest.approx(np.mean([row["sent"] for row in result.rows]), rel=0.1)
 
@@ -174,6 +175,12 @@ def test_the_skew_of_labels_is_their_distance_in_variation():
     assert label_skew(mine, [AgentFacts(20, (10, 10), gradients=False)]) == 0
     assert label_skew(mine, [AgentFacts(20, (20, 0), gradients=False)]) == 0.5
     assert label_skew(AgentFacts(4, (0, 4), gradients=False), [AgentFacts(4, (4, 0), gradients=False)]) == 1
+
+
+def test_inputs_that_can_be_told_apart_are_shifted():
+    x, y = samples("a", 40)
+    far = setting(cd.Agent("a", LogisticRegression(), x, y), cd.Agent("b", LogisticRegression(), x + 9, y))
+    assert min(input_shifts(far).values()) > 0.95
 
 
 def test_the_prior_knows_every_protocol_that_may_be_advised():

@@ -109,8 +109,11 @@ def assert_equal_models(trained: dict[str, cd.TrainedAgent], simulated: cd.Resul
 
 
 def told(rows: Any) -> list[dict[str, Any]]:
-    """Rows as a hub gets them: an accuracy on an agent's own mix of classes would tell its class counts."""
-    return [{key: value for key, value in row.items() if key != "own_accuracy"} for row in rows]
+    """Rows as a hub gets them: an accuracy on an agent's own mix of classes would tell its class counts, and what
+    the safeguard has refused is for its operator alone.
+    """
+    kept = ("own_accuracy", "taught_accuracy", "taught_own_accuracy", "safeguard_weight")
+    return [{key: value for key, value in row.items() if key not in kept} for row in rows]
 
 
 # --- equal to the simulation ------------------------------------------------------------------------

@@ -33,7 +33,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     advise.add_argument("recipe", type=Path, metavar="RECIPE", help="a TOML recipe, or a file of summaries")
     add_recipe_arguments(advise)
     advise.add_argument(
-        "--seconds", type=float, default=120.0, metavar="N", help="time for probing runs, about (default: 120)"
+        "--seconds", type=float, default=300.0, metavar="N", help="time for probing runs, about (default: 300)"
     )
     advise.add_argument("--json", type=Path, metavar="FILE", help="also write the advice to a file")
     advise.add_argument("--quiet", action="store_true", help="no progress display")

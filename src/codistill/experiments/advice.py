@@ -18,7 +18,7 @@ from codistill.experiments.run import build, topology_of
 from codistill.protocol import Protocol
 from codistill.protocols import PROTOCOLS, Alone
 
-SECONDS = 120.0
+SECONDS = 300.0
 TOLERATED = 0.01  # an expected loss of an agent up to this, plus its standard error, rules no protocol out
 
 

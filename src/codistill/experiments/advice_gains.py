@@ -67,16 +67,17 @@ def differences(alone: Losses, together: Losses, deviation: float | None) -> dic
     return found
 
 
-def measured_gains(found: Mapping[str, np.ndarray], done: int, of: int) -> dict[str, Gain]:
+def measured_gains(found: Mapping[str, np.ndarray], done: int, of: int, shortened: float = 1.0) -> dict[str, Gain]:
     """Of each agent the mean and its standard error after some folds; without held-out samples the error is infinite.
 
     Folds share most of their training samples, so their mean varies more than that of independent runs. Nadeau and
-    Bengio (2003): the variance of the mean of J folds is (1/J + held out / trained on) times that of one.
+    Bengio (2003): the variance of the mean of J folds is (1/J + held out / trained on) times that of one. A run that is
+    `shortened` to a part of its rounds tells less of the whole: its variance counts as many times.
 
     With few samples that hardly differ, their variance says little: that of an agent is drawn towards the variance
     over all agents, and that one counts a difference of +1 and one of -1 that were not seen.
     """
-    overlap = 1 + done / (of - 1)  # J (1/J + 1/(k - 1)) for J of k folds
+    overlap = shortened * (1 + done / (of - 1))  # J (1/J + 1/(k - 1)) for J of k folds
     means = {name: float(d.mean()) if len(d) else 0.0 for name, d in found.items()}
     squares = {name: float(((d - means[name]) ** 2).sum()) for name, d in found.items()}
     pooled = (sum(squares.values()) + 2) / (sum(len(d) for d in found.values()) + 2)

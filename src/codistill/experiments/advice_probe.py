@@ -18,6 +18,7 @@ from codistill.protocol import Protocol
 from codistill.randomness import derive, generator
 from codistill.results.records import RoundEnded
 
+_DIVERGED = 1e30  # squared error of a prediction that is not finite
 Rows = np.ndarray
 Part = tuple[Rows, Rows]  # of one agent: samples to train on, samples that are held out
 
@@ -26,7 +27,7 @@ Part = tuple[Rows, Rows]  # of one agent: samples to train on, samples that are 
 class ProbeRun:
     """What a short run brought: for each agent a loss for each held-out sample, and the costs."""
 
-    losses: dict[str, np.ndarray]  # (n, 2): 0-1 loss and squared error of the probabilities; real values: squared error
+    losses: dict[str, np.ndarray]  # (n,): 0 or 1 for classes, the squared error for real values
     sent: float  # bytes that an agent sends in a round, on average
     seconds: float
     rounds: int
@@ -87,7 +88,7 @@ def run_probe(
         for agent in setting.agents:
             held = copy_of(agent, parts[agent.name][1]) if len(parts[agent.name][1]) else None
             trained = result.agents[agent.name]
-            losses[agent.name] = np.empty((0, 2)) if held is None else _losses(trained, held, setting.classes)
+            losses[agent.name] = np.empty(0) if held is None else _losses(trained, held, setting.classes)
     seconds = time.monotonic() - began
     sent = float(np.mean([row["sent"] for row in result.rows])) if result.rows else 0.0
     return ProbeRun(losses, sent, seconds, rounds, not result.interrupted)
@@ -95,13 +96,13 @@ def run_probe(
 
 def _losses(trained: Any, held: Agent, classes: int) -> np.ndarray:
     held.settle(classes)
-    answers = trained.decision_function(held.shard.x).astype(np.float64)
+    answers: np.ndarray = trained.decision_function(held.shard.x).astype(np.float64)
+    if held.shard.labels is not None:
+        wrong: np.ndarray = answers.argmax(axis=1) != held.shard.labels
+        return wrong.astype(np.float64)
     with np.errstate(over="ignore", invalid="ignore"):
-        squared = np.nan_to_num(((answers - held.shard.targets) ** 2).sum(axis=1), nan=1e30, posinf=1e30)
-    if held.shard.labels is None:
-        return np.stack([squared, squared], axis=1)
-    wrong = (answers.argmax(axis=1) != held.shard.labels).astype(np.float64)
-    return np.stack([wrong, np.minimum(squared, 2.0)], axis=1)  # 2: probability 1 for a wrong class
+        squared: np.ndarray = ((answers - held.shard.targets) ** 2).sum(axis=1)
+    return np.where(np.isfinite(squared), squared, _DIVERGED)
 
 
 class _Deadline:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -18,8 +19,8 @@ from codistill.protocol import Protocol
 FOLDS = 4
 _DISCARD = 1.5  # standard errors by which a candidate must be behind the best one to be dropped
 _WORTHWHILE = 0.005  # a candidate that cannot be expected to bring even half a point is dropped as well
-_COST = 4.0  # of a protocol, in times of training alone: a guess, to choose how many rounds a probing run has
-_FEWEST_ROUNDS = 2
+_COST = 3.0  # of a protocol, in times of training alone: a guess, to choose how many rounds a probing run has
+_FEWEST_ROUNDS = 0.5  # of the rounds of a run: with fewer, networks answer as if hardly trained
 _FEWEST_SAMPLES = 150  # of an agent
 _OVERTIME = 1.5  # the first fold, in which every candidate is seen once, may take so many times the limit
 
@@ -60,13 +61,15 @@ class Search:
         self._began = time.monotonic()
         self._candidates, self._priors, self._seconds, self._tell = candidates, priors, seconds, tell
         self._whole = setting
-        self._setting, self.findings = _affordable(setting, candidates, seconds)
+        self.findings = Findings(setting.rounds, max(len(agent.shard) for agent in setting.agents))
+        self._estimate()
+        # Where time runs out in the first fold, those that are expected to be best have been seen.
+        self._left = self._promising(sorted(priors, key=lambda name: -self.findings.gains[name].mean.mean))
+        self._setting = self._affordable()
 
     def run(self) -> Findings:
         """All folds, or as many as there is time for."""
-        # Where time runs out in the first fold, those that are expected to be best have been seen.
-        self._estimate()
-        left = self._promising(sorted(self._priors, key=lambda name: -self.findings.gains[name].mean.mean))
+        left = self._left
         for number, split in enumerate(folds(self._setting.agents, FOLDS, self._setting.seed)):
             self._run_fold(number, split, left)
             self._estimate()
@@ -75,6 +78,19 @@ class Search:
                 break
         self.findings.seconds = self._spent
         return self.findings
+
+    def _affordable(self) -> Setting:
+        """Fewer rounds, then fewer samples, where a fold of all candidates would take too long."""
+        setting, findings = self._whole, self.findings
+        one = _seconds_of_a_round(setting, self._candidates.baselines[ALONE])
+        work = len(self._candidates.baselines) + _COST * len(self._left)
+        allowed = self._seconds / work / max(one, 1e-6)  # rounds of training alone
+        findings.rounds = int(min(setting.rounds, max(math.ceil(_FEWEST_ROUNDS * setting.rounds), allowed)))
+        if allowed < findings.rounds:
+            findings.samples = min(
+                findings.samples, max(_FEWEST_SAMPLES, int(findings.samples * allowed / findings.rounds))
+            )
+        return replace(setting.limited_to(findings.samples), rounds=findings.rounds)
 
     @property
     def _spent(self) -> float:
@@ -124,7 +140,7 @@ class Search:
             measured = {}
             if both:
                 found = differences(_together(alone[:both]), _together(runs[:both]), deviation)
-                measured = measured_gains(found, both, FOLDS)
+                measured = measured_gains(found, both, FOLDS, shortened=self._whole.rounds / findings.rounds)
             if name not in findings.failed:
                 findings.gains[name] = combined_gains(measured, prior)
 
@@ -148,19 +164,6 @@ class Search:
         return [name for name, gain in gains.items() if gain.mean + _DISCARD * gain.error >= best]
 
 
-def _affordable(setting: Setting, candidates: Candidates, seconds: float) -> tuple[Setting, Findings]:
-    """Fewer rounds, then fewer samples, where whole runs of all candidates would take too long."""
-    one = _seconds_of_a_round(setting, candidates.baselines[ALONE])
-    work = len(candidates.baselines) + _COST * len(candidates.protocols)
-    allowed = seconds / work / max(one, 1e-6)  # rounds of training alone
-    rounds = int(min(setting.rounds, max(_FEWEST_ROUNDS, allowed)))
-    largest = max(len(agent.shard) for agent in setting.agents)
-    if allowed >= rounds:
-        return replace(setting, rounds=rounds), Findings(rounds, largest)
-    most = max(_FEWEST_SAMPLES, int(largest * allowed / rounds))
-    return replace(setting.limited_to(most), rounds=rounds), Findings(rounds, min(largest, most))
-
-
 def _seconds_of_a_round(setting: Setting, alone: Protocol) -> float:
     """Of training alone; measured on a part of the samples."""
     few = setting.limited_to(_FEWEST_SAMPLES)
@@ -171,7 +174,7 @@ def _seconds_of_a_round(setting: Setting, alone: Protocol) -> float:
 
 
 def _together(runs: list[ProbeRun]) -> dict[str, np.ndarray]:
-    return {name: np.concatenate([run.losses[name][:, 0] for run in runs]) for name in runs[0].losses}
+    return {name: np.concatenate([run.losses[name] for run in runs]) for name in runs[0].losses}
 
 
 def _mean_loss(runs: list[ProbeRun]) -> float:

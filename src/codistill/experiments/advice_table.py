@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from codistill.experiments.advice_candidates import ALONE
+from codistill.experiments.advice_prior import AgentFacts, label_skew
 from codistill.text import bytes_text
 
 if TYPE_CHECKING:
@@ -55,14 +56,33 @@ def _options(advice: Advice) -> Table:
 
 def _agents(advice: Advice) -> Table:
     table = Table(title="the same for each agent", title_justify="left")
-    table.add_column("protocol")
-    for name, facts in advice.facts.items():
-        table.add_column(f"{escape(name)}\n{facts.samples} samples", justify="right")
+    table.add_column("")
+    for name in advice.facts:
+        table.add_column(escape(name), justify="right")
+    for label, values in _facts(advice).items():
+        table.add_row(label, *values)
+    table.add_section()
     for option in advice.options:
         if option.name != ALONE:
             style = "bold" if option.name == advice.recommended else None
             table.add_row(option.name, *(gain_text(option.gains.agents[name]) for name in advice.facts), style=style)
+    table.caption = "label skew, input shift: 0 as the others, 1 nothing in common"
+    table.caption_justify = "left"
     return table
+
+
+def _facts(advice: Advice) -> dict[str, list[str]]:
+    """What is known of the agents' data, from which part of the expectation comes."""
+    rows = {"samples": [f"{each.samples}" for each in advice.facts.values()]}
+    if advice.has_labels:
+        rows["label skew"] = [f"{label_skew(each, _others(advice, name)):.2f}" for name, each in advice.facts.items()]
+    if all(each.shift is not None for each in advice.facts.values()):
+        rows["input shift"] = [f"{each.shift:.2f}" for each in advice.facts.values()]
+    return rows
+
+
+def _others(advice: Advice, name: str) -> list[AgentFacts]:
+    return [each for other, each in advice.facts.items() if other != name]
 
 
 def _left_out(advice: Advice) -> Table:
@@ -164,4 +184,12 @@ def as_plain(advice: Advice) -> dict[str, Any]:
             for option in advice.options
         ],
         "left_out": advice.left_out,
+        "facts": {
+            name: {
+                "samples": each.samples,
+                "label_skew": label_skew(each, _others(advice, name)),
+                "input_shift": each.shift,
+            }
+            for name, each in advice.facts.items()
+        },
     }

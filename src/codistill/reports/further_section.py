@@ -1,10 +1,12 @@
-"""The section of the page about a run on all scores but the first."""
+"""The sections of the page about a run on all scores but the first, and on the safeguard."""
 
 from __future__ import annotations
 
 from codistill.reports import html
 from codistill.reports.score_cells import gain_cell, score_cells
 from codistill.results.further_scores import HOW_TO_READ, footer, missing_notes, score_heading
+from codistill.results.safeguard_table import HEADINGS, guarded_cells
+from codistill.results.safeguard_table import HOW_TO_READ as HOW_TO_READ_SAFEGUARD
 from codistill.results.summary import Summary
 
 
@@ -28,3 +30,11 @@ def further_section(summary: Summary) -> str:
         for label, cells in footer(summary, scores).items()
     ]
     return html.table(heads, rows, left=(0,), foot=foot) + html.note(f"{HOW_TO_READ}.") + notes
+
+
+def safeguard_section(summary: Summary) -> str:
+    """Each agent alone, as taught and with the safeguard; nothing where there was none."""
+    rows = [[html.cell(text) for text in row] for row in guarded_cells(summary, len(summary.agents))]
+    if not rows:
+        return ""
+    return html.table(list(HEADINGS), rows, left=(0,)) + html.note(f"{html.capitalised(HOW_TO_READ_SAFEGUARD)}.")

@@ -25,6 +25,10 @@ _KNOWN = {
         "At zero, neighbours have the same soft-decisions on the public data. Only neighbours whose messages arrive "
         "are compared, so the effect of a network split shows after it ends.",
     ),
+    "safeguard_weight": (
+        "weight of the safeguard: how much of an agent's answer is from what it was taught",
+        "At zero an agent answers with its own model, as if it were alone; at one, as the protocol taught it.",
+    ),
     "disagreement": (
         "disagreement: public samples on which an agent's prediction differs from that of the mean",
         "At zero all agents predict the same classes, right or wrong.",

@@ -22,10 +22,14 @@ from codistill.results import score_formulas as formulas
 from codistill.results.score_formulas import WORST
 from codistill.results.sklearn_scorers import is_scorer, of_scorer, of_scorer_name, sklearn_names
 
-PREFIXES = ("", "own_")  # of a score's name in a row: on the common test set, on the agent's own data
+PREFIXES = ("", "own_", "taught_", "taught_own_")  # of a score's name in a row: on the common test set, on the agent's
+# own data; and, under a safeguard, both of what the protocol taught, before it is weighed against the own model.
+SAFEGUARD_WEIGHT = "safeguard_weight"  # the key of that weight
 MOST_SCORES = 20
 _TRIED_CLASSES = 1000  # beyond, whether a score can be computed shows when it is
-_RESERVED = ("round", "agent", "present", "lies", "sent", "received", "from_hub", "test_samples", "seed")
+_RESERVED = (
+    "round", "agent", "present", "lies", "sent", "received", "from_hub", "test_samples", "seed", SAFEGUARD_WEIGHT,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from codistill.results.further_scores import further_table, missing_notes
 from codistill.results.metric_text import gain_text, metric_name, score_text, spread_text
 from codistill.results.outputs import Outputs
 from codistill.results.records import Row
+from codistill.results.safeguard_table import safeguard_table
 from codistill.results.scores import ACCURACY, DEFAULT_SCORES, PREFIXES, RMSE, Score
 from codistill.text import bytes_text, duration_text, percent_text
 from codistill.topology import Topology
@@ -248,8 +249,10 @@ class Summary:
         return out.getvalue()
 
     def tables(self, most: int = 30) -> list[Table]:
-        """The table of the first score and, where more were asked for, a table of these."""
-        return [self.table(most), *([further_table(self, most)] if len(self.shown_scores) > 1 else [])]
+        """The table of the first score; where there are any, of further scores, and of the safeguard."""
+        tables = [self.table(most), *([further_table(self, most)] if len(self.shown_scores) > 1 else [])]
+        guarded = safeguard_table(self, most)
+        return tables if guarded is None else [*tables, guarded]
 
     def _when(self) -> str:
         done = "1 round" if self.rounds == 1 else f"{self.rounds} rounds"

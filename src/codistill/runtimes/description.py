@@ -141,8 +141,11 @@ class RunDescription:
 
     def answer(self, agent: Agent, x: np.ndarray) -> np.ndarray:
         """What an agent answers: as the protocol says, and with a safeguard mixed with its own model."""
+        return self.answers(agent, x)[0]
+
+    def answers(self, agent: Agent, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """What an agent answers, and what the protocol alone would."""
         taught, alone = self.protocol.predict(agent, x), self.baseline_protocol
         if agent.safeguard is None or alone is None or not agent.safeguard.ready:
-            return taught
-        safeguard: AgentSafeguard = agent.safeguard
-        return safeguard.answer(taught, alone, x)
+            return taught, taught
+        return agent.safeguard.answer(taught, alone, x), taught

@@ -10,7 +10,7 @@ from codistill.agent import Agent
 from codistill.randomness import generator, seed_libraries
 from codistill.results.outputs import View, view
 from codistill.results.records import Scores
-from codistill.results.scores import Score, compute_scores
+from codistill.results.scores import SAFEGUARD_WEIGHT, Score, compute_scores
 from codistill.runtimes.description import RunDescription
 
 
@@ -21,24 +21,35 @@ def score(
 
     From a score that is weighted by class counts, and the predictions that it was measured on, the counts can be
     computed: it is left out unless the description tells the class mix. An agent's own test data are its own choice.
-    Where `views` is given, what is kept of its answers on the common test set is put there.
+    Under a safeguard "taught_..." are the scores of what the protocol taught, before it is weighed. Where `views` is
+    given, what is kept of its answers on the common test set is put there.
     """
     scores: Scores = {}
+    taught: Scores = {}
     if not agent.learner.ready:
         return scores  # absent so far: it has no model to evaluate
     seed_libraries(description.seed, agent.name, "evaluate")
     if description.test is not None:
         x, y = _part(description.test, description.seed, samples)
-        answers = description.answer(agent, agent.prepared(x))
-        weighted = agent.test is None and description.tells_class_mix
-        scores.update(_measure(answers, y, agent.class_mix if weighted else None, description.scores))
+        answers, by_protocol = description.answers(agent, agent.prepared(x))
+        mix = agent.class_mix if agent.test is None and description.tells_class_mix else None
+        scores.update(_measure(answers, y, mix, description.scores))
+        if answers is not by_protocol:
+            taught.update(_measure(by_protocol, y, mix, description.scores))
         if views is not None:
             among = len(agent.roster)
             seen = view(answers, y, probabilistic=agent.learner.probabilistic, agents=among)
             views.update({} if seen is None else {agent.name: seen})
     if agent.test is not None:
-        own = compute_scores(description.answer(agent, agent.test[0]), agent.test[1], description.scores)
+        answers, by_protocol = description.answers(agent, agent.test[0])
+        own = compute_scores(answers, agent.test[1], description.scores)
         scores.update({f"own_{name}": value for name, value in own.items()})
+        if answers is not by_protocol:
+            own = compute_scores(by_protocol, agent.test[1], description.scores)
+            taught.update({f"own_{name}": value for name, value in own.items()})
+    if taught and description.tells_class_mix:  # what an agent has refused is for its operator alone
+        scores.update({f"taught_{name}": value for name, value in taught.items()})
+        scores[SAFEGUARD_WEIGHT] = agent.safeguard.weight
     return scores
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from codistill.errors import MessageError
 from codistill.results.outputs import View
-from codistill.results.scores import DEFAULT_SCORES, PREFIXES, Score
+from codistill.results.scores import ACCURACY, DEFAULT_SCORES, PREFIXES, SAFEGUARD_WEIGHT, Score
 from codistill.runtimes.host import Report
 from codistill.text import printable
 from codistill.topology import HUB
@@ -79,7 +79,8 @@ def checked_scores(content: Any, wanted: Sequence[Score] = DEFAULT_SCORES) -> di
 
 def _keys(scores: Sequence[Score]) -> dict[str, Score]:
     """The scores by their keys in a row."""
-    return {f"{prefix}{score.name}": score for score in scores for prefix in PREFIXES}
+    keys = {f"{prefix}{score.name}": score for score in scores for prefix in PREFIXES}
+    return keys | {SAFEGUARD_WEIGHT: ACCURACY}  # a share, too
 
 
 def checked_view(arrays: Mapping[str, np.ndarray], labels: np.ndarray, classes: int) -> View | None:

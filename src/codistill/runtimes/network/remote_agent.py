@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from codistill.errors import CheckpointError, NetworkError, PolicyError, StorageError
 from codistill.results.outputs import View
 from codistill.results.records import RoundEnded, Scores
-from codistill.results.scores import PREFIXES
+from codistill.results.scores import PREFIXES, SAFEGUARD_WEIGHT
 from codistill.runtimes.description import RunDescription
 from codistill.runtimes.evaluation import score
 from codistill.runtimes.host import BEGIN, Host, Report
@@ -303,6 +303,7 @@ class RemoteAgent:
     def _told(self, scores: Scores) -> Scores:
         """The scores that the terms ask for (the hub refuses others), and that the policy lets pass."""
         asked = {f"{prefix}{name}" for name in self._terms["scores"] for prefix in PREFIXES}
+        asked.add(SAFEGUARD_WEIGHT)
         return self._policy.scored({name: value for name, value in scores.items() if name in asked})
 
     def _check_hub(self) -> None:
