@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from codistill.federation.joining import join as join
     from codistill.federation.result import Result as Result
     from codistill.federation.serving import serve as serve
+    from codistill.federation.trained_model import TrainedModel as TrainedModel
+    from codistill.federation.trained_model import load as load
     from codistill.learners.ability import Ability as Ability
     from codistill.learners.ability import Learner as Learner
     from codistill.learners.kernel_ridge import KernelRidge as KernelRidge
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
     from codistill.protocols import SiloSGD as SiloSGD
     from codistill.results.scores import Score as Score
     from codistill.runtimes.safeguard import Safeguard as Safeguard
+    from codistill.runtimes.state_file import read_state as read_state
     from codistill.settings import setting as setting
     from codistill.topology import Topology as Topology
     from codistill.wire.compression import Compression as Compression
@@ -87,8 +90,11 @@ _HOMES = {
     "Score": "results.scores",
     "Topology": "topology",
     "TorchLearner": "learners.torch",
+    "TrainedModel": "federation.trained_model",
     "advise": "experiments.advice",
     "join": "federation.joining",
+    "load": "federation.trained_model",
+    "read_state": "runtimes.state_file",
     "register_architecture": "learners.zoo",
     "serve": "federation.serving",
     "setting": "settings",

@@ -21,7 +21,7 @@ from codistill.data.labels import CLASSIFICATION, LabelEncoding, check_task
 from codistill.data.preparation import Preparation
 from codistill.data.shard import PublicData, Shard
 from codistill.data.torch_datasets import is_dataset, read_dataset
-from codistill.data.validation import check_shape, encoded_samples, plain_samples
+from codistill.data.validation import check_shape, encoded_samples, named_columns, plain_samples
 from codistill.errors import MessageError, RecipeError, nearest
 from codistill.learners import Learner, as_learner
 from codistill.learners.ability import Ability, AnyLearner
@@ -255,6 +255,7 @@ class Agent(Node):
         self._random_items: Any = None  # a dataset whose items differ whenever they are read
         if y is None and is_dataset(x):
             x, y, self._random_items = read_dataset(x, f"agent '{name}'")
+        self.column_names = named_columns(x)  # of samples in a data frame; empty: unknown
         self._data, self._test = (plain_samples(x, f"the samples x of agent '{name}'"), y), test
         self._prepare = prepare
         self.prepared = Preparation(prepare, takes_missing=self.learner.takes_missing, owner=f"agent '{name}'")

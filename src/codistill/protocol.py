@@ -43,6 +43,7 @@ class Protocol(Settings):
     needs_public: ClassVar[bool] = False
     pools_data: ClassVar[bool] = False  # a baseline that breaks the rule "data stays home"
     is_baseline: ClassVar[bool] = False  # there is nothing to compare it with
+    predicts_with: ClassVar[tuple[str, ...] | None] = None  # entries of `me.state` that `predict` reads; unset: all
     # Where that is said what people look for among a protocol's own settings.
     elsewhere: ClassVar[Mapping[str, str]] = {
         "rounds": "Say it where the protocol is run: federation.run(rounds=...).",

@@ -150,7 +150,7 @@ def test_means_are_over_agents_and_seeds_and_the_spread_over_seeds(toy: Path) ->
         for v in values
     ]
     table = means(sweep, pd.DataFrame(rows))
-    assert table[["mean", "spread", "seeds"]].to_numpy().tolist() == [[4.0, 2.0, 2]]
+    assert table[["mean", "spread", "seeds"]].to_numpy().tolist() == [[4.0, 8**0.5, 2]]
 
 
 @pytest.mark.usefixtures("no_report")
@@ -182,8 +182,8 @@ def test_an_impossible_combination_is_reported_and_skipped(tmp_path: Path) -> No
     sweep = read_sweep(path)
     frame = execute_sweep(sweep, tmp_path, tell=said.append)
     assert frame is not None
-    assert said[0].startswith("[1/2] fedavg: skipped. fedavg averages weights")
-    assert said[1].startswith("[2/2] alone: accuracy")
+    assert said[0].startswith("[1/2] protocol=fedavg: skipped. fedavg averages weights")
+    assert said[1].startswith("[2/2] protocol=alone: accuracy")
     assert set(frame["protocol"]) == {"alone"}
     table = means(sweep, frame)
     assert lines_of(sweep).key == "protocol"
@@ -280,3 +280,68 @@ def test_a_sweep_of_a_protocol_of_ones_own_recognises_its_finished_runs(tmp_path
 def test_runs_are_enumerated_once(toy: Path) -> None:
     sweep = read_sweep(toy)
     assert sweep.runs is sweep.runs
+
+
+# --- settings that not every protocol has ---------------------------------------------------------
+
+MIXED = """
+seed = 0
+[data]
+name = "wine"
+[[agents]]
+learner = "decision_tree"
+count = 2
+[protocol]
+name = "ekd"
+rounds = 1
+half = false
+[evaluation]
+alone = false
+[runtime]
+kind = "simulation"
+[sweep]
+seed = [0, 1]
+protocol = [{ name = "ekd" }, { name = "avgkd" }]
+"protocol.own_weight" = [0.2, 0.8]
+[compare]
+gain_over = "ekd"
+"""
+
+
+@pytest.mark.usefixtures("no_report")
+def test_a_field_that_a_protocol_does_not_have_is_left_out_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe, out = tmp_path / "mixed.toml", tmp_path / "out"
+    recipe.write_text(MIXED)
+    sweep = read_sweep(recipe)
+    assert [tuple(labels.values()) for labels, _ in sweep.runs] == [
+        ("0", "ekd", "-"), ("0", "avgkd", "0.2"), ("0", "avgkd", "0.8"),
+        ("1", "ekd", "-"), ("1", "avgkd", "0.2"), ("1", "avgkd", "0.8"),
+    ]  # fmt: skip
+    assert not sweep.runs[0][1].protocol.half
+    assert main(["sweep", str(recipe), "--out", str(out)]) == 0
+    said = capsys.readouterr().out
+    assert "note: protocol.own_weight is left out for ekd, which has no such setting" in said
+    assert "note: protocol.half is left out for avgkd, which has no such setting" in said
+    assert "seed=0, protocol=avgkd, own_weight=0.2: accuracy" in said
+    # The run without the field is compared with all values of it.
+    for title in ("own_weight=0.2", "own_weight=0.8"):
+        assert f"{title}: costs" in said
+    costs = pd.read_csv(out / "costs.csv")
+    assert len(costs) == 4
+    assert costs["gain"].notna().all()
+    for name in ("sweep.tex", "costs.tex"):
+        text = (out / name).read_text()
+        assert text.count(r"\begin{tabular}") == text.count(r"\end{tabular}") == 2
+        assert r"own\_weight=0.2" in text
+        assert r"$\pm$" in text
+    for name in ("sweep", "costs"):
+        assert (out / f"{name}.pdf").read_bytes().startswith(b"%PDF")
+
+
+def test_a_field_that_no_protocol_has_is_a_mistake(tmp_path: Path) -> None:
+    recipe = tmp_path / "mixed.toml"
+    recipe.write_text(MIXED.replace("own_weight", "own_wait"))
+    with pytest.raises(RecipeError, match="own_wait"):
+        read_sweep(recipe)

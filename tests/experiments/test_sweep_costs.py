@@ -98,7 +98,9 @@ def made(tmp_path: Path):
 @pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
     figures: list[Figure] = []
-    monkeypatch.setattr(Figure, "savefig", lambda self, path, **options: figures.append(self))
+    monkeypatch.setattr(
+        Figure, "savefig", lambda self, path, **options: options["format"] == "png" and figures.append(self)
+    )
     return figures
 
 
@@ -122,13 +124,14 @@ def test_the_figures_are_those_worked_out_by_hand(made) -> None:
     expected = {
         "seeds": {"Talk": 2, "Shout": 2, "Silo": 2},
         "accuracy": {"Talk": 0.875, "Shout": 0.81, "Silo": 0.70},
-        "accuracy_spread": {"Talk": 0.025, "Shout": 0.09, "Silo": 0.05},
+        # of two values at a distance d: d / sqrt(2), the deviations being divided by n - 1
+        "accuracy_spread": {"Talk": 0.05 / 2**0.5, "Shout": 0.18 / 2**0.5, "Silo": 0.1 / 2**0.5},
         "worst_agent": {"Talk": 0.85, "Shout": 0.80, "Silo": 0.675},
         # 3 rounds, the Byzantine agent's bytes among them: (180 + 360) / 2 and (1800 + 2400) / 2
         "bytes": {"Talk": 270, "Shout": 2100, "Silo": 0},
         # by seed: 0.85 - 0.65 and 0.90 - 0.75; 0.72 - 0.65 and 0.90 - 0.75
         "gain": {"Talk": 0.175, "Shout": 0.11, "Silo": 0},
-        "gain_spread": {"Talk": 0.025, "Shout": 0.04, "Silo": 0},
+        "gain_spread": {"Talk": 0.05 / 2**0.5, "Shout": 0.08 / 2**0.5, "Silo": 0},
         # Talk: 3 rounds of 60 and 2 rounds of 120, the round that was not evaluated among them
         "bytes_to_target": {"Talk": 210, "Shout": 2400, "Silo": np.nan},
         "round_of_target": {"Talk": 2.5, "Shout": 3, "Silo": np.nan},
@@ -202,15 +205,16 @@ def test_the_table_says_it_in_words(made) -> None:
     text = text_of(*cost_tables(sweep, costs(sweep, frame_of()), percent=True))
     assert "all: costs" in text
     assert "of the honest agents" in text
+    assert "sample standard deviation over n seeds" in text
     heading = [part for line in text.splitlines() if line.startswith("┃") for part in line.split()]
     assert {"gain", "Silo", "worst", "fewer", "80"} <= set(heading)
     assert cells(text, "Talk") == [
-        "Talk", "87.5 ± 2.5", "+17.50 ± 2.50", "85.0", "270 B", "8.3 x", "210 B", "2.5", "10 x",
+        "Talk", "2", "87.5 ± 3.5", "+17.50 ± 3.54", "85.0", "270 B", "8.3 x", "210 B", "2.5", "10 x",
     ]  # fmt: skip
     assert cells(text, "Shout") == [
-        "Shout", "81.0 ± 9.0", "+11.00 ± 4.00", "80.0", "2.1 kB", "1 x", "1 of 2 seeds: 2.4 kB", "3", "1 x",
+        "Shout", "2", "81.0 ± 12.7", "+11.00 ± 5.66", "80.0", "2.1 kB", "1 x", "1 of 2 seeds: 2.4 kB", "3", "1 x",
     ]  # fmt: skip
-    assert cells(text, "Silo") == ["Silo", "70.0 ± 5.0", "-", "67.5", "0 B", "-", "not reached", "-", "-"]
+    assert cells(text, "Silo") == ["Silo", "2", "70.0 ± 7.1", "-", "67.5", "0 B", "-", "not reached", "-", "-"]
 
 
 def test_one_seed_has_no_spread_and_an_error_is_no_percentage(made) -> None:
@@ -228,7 +232,7 @@ def test_one_seed_has_no_spread_and_an_error_is_no_percentage(made) -> None:
 def test_nobody_honest_is_no_figure(made, tmp_path: Path) -> None:
     sweep, frame = made(), frame_of().assign(lies=True)
     text = text_of(*cost_tables(sweep, costs(sweep, frame), percent=True))
-    assert cells(text, "Talk")[1:5] == ["-", "-", "-", "270 B"]
+    assert cells(text, "Talk")[1:6] == ["2", "-", "-", "-", "270 B"]
     show_costs(sweep, frame, tmp_path, Console(quiet=True))
     assert (tmp_path / "costs.png").exists()
 
@@ -243,9 +247,10 @@ def test_accuracy_is_drawn_against_bytes(made, drawn: list[Figure], tmp_path: Pa
     axes = drawn[0].axes[0]
     lines = {line.get_label(): line for line in axes.lines}
     # Talk: 2 rounds of 60 and of 120 on average, then 3; Shout: nothing before the last round
-    assert lines["Talk"].get_xydata() == pytest.approx(np.array([[180, 0.775], [270, 0.875]]))
-    assert lines["Shout"].get_xydata() == pytest.approx(np.array([[700, 0.81]]))
-    assert (lines["Silo"].get_linestyle(), set(lines["Silo"].get_ydata())) == ("--", {0.7})
+    assert lines["protocol=Talk"].get_xydata() == pytest.approx(np.array([[180, 0.775], [270, 0.875]]))
+    assert lines["protocol=Shout"].get_xydata() == pytest.approx(np.array([[700, 0.81]]))
+    silo = lines["protocol=Silo"]
+    assert (silo.get_linestyle(), set(silo.get_ydata())) == ("--", {0.7})
     assert (lines["target: 80 %"].get_linestyle(), set(lines["target: 80 %"].get_ydata())) == (":", {0.8})
     assert axes.get_xscale() == "log"
     assert axes.xaxis.get_major_formatter()(2e6) == "2 MB"
@@ -326,7 +331,7 @@ def test_a_sweep_tells_its_costs(made, tmp_path: Path, capsys: pytest.CaptureFix
     sweep, out = made(RECIPE + COMPARE.replace("0.8", "0.999")), tmp_path / "out"
     assert main(["sweep", str(tmp_path / "sweep.toml"), "--out", str(out)]) == 0
     said = capsys.readouterr().out
-    assert cells(said[said.index("all: costs") :], "Talk")[6] == "not reached"
+    assert cells(said[said.index("all: costs") :], "Talk")[7] == "not reached"
     found = pd.read_csv(out / "costs.csv").set_index("protocol")
     frame = pd.read_csv(out / "sweep.csv", dtype={"seed": str})
     by_seed = frame.groupby(["protocol", "seed"])["sent"].sum().unstack()

@@ -143,8 +143,8 @@ def test_a_sweep_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 
     grid = outputs_grid(read_sweep(recipe), out)
     assert [[each[0] for each in row] for row in grid] == [
-        ["alone, alpha 0.5", "alone, alpha 100.0"],
-        ["all data, alpha 0.5", "all data, alpha 100.0"],
+        ["protocol=alone, alpha=0.5", "protocol=alone, alpha=100.0"],
+        ["protocol=all data, alpha=0.5", "protocol=all data, alpha=100.0"],
     ]
     runs = [read_summary(out / f"alone_0.5_{seed}").outputs for seed in (0, 1)]
     np.testing.assert_allclose(grid[0][0][1].mean, pool([run for run in runs if run is not None]).mean)

@@ -1,4 +1,4 @@
-"""The command `compare`: several runs side by side."""
+"""The commands `compare` and `report`: several runs side by side, and the page about one run."""
 
 from __future__ import annotations
 
@@ -9,13 +9,19 @@ from typing import Any
 from codistill.cli.console import make_console
 
 
-def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
-    """Add the command to the command line."""
+def add_parsers(commands: argparse._SubParsersAction[Any]) -> None:
+    """Add the commands to the command line."""
     text = "several runs side by side"
     compare = commands.add_parser("compare", help=text, description=text)
     compare.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="folders of runs")
     compare.add_argument("--out", type=Path, metavar="PAGE.html", help="also write an HTML page")
     compare.set_defaults(command=_compare)
+
+    text = "write the report of a run, from a recipe or from Python, and print its table"
+    report = commands.add_parser("report", help=text, description=text)
+    report.add_argument("run", type=Path, metavar="RUN", help="the folder of a run, finished or not")
+    report.add_argument("--out", type=Path, metavar="PAGE.html", help="the page (default: report.html in the folder)")
+    report.set_defaults(command=_report)
 
 
 def _compare(options: argparse.Namespace) -> int:
@@ -28,4 +34,14 @@ def _compare(options: argparse.Namespace) -> int:
         from codistill.reports.pages import write_comparison
 
         print(f"report: {write_comparison(summaries, options.out)}")
+    return 0
+
+
+def _report(options: argparse.Namespace) -> int:
+    from codistill.experiments.run import REPORT, read_summary
+    from codistill.reports.pages import write_report
+
+    summary = read_summary(options.run)
+    make_console().print(summary.table())
+    print(f"report: {write_report(summary, options.out or options.run / REPORT)}")
     return 0

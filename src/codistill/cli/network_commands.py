@@ -45,6 +45,7 @@ def add_parsers(commands: Any, recipe_options: RecipeOptions, show: Show) -> Non
     join.add_argument("--name", help="the agent's name, where there is no certificate that says it")
     join.add_argument("--policy", type=Path, metavar="FILE", help="what it agrees to (default: as my_agent.py says)")
     join.add_argument("--state", type=Path, help="folder for what it has learnt (default: agents/NAME)")
+    join.add_argument("--save", type=Path, metavar="FILE", help="write the trained model there at the end")
     _secure_options(join)
     recipe_options(join)
     _log_options(join)
@@ -92,7 +93,7 @@ def _hub(options: argparse.Namespace, show: Show) -> int:
 
 def _join(options: argparse.Namespace, show: Show) -> int:
     from codistill.experiments.agent_file import read_agent_file
-    from codistill.experiments.networked import join_hub, join_peers
+    from codistill.experiments.networked import check_can_save, join_hub, join_peers
     from codistill.experiments.recipe import read_recipe
     from codistill.experiments.run import report_on
     from codistill.runtimes.interrupt import GentleInterrupt
@@ -117,8 +118,10 @@ def _join(options: argparse.Namespace, show: Show) -> int:
         )
     folder = options.state or Path("agents") / name
     mine = read_agent_file(options.file, name, data_dir=options.data_dir, overrides=options.set, policy=options.policy)
+    check_can_save(mine, options.save)
     with GentleInterrupt() as interrupt:
         common: dict[str, Any] = {"should_stop": lambda: interrupt.asked, "form": options.log_format}
+        common["save"] = options.save
         if options.hub:
             network = mine.recipe.network if mine.recipe else _own_network(options.set)
             complete = join_hub(mine, own, options.hub, folder, network=network, **common)

@@ -11,8 +11,10 @@ from codistill.cli import (
     certs_command,
     compare_command,
     data_command,
+    export_command,
     network_commands,
     policy_commands,
+    predict_command,
     restore_command,
     run_commands,
     sweep_command,
@@ -54,7 +56,9 @@ def make_parser() -> argparse.ArgumentParser:
     run_commands.add_parsers(commands)
     advise_command.add_parser(commands)
     sweep_command.add_parser(commands)
-    compare_command.add_parser(commands)
+    compare_command.add_parsers(commands)
+    export_command.add_parser(commands)
+    predict_command.add_parser(commands)
     catalogue_commands.add_parsers(commands)
     data_command.add_parser(commands)
     theory_command.add_parser(commands)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +86,30 @@ class Columns:
     def describe(self) -> list[tuple[str, str, str]]:
         """Of each column its name, its kind, and how it becomes features."""
         return [(name, column.kind, self._words(name, column)) for name, column in self._in_order()]
+
+    def as_plain(self) -> list[dict[str, Any]]:
+        """A fitted schema as numbers and text, a table for each column in its order."""
+        tables = []
+        for name, column in self.columns.items():
+            options = {key: value for key, value in asdict(column).items() if value is not None}
+            vocabulary = self._vocabularies.get(name)
+            if vocabulary is not None:
+                terms = sorted(vocabulary.vocabulary_, key=vocabulary.vocabulary_.__getitem__)
+                options |= {"terms": [str(term) for term in terms], "weights": np.asarray(vocabulary.idf_)}
+            tables.append({"name": name, **options})
+        return tables
+
+    @classmethod
+    def from_plain(cls, tables: Any) -> Columns:
+        """The schema that `as_plain` has written; a ValueError, or an error of a column, if it is anything else."""
+        made = cls({})
+        for table in tables:
+            options = {key: value for key, value in table.items() if key not in ("name", "terms", "weights")}
+            name, column = str(table["name"]), as_column(str(table["name"]), options)
+            made.columns[name] = column
+            if column.encoding == "tfidf":
+                made._vocabularies[name] = _with_vocabulary(table["terms"], np.asarray(table["weights"]), column)
+        return made
 
     def _words(self, name: str, column: Column) -> str:
         if column.kind == "category":
@@ -195,6 +219,18 @@ def _tfidf(values: pd.Series[Any], column: Column, owner: str) -> Any:
             f"{error}",
             "Encode it by hashing, make it a category, or list it in 'drop'.",
         ) from None
+
+
+def _with_vocabulary(terms: Any, weights: np.ndarray, column: Column) -> Any:
+    """What `_tfidf` has fitted, from its terms and their weights."""
+    from sklearn.feature_extraction.text import TfidfVectorizer
+
+    names = [str(term) for term in terms]
+    if not 1 <= len(names) <= column.features or weights.shape != (len(names),) or not np.isfinite(weights).all():
+        raise ValueError(f"{len(names)} terms and weights of shape {weights.shape}")
+    made = TfidfVectorizer(max_features=column.features, vocabulary=names)
+    made.idf_ = weights.astype(np.float64)
+    return made
 
 
 def _sentence(owner: str) -> str:

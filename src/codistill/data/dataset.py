@@ -9,6 +9,7 @@ import numpy as np
 
 if TYPE_CHECKING:
     from codistill.data.columns import Columns
+    from codistill.data.scale import Scaling
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,6 +31,7 @@ class Dataset:
     ids: dict[str, np.ndarray] = field(default_factory=dict)
     ids_test: dict[str, np.ndarray] = field(default_factory=dict)
     columns: Columns | None = None  # of a table: what its features are made from
+    scaling: Scaling | None = None  # what was done to the values as they were read
 
 
 @dataclass(frozen=True)

@@ -26,36 +26,48 @@ class Preparation:
                     "Pass for example sklearn.preprocessing.StandardScaler().",
                 )
         # A copy: one transformer that is given to several agents is fitted by each of them.
-        self._transformer, self._takes_missing, self._owner = copy.deepcopy(transformer), takes_missing, owner
+        self.transformer, self.takes_missing, self._owner = copy.deepcopy(transformer), takes_missing, owner
         self._training = np.empty((0, 0))  # prepared, as far as the transformer goes
         self._fill: np.ndarray | None = None  # computed when a value is missing
 
+    @classmethod
+    def fitted(cls, transformer: Any, fill: np.ndarray | None, *, takes_missing: bool, owner: str) -> Preparation:
+        """One that needs no training samples any more; `fill` as `fill_values` returned it."""
+        made = cls(transformer, takes_missing=takes_missing, owner=owner)
+        made._fill = fill
+        return made
+
+    def fill_values(self) -> np.ndarray | None:
+        """What a missing value of each feature is filled in with; None where none is: images, before `fit`."""
+        if self._fill is None and self._training.ndim == 2 and len(self._training):
+            self._fill = _fill_values(self._training)
+        return self._fill
+
     def fit(self, x: np.ndarray) -> np.ndarray:
         """Fit to the agent's training samples, and return them prepared."""
-        if self._transformer is not None:
+        if self.transformer is not None:
             x = self._transformed(x, fitting=True)
         self._training, self._fill = x, None
-        return x if self._takes_missing else self.complete(x)
+        return x if self.takes_missing else self.complete(x)
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
         """Samples as the agent's model takes them; those that need no preparation are returned as they are."""
-        if self._transformer is not None:
+        if self.transformer is not None:
             x = self._transformed(x)
-        return x if self._takes_missing else self.complete(x)
+        return x if self.takes_missing else self.complete(x)
 
     def complete(self, x: np.ndarray) -> np.ndarray:
         """Prepared samples with every missing value filled in: by the median or most frequent value of the column."""
         if x.ndim != 2 or not np.isnan(x).any():
             return x
-        if self._fill is None:
-            self._fill = _fill_values(self._training)
-        return np.where(np.isnan(x), self._fill, x).astype(x.dtype)
+        fill = self.fill_values()
+        return x if fill is None else np.where(np.isnan(x), fill, x).astype(x.dtype)
 
     def _transformed(self, x: np.ndarray, *, fitting: bool = False) -> np.ndarray:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", RuntimeWarning)  # a column that is empty here has no mean
-                made = (self._transformer.fit(x) if fitting else self._transformer).transform(x)
+                made = (self.transformer.fit(x) if fitting else self.transformer).transform(x)
             made = made.toarray() if hasattr(made, "toarray") else made
             made = np.ascontiguousarray(made, dtype=np.float32)
         except Exception as error:  # a transformer may be the operator's own

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,30 +13,48 @@ from codistill.data.validation import check_finite
 SCALES = ("unit", "standard", "robust", "none")
 
 
+@dataclass(frozen=True, eq=False)
+class Scaling:
+    """What was subtracted from samples and what they were divided by, so that others are scaled in the same way."""
+
+    shift: np.ndarray  # per channel or column, or one for all
+    divisor: np.ndarray
+
+    def apply(self, x: np.ndarray, owner: str) -> np.ndarray:
+        """Samples as float32, shifted and scaled; `owner` says whose they are, for the error."""
+        return self.finish(for_scaling(x), owner)
+
+    def finish(self, part: np.ndarray, owner: str) -> np.ndarray:
+        """The same for a copy of one's own, which is changed."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            part -= self.shift.astype(part.dtype)
+            part /= self.divisor.astype(part.dtype)
+        check_finite(part, f"the scaled {owner}", missing=part.ndim == 2)
+        return np.ascontiguousarray(part, dtype=np.float32)
+
+
+def for_scaling(x: np.ndarray) -> np.ndarray:
+    """A copy of samples with the precision in which they are scaled."""
+    # Columns such as dates differ only in digits that float32 would drop before the shift.
+    return x.astype(np.float32 if x.ndim == 4 else np.float64, order="C")
+
+
 def scaled(dataset: Dataset, scale: str | None, full_range: float | None = None, columns: int | None = None) -> Dataset:
     """The data set as float32, shifted and scaled by its training samples; see `load`.
 
     Of a table only the first `columns` are, if so many are given.
     """
     images = dataset.x.ndim == 4
-    # Columns such as dates differ only in digits that float32 would drop before the shift.
-    x = dataset.x.astype(np.float32 if images else np.float64, order="C")
+    x = for_scaling(dataset.x)
     shift, divisor = _shift_and_divisor(x, scale or ("unit" if images else "standard"))
     if columns is not None and columns < x.shape[1] and scale != "none":
         shift = np.where(np.arange(x.shape[1]) < columns, shift, 0)
         divisor = np.where(np.arange(x.shape[1]) < columns, divisor, 1)
     if images and scale in (None, "unit"):
         divisor = np.float64(full_range or _full_range(dataset.x))
-
-    def finish(part: np.ndarray, key: str) -> np.ndarray:
-        with np.errstate(over="ignore", invalid="ignore"):
-            part -= shift.astype(part.dtype)
-            part /= divisor.astype(part.dtype)
-        check_finite(part, f"the scaled {key} of data set '{dataset.name}'", missing=not images)
-        return np.ascontiguousarray(part, dtype=np.float32)
-
-    x_test = finish(dataset.x_test.astype(x.dtype, order="C"), "x_test")
-    return replace(dataset, x=finish(x, "x"), x_test=x_test)
+    scaling = Scaling(np.asarray(shift), np.asarray(divisor))
+    x_test = scaling.apply(dataset.x_test, f"x_test of data set '{dataset.name}'")
+    return replace(dataset, x=scaling.finish(x, f"x of data set '{dataset.name}'"), x_test=x_test, scaling=scaling)
 
 
 def _shift_and_divisor(x: np.ndarray, scale: str) -> tuple[Any, Any]:

@@ -170,7 +170,7 @@ def _read(path: Path, options: TableOptions) -> pd.DataFrame:
             _quoted(sorted({column for column in roles if roles.count(column) > 1})),
             "Name it once.",
         )
-    frame = _read_file(path, options.missing_values)
+    frame = read_file(path, options.missing_values)
     for column in [*roles, *options.columns]:
         if column not in frame.columns:
             raise DataError(
@@ -203,7 +203,8 @@ def _read(path: Path, options: TableOptions) -> pd.DataFrame:
     return frame
 
 
-def _read_file(path: Path, missing_values: Sequence[str]) -> pd.DataFrame:
+def read_file(path: Path, missing_values: Sequence[str] = ()) -> pd.DataFrame:
+    """A CSV or Parquet file as it is, its columns named by text; cells with one of `missing_values` are empty."""
     kind = path.suffix.lower()
     if kind not in (".csv", ".parquet"):
         raise DataError("A table must be a .csv or a .parquet file.", f"{path}", "Convert it, or correct its name.")

@@ -182,6 +182,12 @@ def plain_samples(x: Any, what: str) -> Any:
     return x.to_numpy() if exact else x.to_numpy(dtype=np.float64, na_value=np.nan)
 
 
+def named_columns(x: Any) -> tuple[str, ...]:
+    """The names of a frame's columns, if they are different texts."""
+    names = tuple(x.columns) if isinstance(x, pd.DataFrame) else ()
+    return names if all(isinstance(name, str) for name in names) and len(set(names)) == len(names) else ()
+
+
 def _dense(x: Any, what: str) -> np.ndarray:
     """Models of all kinds read dense arrays, so a sparse matrix must be small enough to become one."""
     size = 4 * math.prod(x.shape)

@@ -23,12 +23,15 @@ from types import ModuleType
 from typing import Any
 
 from codistill.agent import Agent
+from codistill.data.labels import LabelEncoding
 from codistill.data.shard import PublicData
 from codistill.errors import CodistillError, DataError, NetworkError, RecipeError
+from codistill.experiments.export import labels_of, samples_of
 from codistill.experiments.recipe import Recipe, read_recipe
 from codistill.experiments.run import build
 from codistill.experiments.user_code import run_file
 from codistill.federation.auditing import policy_from
+from codistill.federation.saved_samples import Samples
 from codistill.protocol import Protocol
 from codistill.runtimes.description import RunDescription
 from codistill.runtimes.network.policy import ANYTHING, Policy
@@ -48,6 +51,8 @@ class AgentFile:
     recipe: Recipe | None = None
     description: RunDescription | None = None  # where a recipe has made it
     safeguard: Safeguard | None = None
+    samples: Samples | None = None  # how a recipe's data were read, to be saved with the model
+    labels: LabelEncoding | None = None  # how a recipe's data name the classes
 
 
 def read_agent_file(
@@ -112,7 +117,7 @@ def _from_recipe(path: Path, name: str, data_dir: str | None, overrides: list[st
             f"{path} in place of an agent's file",
             "Name your my_agent.py; among peers, give the recipe by --recipe.",
         )
-    federation, _ = build(recipe, data_dir)
+    federation, data = build(recipe, data_dir)
     mine = [agent for agent in federation.agents if agent.name == name]
     if not mine:
         raise NetworkError(
@@ -123,7 +128,10 @@ def _from_recipe(path: Path, name: str, data_dir: str | None, overrides: list[st
     description = federation.description.of_agent(name)
     kind = type(recipe.protocol)
     rules = policy_from(policy, None, kind)
-    return AgentFile(mine[0], federation.public, federation.test, kind, None, rules, recipe, description)
+    return AgentFile(
+        mine[0], federation.public, federation.test, kind, None, rules, recipe, description,
+        samples=samples_of(recipe, data), labels=labels_of(data),
+    )  # fmt: skip
 
 
 def _run(path: Path) -> ModuleType:

@@ -28,13 +28,14 @@ from codistill.experiments.run import (
     report_on,
     source_of,
     topology_of,
-    versions,
 )
 from codistill.faults import Faults
 from codistill.federation.joining import AgentNode, PeerNode
 from codistill.federation.nodes import check_has_hub, with_agent
-from codistill.federation.result import ELSEWHERE
+from codistill.federation.result import ELSEWHERE, TrainedAgent
+from codistill.federation.run_facts import versions
 from codistill.federation.serving import HubNode, describe_hub
+from codistill.federation.trained_model import is_onnx, save_model
 from codistill.files import writing
 from codistill.results.summary import Summary
 from codistill.runtimes.description import RunDescription
@@ -96,6 +97,17 @@ def run_hub(
     return report_on(folder), complete
 
 
+def check_can_save(mine: AgentFile, save: Path | None) -> None:
+    """Before the first round: an agent with a safeguard answers with two models, which ONNX does not take."""
+    guarded = mine.safeguard is not None or mine.agent.safeguard is not None
+    if save is not None and is_onnx(save) and guarded:
+        raise RecipeError(
+            "Only an agent without a safeguard can be saved as ONNX.",
+            f"--save {save}, and a safeguard, which mixes the taught model with the agent's own",
+            "Name a file such as model.codistill, which holds both; or switch the safeguard off.",
+        )
+
+
 def join_hub(
     mine: AgentFile,
     own: Credentials | None,
@@ -105,15 +117,16 @@ def join_hub(
     should_stop: ShouldStop,
     form: str,
     network: Network,
+    save: Path | None = None,
 ) -> bool:
-    """Take part under a hub, until the run is over (True) or the operator stops it."""
+    """Take part under a hub, until the run is over (True) or the operator stops it; `save`: a file for the model."""
     node = AgentNode(
         mine.agent, hub, own, network, folder, mine.public, mine.test, mine.protocol, mine.policy, log_format=form,
         safeguard=mine.safeguard,
     )  # fmt: skip
-    complete, _ = node.run_here(should_stop)
-    if complete and mine.finished is not None:
-        mine.finished(mine.agent)
+    complete, description = node.run_here(should_stop)
+    if complete:
+        _finish(mine, description, save)
     return complete
 
 
@@ -128,8 +141,9 @@ def join_peers(
     should_stop: ShouldStop,
     progress: bool,
     form: str,
+    save: Path | None = None,
 ) -> bool:
-    """Take part as a peer, until all rounds are done (True) or the operator stops it."""
+    """Take part as a peer, until all rounds are done (True) or the operator stops it; `save`: as in `join_hub`."""
     mine.policy.check_protocol(recipe.protocol)
     names = agent_names(recipe)
     if mine.agent.name not in names:
@@ -149,9 +163,18 @@ def join_peers(
         folder, recipe.source, {**_facts(recipe, description), "agents": models, "topology": None}, resume=resume
     )
     complete = node.run_here(should_stop).complete
-    if complete and mine.finished is not None:
-        mine.finished(mine.agent)
+    if complete:
+        _finish(mine, description, save)
     return complete
+
+
+def _finish(mine: AgentFile, description: RunDescription | None, save: Path | None) -> None:
+    """Save the trained model if its owner asked for that, and call the owner's own code."""
+    if save is not None and description is not None:
+        named = description if mine.labels is None else replace(description, encoding=mine.labels)
+        save_model(TrainedAgent(mine.agent, named), save, samples=mine.samples)
+    if mine.finished is not None:
+        mine.finished(mine.agent)
 
 
 def _describe_peer(mine: AgentFile, recipe: Recipe) -> RunDescription:

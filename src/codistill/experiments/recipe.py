@@ -359,13 +359,18 @@ def _protocol(table: Mapping[str, Any]) -> tuple[Protocol, int, str | Graph | No
             repr(topology),
             nearest(str(topology), TOPOLOGIES),
         )
-    known = {*(f.name for f in dataclasses.fields(cls)), "name", "rounds", "topology"}
+    known = protocol_settings(name)
     for key in rest:
         if key not in known:
             in_learner = f'It belongs to a learner: learner = {{ kind = "mlp", {key} = ... }} in [[agents]].'
             do = in_learner if key in OF_THE_MODEL else nearest(key, known)
             raise RecipeError(f"[protocol] may only hold what {name} has.", f"'{key}'", do)
     return from_table(cls, rest, "protocol"), rounds, topology
+
+
+def protocol_settings(name: str) -> set[str]:
+    """What a [protocol] table may hold."""
+    return {*(field.name for field in dataclasses.fields(protocol_class(name))), "name", "rounds", "topology"}
 
 
 def _partition(table: Mapping[str, Any]) -> partitions.Partition:

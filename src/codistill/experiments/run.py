@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import platform
 import tomllib
 from collections.abc import Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +27,7 @@ from codistill.experiments.recipe import Data, Recipe, make_recipe
 from codistill.experiments.user_code import digests_of, load_own
 from codistill.federation import Federation
 from codistill.federation.checks import regressors
+from codistill.federation.run_facts import FACTS, faults_in, scores_in, versions
 from codistill.files import locked, write_atomically, writing
 from codistill.learners.catalogue import make_learner
 from codistill.randomness import generator, seed_libraries
@@ -41,13 +40,12 @@ from codistill.topology import KINDS as TOPOLOGIES
 from codistill.topology import Topology
 from codistill.topology.facts import as_plain, from_plain
 
-RECIPE, FACTS, REPORT, NETWORK = "recipe.toml", "run.json", "report.html", "network.json"
+RECIPE, REPORT, NETWORK = "recipe.toml", "report.html", "network.json"
 # Keys of [data] that say how a table is read.
 _READING = (
     "label", "label_above", "label_map", "drop", "ids", "missing", "missing_values", "test_fraction", "scale",
     "scale_per_agent", "task",
 )  # fmt: skip
-_PACKAGES = ("codistill", "numpy", "scikit-learn", "scipy", "torch", "safetensors", "skops")
 
 
 def load_data(recipe: Recipe, data_dir: str | None = None) -> datasets.Dataset:
@@ -345,16 +343,23 @@ def reopen(folder: Path) -> Recipe:
         return make_recipe(tomllib.loads((folder / RECIPE).read_text("utf-8")), folder.resolve())
     except (OSError, ValueError) as error:
         missing = isinstance(error, FileNotFoundError | NotADirectoryError)
+        if missing and _is_from_python(folder):
+            raise CheckpointError(
+                f"{folder} must be the folder of a recipe's run.",
+                f"a run from Python: no {RECIPE} there",
+                "Go on with it in Python, by run(folder=..., resume=True), and save its models by agent.save(path).",
+            ) from None
         raise CheckpointError(
             f"{folder} must be the folder of a run.",
             f"no {RECIPE} there" if missing else f"{RECIPE}: {error}",
-            "Name a folder that 'codistill run' made.",
+            "Name a folder that 'codistill run' made, or Federation.run(folder=...).",
         ) from None
 
 
 def read_summary(folder: Path) -> Summary:
     """What is known of a run from its folder alone, finished or not."""
-    recipe, facts = reopen(folder), _read_facts(folder)
+    recipe = None if _is_from_python(folder) else reopen(folder)
+    facts = _read_facts(folder)
     try:
         seconds = [float(json.loads(line)["seconds"]) for line in whole_lines(folder / TIMES)]
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -365,26 +370,39 @@ def read_summary(folder: Path) -> Summary:
     rows = read_rows(folder / METRICS)
     return Summary(
         title=folder.resolve().name,
-        protocol=recipe.source["protocol"]["name"],
+        protocol=facts["protocol"]["name"] if recipe is None else recipe.source["protocol"]["name"],
         agents=facts["agents"],
         rows=rows,
-        alone_rows=read_rows(alone) if recipe.evaluation.alone and alone.exists() else None,
+        alone_rows=read_rows(alone) if (recipe is None or recipe.evaluation.alone) and alone.exists() else None,
         counts=None if facts["counts"] is None else np.asarray(facts["counts"]),
         class_names=tuple(facts["class_names"]),
         seconds=sum(seconds),
         test_samples=facts["test_samples"],
-        test_part="validation" if recipe.data.validation else "test",
-        facts={"recipe": (folder / RECIPE).read_text("utf-8"), "versions": facts["versions"], "seed": recipe.seed},
+        test_part="validation" if recipe is not None and recipe.data.validation else "test",
+        facts=_shown_facts(folder, facts, recipe),
         outputs=read_outputs(folder, max((row["round"] for row in rows), default=0)),
         topology=_read_topology(folder, facts),
-        faults=recipe.faults,
-        scores=tuple(as_score(name) for name in recipe.evaluation.scores) or _default_scores(facts),
+        faults=faults_in(facts) if recipe is None else recipe.faults,
+        scores=_scores(facts, recipe),
     )
 
 
-def _default_scores(facts: dict[str, Any]) -> tuple[Score, ...]:
-    """Where the recipe names none; folders of runs from before the task was kept tell it by their rows."""
-    return tuple(score for score in DEFAULT_SCORES if facts.get("task") in (None, score.task))
+def _is_from_python(folder: Path) -> bool:
+    """Whether the folder is that of `Federation.run` or `serve`, which say the protocol in the place of a recipe."""
+    return not (folder / RECIPE).exists() and (folder / FACTS).exists() and "protocol" in _read_facts(folder)
+
+
+def _shown_facts(folder: Path, facts: dict[str, Any], recipe: Recipe | None) -> dict[str, Any]:
+    """What the report shows as it is: the recipe or, of a run from Python, the protocol with its settings."""
+    if recipe is None:
+        return {key: facts[key] for key in ("protocol", "versions", "seed")}
+    return {"recipe": (folder / RECIPE).read_text("utf-8"), "versions": facts["versions"], "seed": recipe.seed}
+
+
+def _scores(facts: dict[str, Any], recipe: Recipe | None) -> tuple[Score, ...]:
+    """What was measured; where none is named, and in folders from before the task was kept, the rows tell it."""
+    named = scores_in(facts) if recipe is None else tuple(as_score(name) for name in recipe.evaluation.scores)
+    return named or tuple(score for score in DEFAULT_SCORES if facts.get("task") in (None, score.task))
 
 
 def _facts(recipe: Recipe, federation: Federation, data: datasets.Dataset) -> dict[str, Any]:
@@ -430,8 +448,3 @@ def protocol_code(folder: Path) -> str | None:
 def learner_code(folder: Path) -> dict[str, str] | None:
     """The digests of the files of a run's own learners, as they were when the run began."""
     return _read_facts(folder).get("learner_code") if (folder / FACTS).exists() else None
-
-
-def versions() -> dict[str, str]:
-    """Of what the figures rest on."""
-    return {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}}

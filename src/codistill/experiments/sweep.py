@@ -27,6 +27,7 @@ from codistill.experiments.run import (
     reopen,
     topology_of,
 )
+from codistill.experiments.sweep_fields import ABSENT, known_settings, leave_out, on_all_values
 from codistill.protocol import Protocol
 from codistill.results.metric_text import metric_name, score_text
 from codistill.results.records import Row
@@ -54,8 +55,8 @@ class Axis:
         return self.key.rpartition(".")[2]
 
     def words(self, label: str) -> str:
-        """A value as a person reads it."""
-        return label if self.named else f"{self.name} {label}"
+        """A value as a person reads it, with its key."""
+        return label if self.named else f"{self.name}={label}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,17 +88,49 @@ class Sweep:
     @cached_property
     def runs(self) -> tuple[tuple[dict[str, str], Recipe], ...]:
         """Every combination: its labels by field, and its recipe."""
-        return tuple(self._combinations())
+        return tuple((labels, make_recipe(tables, self.folder)) for labels, tables, _ in self._combinations)
 
-    def _combinations(self) -> Iterator[tuple[dict[str, str], Recipe]]:
-        for labels in itertools.product(*(axis.values for axis in self.axes)):
-            tables = copy.deepcopy(self.tables)
-            for axis, label in zip(self.axes, labels, strict=True):
-                value = copy.deepcopy(axis.values[label])
-                for key, item in value.items() if axis.key == VARIANTS else ((axis.key, value),):
-                    _change(tables, key, item)
-            chosen = {axis.key: label for axis, label in zip(self.axes, labels, strict=True)}
-            yield chosen, make_recipe(tables, self.folder)
+    @cached_property
+    def notes(self) -> tuple[str, ...]:
+        """Which settings are left out where, for the user."""
+        found = {(key, tables["protocol"]["name"]): None for _, tables, keys in self._combinations for key in keys}
+        return tuple(f"{key} is left out for {name}, which has no such setting" for key, name in found)
+
+    @cached_property
+    def _combinations(self) -> list[tuple[dict[str, str], dict[str, Any], list[str]]]:
+        """Of each run its labels, its tables, and the settings that were left out; no run twice."""
+        combinations = list(itertools.product(*(axis.values for axis in self.axes)))
+        all_tables = [self._tables(labels) for labels in combinations]
+        known = known_settings(all_tables, self.folder)
+        found: dict[tuple[str, ...], tuple[dict[str, str], dict[str, Any], list[str]]] = {}
+        for labels, tables in zip(combinations, all_tables, strict=True):
+            odd = leave_out(tables, known)
+            chosen = {
+                axis.key: ABSENT if axis.key in odd else label for axis, label in zip(self.axes, labels, strict=True)
+            }
+            found.setdefault(tuple(chosen.values()), (chosen, tables, odd))
+        return list(found.values())
+
+    def _tables(self, labels: Sequence[str]) -> dict[str, Any]:
+        """The recipe's tables with one value of each axis."""
+        tables = copy.deepcopy(self.tables)
+        for axis, label in zip(self.axes, labels, strict=True):
+            value = copy.deepcopy(axis.values[label])
+            for key, item in value.items() if axis.key == VARIANTS else ((axis.key, value),):
+                _change(tables, key, item)
+        return tables
+
+    def words(self, labels: Mapping[str, str]) -> str:
+        """A combination as a person reads it."""
+        named = {axis.key: axis for axis in self.axes}
+        return ", ".join(named[key].words(label) for key, label in labels.items() if label != ABSENT)
+
+    def on_all_values(self, table: pd.DataFrame) -> pd.DataFrame:
+        """Figures with those of runs without some field at each of its values."""
+        attributes = table.attrs
+        spread = on_all_values({axis.key: list(axis.values) for axis in self.axes}, table)
+        spread.attrs = attributes
+        return spread
 
     @property
     def test_part(self) -> str:
@@ -211,9 +244,11 @@ def execute_sweep(
 
     Impossible combinations are reported and skipped.
     """
+    for note in sweep.notes:
+        tell(f"note: {note}")
     frames = []
     for number, (labels, recipe) in enumerate(sweep.runs, 1):
-        words = ", ".join(labels.values())
+        words = sweep.words(labels)
         try:
             rows = _rows_of(recipe, folder / slug(labels), data_dir)
         except LearnerError as error:  # such as averaging the weights of different architectures
@@ -275,13 +310,16 @@ def slug(labels: Mapping[str, str]) -> str:
 
 
 def means(sweep: Sweep, frame: pd.DataFrame) -> pd.DataFrame:
-    """The score by combination and round: mean over honest agents and seeds, and the spread over seeds."""
+    """The score by combination and round: mean over honest agents and seeds.
+
+    `spread` is the sample standard deviation (divided by n - 1) over the `seeds`, n of them.
+    """
     keys, metric = shown_keys(sweep), metric_of(frame)
     scored = honest_rows(frame).dropna(subset=[metric])
     seeds = ["seed"] if "seed" in frame and "seed" not in keys else []
     by_seed = scored.groupby([*keys, *seeds, "round"], sort=False)[metric].mean()
     grouped = by_seed.groupby([*keys, "round"], sort=False)
-    found = {"mean": grouped.mean(), "spread": grouped.std(ddof=0), "seeds": grouped.count()}
+    found = {"mean": grouped.mean(), "spread": grouped.std(ddof=1), "seeds": grouped.count()}
     table = pd.DataFrame(found).reset_index()
     table.attrs["honest"] = has_byzantine_agents(frame)  # whether some agents were left out
     table.attrs["metric"] = metric

@@ -39,7 +39,7 @@ def costs(sweep: Sweep, frame: pd.DataFrame) -> pd.DataFrame:
     """A row per panel and line: figures of the last evaluation and of all bytes, means over seeds.
 
     A target counts from the first evaluated round in which the honest agents reach it on average. Gains and
-    factors are those of each seed; `spread` is the standard deviation over seeds.
+    factors are those of each seed; `spread` is the sample standard deviation over seeds.
     """
     keys, line, metric, compare = shown_keys(sweep), lines_of(sweep).key, metric_of(frame), sweep.compare
     runs = _runs(sweep, frame)
@@ -58,7 +58,7 @@ def costs(sweep: Sweep, frame: pd.DataFrame) -> pd.DataFrame:
     for name in by_seed:
         found[name] = grouped[name].mean()
         if name in (metric, "gain"):
-            found[f"{name}_spread"] = grouped[name].std(ddof=0)
+            found[f"{name}_spread"] = grouped[name].std(ddof=1)
     if compare.target is not None:
         found["seeds_at_target"] = grouped["bytes_to_target"].count()
     table = pd.DataFrame(found).reset_index()

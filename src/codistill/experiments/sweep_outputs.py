@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from codistill.experiments.run import read_summary
 from codistill.experiments.sweep import Sweep, lines_of, panels_of, slug
+from codistill.experiments.sweep_fields import ABSENT
 from codistill.plots.heatmaps import Map
 from codistill.results.outputs import Outputs, pool
 from codistill.runtimes.store import OUTPUTS
@@ -27,7 +29,7 @@ def outputs_grid(sweep: Sweep, folder: Path) -> list[list[Map | None]]:
         for last in across.values:
             labelled = list(zip(axes, (*chosen, last), strict=True))
             runs = found.get(frozenset((axis.key, label) for axis, label in labelled), {})
-            title = ", ".join(axis.words(label) if axis in panels else label for axis, label in labelled)
+            title = ", ".join(axis.words(label) for axis, label in labelled)
             row += [(title, pool(outputs), names) for names, outputs in runs.items()][:1] or [None]
         grid.append(row)
     kept = [place for place in range(len(across.values)) if any(row[place] for row in grid)]
@@ -42,6 +44,14 @@ def _found(sweep: Sweep, folder: Path) -> dict[Labels, dict[tuple[str, ...], lis
         place = folder / slug(labels)
         summary = read_summary(place) if (place / OUTPUTS).exists() else None
         if summary is not None and summary.outputs is not None:
-            alike = found.setdefault(frozenset(item for item in labels.items() if item[0] in wanted), {})
-            alike.setdefault(summary.class_names, []).append(summary.outputs)
+            for shown in _places(sweep, {key: label for key, label in labels.items() if key in wanted}):
+                found.setdefault(shown, {}).setdefault(summary.class_names, []).append(summary.outputs)
     return found
+
+
+def _places(sweep: Sweep, labels: Mapping[str, str]) -> Iterator[Labels]:
+    """Where the outputs of a run are shown: at every value of a field that its protocol does not have."""
+    values = {axis.key: axis.values for axis in sweep.axes}
+    choices = [values[key] if label == ABSENT else (label,) for key, label in labels.items()]
+    for chosen in itertools.product(*choices):
+        yield frozenset(zip(labels, chosen, strict=True))

@@ -15,6 +15,7 @@ from codistill.results.metric_text import metric_name
 from codistill.text import bytes_text
 
 _MOST_ROUNDS = 7  # columns of a table
+_SPREAD_NOTE = "±: sample standard deviation over n seeds"
 _BYTES_NOTE = "bytes: sent by all agents and the hub in all rounds, each message counted once"
 
 Cell = Callable[[Any], str]  # the text of one column, from a row of costs
@@ -28,21 +29,35 @@ def score_tables(sweep: Sweep, table: pd.DataFrame, *, percent: bool) -> Iterato
         places = np.unique(np.linspace(0, len(rounds) - 1, _MOST_ROUNDS).round().astype(int))
         shown = [rounds[i] for i in places] if rounds else []  # empty where all agents are Byzantine
         cells: dict[str, list[str]] = {}
+        repeated = _is_repeated(table)
         for label in compared.values:
             mine = part[part[compared.key] == label].set_index("round")
             if len(mine):
-                cells[label] = [_score_cell(mine, t, percent) for t in shown]
-        yield _table(title, compared, [f"round {t}" for t in shown], cells, honest_note(table))
+                seeds = [str(int(mine["seeds"].max()))] if repeated else []
+                cells[label] = [*seeds, *(_score_cell(mine, t, percent) for t in shown)]
+        heads = [*(["n"] if repeated else []), *(f"round {t}" for t in shown)]
+        yield _table(title, compared, heads, cells, _notes(table))
 
 
 def cost_tables(sweep: Sweep, table: pd.DataFrame, *, percent: bool) -> Iterator[Table]:
     """One table per panel: a row per line, with what its score cost."""
     compared, columns = lines_of(sweep), _cost_columns(sweep, percent, table.attrs["metric"])
-    caption = "; ".join(filter(None, (_BYTES_NOTE, honest_note(table))))
+    caption = "; ".join(filter(None, (_BYTES_NOTE, _notes(table))))
+    if _is_repeated(table):
+        columns = {"n": lambda row: str(row["seeds"]), **columns}
     for title, part in panels(sweep, table):
         rows = {row[compared.key]: row for row in part.to_dict("records")}
         cells = {label: [cell(rows[label]) for cell in columns.values()] for label in compared.values if label in rows}
         yield _table(f"{title}: costs", compared, list(columns), cells, caption)
+
+
+def _is_repeated(table: pd.DataFrame) -> bool:
+    """Whether some figures are means over several seeds."""
+    return bool((table["seeds"] > 1).any())
+
+
+def _notes(table: pd.DataFrame) -> str:
+    return "; ".join(filter(None, (_SPREAD_NOTE if _is_repeated(table) else "", honest_note(table))))
 
 
 def honest_note(table: pd.DataFrame) -> str:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from pathlib import Path
 
+import matplotlib
 import pandas as pd
 from matplotlib.figure import Figure
 from rich.console import Console
+from rich.table import Table
 
 from codistill.experiments.sweep import (
     COSTS_PICTURE,
@@ -31,20 +34,24 @@ from codistill.files import write_atomically
 from codistill.plots import sweep_plots
 from codistill.plots.heatmaps import draw_grid
 from codistill.plots.sweep_plots import Layout, Lines
+from codistill.results.latex_table import latex_tables
 from codistill.results.metric_text import in_percent, metric_name
 
 _DOTS_PER_INCH = 110
 
 
 def show_sweep(sweep: Sweep, frame: pd.DataFrame, folder: Path, console: Console) -> dict[str, Path]:
-    """Print all tables, and write them and the pictures to the sweep's folder; returns what is where."""
-    table, percent = means(sweep, frame), in_percent(metric_of(frame))
-    for shown in score_tables(sweep, table, percent=percent):
-        console.print(shown)
-    written = {"table": folder / TABLE, "picture": folder / PICTURE}
-    written |= show_costs(sweep, frame, folder, console)
+    """Print all tables, and write them and the pictures to the sweep's folder; returns what is where.
+
+    Tables are also written as LaTeX, and pictures as PDF, beside them.
+    """
+    compared = sweep.on_all_values(frame)
+    table, percent = means(sweep, compared), in_percent(metric_of(frame))
+    _show(list(score_tables(sweep, table, percent=percent)), (folder / TABLE).with_suffix(".tex"), console)
+    written = {"table": folder / TABLE, "LaTeX": (folder / TABLE).with_suffix(".tex"), "picture": folder / PICTURE}
+    written |= show_costs(sweep, compared, folder, console)
     draw_scores(sweep, table, folder / PICTURE, percent=percent)
-    if draw_measures(sweep, measured(sweep, frame, folder), folder / MEASURES_PICTURE):
+    if draw_measures(sweep, sweep.on_all_values(measured(sweep, frame, folder)), folder / MEASURES_PICTURE):
         written["protocol measures"] = folder / MEASURES_PICTURE
     if grid := outputs_grid(sweep, folder):
         _save(draw_grid(grid), folder / OUTPUTS_PICTURE)
@@ -57,14 +64,20 @@ def show_costs(sweep: Sweep, frame: pd.DataFrame, folder: Path, console: Console
     if not has_costs(sweep, frame):
         return {}
     percent, table = in_percent(metric_of(frame)), costs(sweep, frame)
-    for shown in cost_tables(sweep, table, percent=percent):
-        console.print(shown)
+    _show(list(cost_tables(sweep, table, percent=percent)), (folder / COSTS_TABLE).with_suffix(".tex"), console)
     written = {"costs": folder / COSTS_TABLE}
     table.to_csv(folder / COSTS_TABLE, index=False)
     if frame["sent"].any():
         written[f"{metric_name(metric_of(frame))} against bytes"] = folder / COSTS_PICTURE
         draw_costs(sweep, along_bytes(sweep, frame), folder / COSTS_PICTURE, percent=percent)
     return written
+
+
+def _show(tables: Sequence[Table], path: Path, console: Console) -> None:
+    """Print tables, and write them as LaTeX."""
+    for table in tables:
+        console.print(table)
+    write_atomically(path, latex_tables(tables).encode())
 
 
 def draw_scores(sweep: Sweep, table: pd.DataFrame, path: Path, *, percent: bool) -> None:
@@ -95,17 +108,18 @@ def draw_measures(sweep: Sweep, table: pd.DataFrame, path: Path) -> bool:
 
 
 def _panels(sweep: Sweep, table: pd.DataFrame) -> list[tuple[str, Lines]]:
-    compared = lines_of(sweep).key
+    compared = lines_of(sweep)
     return [
-        (title, {str(label): rows for label, rows in part.groupby(compared, sort=False)})
+        (title, {compared.words(str(label)): rows for label, rows in part.groupby(compared.key, sort=False)})
         for title, part in panels(sweep, table)
     ]
 
 
 def _layout(sweep: Sweep, table: pd.DataFrame) -> Layout:
     """A column per value of the last panel axis."""
-    axes = panels_of(sweep)
-    return Layout(list(lines_of(sweep).values), len(axes[-1].values) if axes else 1, honest_note(table))
+    axes, compared = panels_of(sweep), lines_of(sweep)
+    labels = [compared.words(label) for label in compared.values]
+    return Layout(labels, len(axes[-1].values) if axes else 1, honest_note(table))
 
 
 def _measured_on(sweep: Sweep, table: pd.DataFrame) -> str:
@@ -113,6 +127,9 @@ def _measured_on(sweep: Sweep, table: pd.DataFrame) -> str:
 
 
 def _save(figure: Figure, path: Path) -> None:
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png", dpi=_DOTS_PER_INCH)
-    write_atomically(path, picture.getvalue())
+    """Write a picture as PNG, and as PDF beside it."""
+    for kind, metadata in (("png", {}), ("pdf", {"CreationDate": None})):  # equal pictures, equal bytes
+        picture = io.BytesIO()
+        with matplotlib.rc_context({"pdf.fonttype": 42}):  # letters stay text, which journals ask for
+            figure.savefig(picture, format=kind, dpi=_DOTS_PER_INCH, metadata=metadata)
+        write_atomically(path.with_suffix(f".{kind}"), picture.getvalue())

@@ -31,6 +31,7 @@ from codistill.federation.checks import (
     check_topology,
 )
 from codistill.federation.result import Result
+from codistill.federation.run_facts import write_facts
 from codistill.protocol import Protocol
 from codistill.results.records import RunStarted
 from codistill.results.scores import Score, as_scores
@@ -240,6 +241,8 @@ class Federation:
 
             # Locked first and until the end: no other process may write there meanwhile.
             store = _store(folder, stack, resume=resume)
+            if store is not None:
+                write_facts(store.folder, description)
             alone_rows = None
             baseline = description.baseline() if alone and options.kind != "network" else None
             if baseline is not None:

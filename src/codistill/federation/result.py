@@ -12,6 +12,7 @@ import pandas as pd
 from codistill.data.labels import CLASSIFICATION
 from codistill.data.validation import as_floats, check_finite, plain_samples
 from codistill.errors import DataError
+from codistill.results.html_table import html_table
 from codistill.results.outputs import Outputs, are_probabilities
 from codistill.results.records import Row
 from codistill.results.summary import Summary
@@ -95,6 +96,12 @@ class TrainedAgent:
         check_finite(samples, "the samples", missing=samples.ndim == 2)
         return self._description.answer(self._agent, self._agent.prepared(samples))
 
+    def save(self, path: str | Path) -> Path:
+        """Write the model with which it predicts to a file, which `codistill.load` opens; returns the file's path."""
+        from codistill.federation.trained_model import save_model
+
+        return save_model(self, path)
+
 
 class Result:
     """The outcome of `Federation.run` or `serve`. On a hub `agents` is empty: their models stay with them."""
@@ -153,3 +160,7 @@ class Result:
 
     def __repr__(self) -> str:
         return self.summary().table_text()
+
+    def _repr_html_(self) -> str:
+        """The table of all agents, for a notebook."""
+        return html_table(self.summary().table())

@@ -42,6 +42,7 @@ from codistill.federation.checks import (
 )
 from codistill.federation.nodes import BackgroundNode, check_has_hub, check_no_pooling, credentials_for, open_store
 from codistill.federation.result import Result
+from codistill.federation.run_facts import write_facts
 from codistill.protocol import Protocol
 from codistill.results.outputs import Outputs
 from codistill.results.scores import as_scores
@@ -239,7 +240,11 @@ class HubNode:
         return EventLog(HUB, form=self.log_format, health=health, quiet=self.quiet)
 
     def _store(self, stack: ExitStack) -> RunFolder | None:
-        return None if self.folder is None else open_store(self.folder, stack)
+        if self.folder is None:
+            return None
+        store = open_store(self.folder, stack)
+        write_facts(self.folder, self.description.of_hub())
+        return store
 
     def _run(self, runtime: Runtime, log: EventLog, store: RunFolder | None, should_stop: ShouldStop) -> Outcome:
         open_to_all = "" if self.own else ", without certificates: anyone who gets there can join"

@@ -31,6 +31,7 @@ class Backfitting(Protocol):
     exchanges = "models, between all pairs of agents"
     needs = Ability.PREDICT | Ability.PORTABLE
     topology = "complete"
+    predicts_with = ("models",)
 
     simultaneous: bool = setting(False, "all agents at once instead of one after another")
     damping: float | None = setting(

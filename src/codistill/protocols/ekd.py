@@ -40,6 +40,7 @@ class EKD(Protocol):
     exchanges = "models, between all pairs of agents"
     needs = Ability.PREDICT | Ability.PORTABLE
     topology = "complete"
+    predicts_with = ("ensemble",)
 
     half: bool = setting(True, "halve the newest term of the sum")
     single: bool = setting(False, "predict with one own model that is fitted to the ensemble in every round")

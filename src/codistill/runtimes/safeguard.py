@@ -65,7 +65,25 @@ def as_safeguard(given: Any) -> Safeguard | None:
     raise RecipeError("safeguard must be true, false, or its settings.", f"{given!r}"[:80], "Write safeguard = true.")
 
 
-class AgentSafeguard:
+class SafeguardedAnswer:
+    """An agent's answer from its own model and what it was taught: all that is needed of a safeguard to predict."""
+
+    def __init__(self, own: Agent, weight: float, threshold: float | None, seen: np.ndarray) -> None:
+        self.own, self.weight, self.seen = own, weight, seen
+        self.threshold = threshold  # of a taught answer that names a class which the agent does not hold
+
+    @property
+    def ready(self) -> bool:
+        """Whether there is an own model to answer with."""
+        return True
+
+    def answer(self, taught: np.ndarray, alone: Protocol, x: np.ndarray) -> np.ndarray:
+        """What the agent answers, from what the protocol answers."""
+        own = alone.predict(self.own, x)
+        return with_unseen(mixture(own, taught, self.weight), taught, self.seen, self.threshold)
+
+
+class AgentSafeguard(SafeguardedAnswer):
     """The safeguard of one agent: its own model, its held-out samples, and the weight that they chose."""
 
     def __init__(self, settings: Safeguard, agent: Agent) -> None:
@@ -73,12 +91,11 @@ class AgentSafeguard:
         kept, held = _split(whole, settings.share, agent)
         self.settings = settings
         self.held = whole.part(held)
-        self.seen = np.ones(whole.classes, bool) if whole.labels is None else _holds(whole)
-        self.weight = posterior_mean(np.zeros((len(GRID), 0)), settings.shrinkage)
-        self.threshold: float | None = None  # of a taught answer that names a class which the agent does not hold
         agent.shard = whole.part(kept)
+        seen = np.ones(whole.classes, bool) if whole.labels is None else _holds(whole)
         # Two models that learn alone: one from all samples, and one to judge by, from those that are not held out.
-        self._own, self._judged = _copy(agent, whole), _copy(agent, agent.shard)
+        super().__init__(_copy(agent, whole), posterior_mean(np.zeros((len(GRID), 0)), settings.shrinkage), None, seen)
+        self._judged = _copy(agent, agent.shard)
         self._phase = BEGIN  # the next one in which they learn
 
     @property
@@ -88,13 +105,13 @@ class AgentSafeguard:
 
     def join(self, samples: int) -> None:
         """Tell the models how many private samples the federation holds, as the agent's learner is told."""
-        self._own.learner.join(samples)
+        self.own.learner.join(samples)
         self._judged.learner.join(samples)
 
     def end_round(self, agent: Agent, t: int, protocol: Protocol, alone: Protocol) -> None:
         """Let the own model catch up with round t, as the baseline does; then choose the weight anew."""
         names = (agent.name,)
-        hosts = [Host([model], alone, Faults((), names, agent.seed)) for model in (self._own, self._judged)]
+        hosts = [Host([model], alone, Faults((), names, agent.seed)) for model in (self.own, self._judged)]
         for phase in range(self._phase, t + 1):
             for host in hosts:
                 host.run(phase, names)
@@ -111,11 +128,6 @@ class AgentSafeguard:
         weight = posterior_mean(losses, self.settings.shrinkage)
         self.weight = weight if weight >= _NEGLIGIBLE else 0.0
 
-    def answer(self, taught: np.ndarray, alone: Protocol, x: np.ndarray) -> np.ndarray:
-        """What the agent answers, from what the protocol answers."""
-        own = alone.predict(self._own, x)
-        return with_unseen(mixture(own, taught, self.weight), taught, self.seen, self.threshold)
-
     def _predict(self, protocol: Protocol, agent: Agent, x: np.ndarray) -> np.ndarray:
         if not len(x):
             return np.zeros((0, len(self.seen)), np.float32)
@@ -126,13 +138,13 @@ class AgentSafeguard:
         """What lives across rounds."""
         return {
             "phase": self._phase, "weight": self.weight, "threshold": self.threshold,
-            "own": self._own.dump(), "judged": self._judged.dump(),
+            "own": self.own.dump(), "judged": self._judged.dump(),
         }  # fmt: skip
 
     def resume(self, saved: dict[str, Any]) -> None:
         """Return to what was dumped."""
         self._phase, self.weight, self.threshold = saved["phase"], saved["weight"], saved["threshold"]
-        self._own.resume(saved["own"])
+        self.own.resume(saved["own"])
         self._judged.resume(saved["judged"])
 
 

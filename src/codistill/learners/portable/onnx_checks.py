@@ -35,6 +35,7 @@ OPERATORS = {
 }
 OPERATORS["ai.onnx"] = OPERATORS[""]
 _KEEP_WIDTH = frozenset({"Cast", "Identity", "Normalizer", "Scaler"})
+_BY_VALUE = frozenset({"Add", "Sub", "Mul", "Div"})
 _DEPTH_LIMIT = 500  # compiled code builds trees by recursion
 
 
@@ -93,9 +94,16 @@ def _taken_shape(model: ModelProto, shape: tuple[int, ...]) -> tuple[int, ...]:
 def check_numbers(model: ModelProto, taken: tuple[int, ...]) -> None:
     """Raise ValueError unless trees and scalers look only at features that there are."""
     widths = {model.graph.input[0].name: taken[0]} if len(taken) == 1 else {}
+    constants = {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}
+    made = [name for node in model.graph.node for name in node.output if name]
+    names = [*(given.name for given in model.graph.input), *constants, *made]
+    if len(set(names)) < len(names) or len(constants) < len(model.graph.initializer):
+        raise ValueError("two values of one name")  # what is known of a width or of a constant holds for one value
     for node in model.graph.node:
         width = widths.get(node.input[0]) if node.input else None
-        if node.op_type in _KEEP_WIDTH and width is not None:
+        # (n, w) with a constant (1, w) is (n, w) again.
+        by_value = node.op_type in _BY_VALUE and len(node.input) == 2 and constants.get(node.input[1]) == (1, width)
+        if width is not None and (node.op_type in _KEEP_WIDTH or by_value):
             widths[node.output[0]] = width
         if node.domain == "ai.onnx.ml" and width is None:
             raise ValueError(f"a {node.op_type} that does not read the samples")

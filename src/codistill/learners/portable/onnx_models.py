@@ -50,6 +50,11 @@ def is_installed() -> bool:
 
 def export_module(learner: TorchLearner) -> Message:
     """A module and, where the learner predicts probabilities, a softmax after it."""
+    return _as_message(module_graph(learner), learner.describe())
+
+
+def module_graph(learner: TorchLearner) -> Any:
+    """The same as an onnx.ModelProto."""
     from onnx import ModelProto
 
     if learner.sample_shape is None:
@@ -69,20 +74,24 @@ def export_module(learner: TorchLearner) -> Message:
             output_names=["y"],
             dynamic_axes={"x": {0: "n"}, "y": {0: "n"}},
         )
-    return _as_message(ModelProto.FromString(out.getvalue()), learner.describe())
+    return ModelProto.FromString(out.getvalue())
 
 
 def export_object(model: Any) -> Message:
-    """What an object's own `to_onnx()` returns: bytes, or an onnx.ModelProto."""
+    """What an object's own `to_onnx()` returns."""
+    return _as_message(object_graph(model), type(model).__name__)
+
+
+def object_graph(model: Any) -> Any:
+    """What an object's own `to_onnx()` returns, bytes or an onnx.ModelProto, as the latter."""
     from onnx import ModelProto
 
     name = type(model).__name__
     given = model.to_onnx()
     try:
-        proto = given if isinstance(given, ModelProto) else ModelProto.FromString(given)
+        return given if isinstance(given, ModelProto) else ModelProto.FromString(given)
     except Exception as error:  # protobuf's own errors share no base but this one
         raise _cannot(name, f"{type(given).__name__} from to_onnx(): {str(error)[:100]}") from None
-    return _as_message(proto, name)
 
 
 def _as_message(proto: Any, name: str) -> Message:

@@ -1,0 +1,164 @@
+"""A trained agent's model as an ONNX file, and ONNX files opened for predictions.
+
+The graph takes samples as they were before a recipe scaled them, `samples` (n, ...), and gives `answers` (n, C): class
+probabilities, scores or real values. What else is known stands in its metadata, under the key "codistill", as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from codistill.agent import Agent
+from codistill.data.columns import Columns
+from codistill.data.preparation import Preparation
+from codistill.errors import CheckpointError, CodistillError, LearnerError
+from codistill.federation.result import TrainedAgent
+from codistill.federation.saved_samples import Samples
+from codistill.federation.trained_model import TrainedModel, assemble, check_sizes, known_samples, safeguard_in_use
+from codistill.files import write_atomically, writing
+from codistill.learners.portable.onnx_models import INSTALL, is_installed
+from codistill.learners.portable.receiving import open_model
+from codistill.learners.portable.saved_learner import OpenedModel
+from codistill.protocol import Protocol
+
+_KEY = "codistill"
+_FILE_LIMIT = 1 << 28  # bytes
+
+
+class _Onnx(Protocol):
+    """In the place of a protocol: the graph is the whole answer."""
+
+    name = "onnx"
+
+
+def save_onnx(trained: TrainedAgent, path: str | Path, *, samples: Samples | None = None) -> Path:
+    """Write a trained agent's model as ONNX; a `LearnerError` says why a model has no such form."""
+    _check_installed()
+    from codistill.learners.portable.onnx_export import as_graph
+
+    protocol = trained._description.protocol
+    if type(protocol).predict is not Protocol.predict and trained._agent.state:
+        raise LearnerError(
+            "Only an agent that answers with a model of its own can be written as ONNX.",
+            f"'{trained.name}' answers with what {protocol.name} has collected",
+            "Leave --onnx out: codistill's own format holds all of it. With ekd, single = true makes one model of it.",
+        )
+    agent, samples = trained._agent, known_samples(trained, samples)
+    _check_expressible(trained, samples)
+    graph = as_graph(agent.learner, agent.shape, samples.scaling, trained.name)
+    encoding = trained._description.encoding
+    known = {
+        "agent": trained.name,
+        "model": trained.learner.describe(),
+        "is_classifier": trained.is_classifier,
+        "classes": agent.shard.classes,
+        "labels": None if encoding is None or encoding.names is None else list(encoding.names),
+        "columns": None if samples.columns is None else list(samples.columns.columns),
+        "label": samples.label,
+        "unused": list(samples.unused),
+        "missing_values": list(samples.missing_values),
+        "fill": _raw_fill(agent, samples),
+    }
+    graph.metadata_props.add(key=_KEY, value=json.dumps(known))
+    target = Path(path)
+    with writing(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(target, graph.SerializeToString())
+    return target
+
+
+def _check_expressible(trained: TrainedAgent, samples: Samples) -> None:
+    """Raise an error unless the agent's learner and a scaling are all of its answer."""
+    odd = ""
+    if safeguard_in_use(trained) is not None:
+        odd = "a safeguard, which mixes two models: the taught one and the agent's own"
+    elif trained._agent.prepared.transformer is not None:
+        odd = "a transformer of its own before the model (prepare, scale_per_agent)"
+    elif samples.columns is not None and any(kind != "number" for _, kind, _ in samples.columns.describe()):
+        odd = "columns that are categories or text"
+    if odd:
+        raise LearnerError(
+            "Only an agent that answers with one model of numbers can be written as ONNX.",
+            f"'{trained.name}' has {odd}",
+            "Leave --onnx out: codistill's own format holds all of it.",
+        )
+
+
+def _raw_fill(agent: Agent, samples: Samples) -> list[float] | None:
+    """By what a missing value is filled in, before the scaling, which is part of the graph."""
+    fill = None if agent.prepared.takes_missing else agent.prepared.fill_values()
+    if fill is None:
+        return None
+    scaling = samples.scaling
+    raw = fill if scaling is None else fill * scaling.divisor.reshape(-1) + scaling.shift.reshape(-1)
+    return [float(value) for value in raw]
+
+
+def load_onnx(path: str | Path) -> TrainedModel:
+    """Open an ONNX file for predictions, checked and limited as a model that arrives in a message."""
+    _check_installed()
+    from onnx import ModelProto
+
+    from codistill.learners.portable.onnx_graph import to_message
+
+    try:
+        size = Path(path).stat().st_size
+        if size > _FILE_LIMIT:
+            raise ValueError(f"{size} bytes, above the limit of {_FILE_LIMIT}")
+        graph = ModelProto.FromString(Path(path).read_bytes())
+        known = _known(graph)
+        message = to_message(graph)
+        shape, classes = _sizes(graph, known)
+        check_sizes(shape, classes)
+        opened = OpenedModel(open_model(message, shape, classes), str(known.get("model", "ONNX graph")))
+        fill = None if known.get("fill") is None else np.asarray(known["fill"], dtype=np.float64)
+        labels, columns = known.get("labels"), known.get("columns")
+        samples = Samples(
+            columns=None if columns is None else Columns(dict.fromkeys(map(str, columns), "number")),
+            label=known.get("label"), unused=tuple(map(str, known.get("unused", ()))),
+            missing_values=tuple(map(str, known.get("missing_values", ()))),
+        )  # fmt: skip
+        if (fill is not None and fill.shape != shape) or (labels is not None and len(labels) != classes):
+            raise ValueError("metadata of another model")
+        name = str(known.get("agent", "model"))
+        return assemble(
+            name, opened, shape, classes, samples, None if labels is None else tuple(labels),
+            is_classifier=bool(known.get("is_classifier", classes > 1)), protocol=_Onnx(), roster=(),
+            prepared_shape=shape,
+            preparation=Preparation.fitted(None, fill, takes_missing=fill is None, owner=f"agent '{name}'"),
+        )  # fmt: skip
+    except OSError as error:
+        raise CheckpointError(f"{path} must be a readable file.", f"{error.strerror}", "Check the path.") from None
+    except Exception as error:  # protobuf, onnx and a hostile graph can fail in any way
+        found = error.found if isinstance(error, CodistillError) else f"{type(error).__name__}: {error}"
+        raise CheckpointError(
+            f"{path} must be an ONNX model of one input and standard operators.",
+            " ".join(found.split())[:200],
+            "Name a file that 'codistill export --onnx' wrote, or a graph (n, features) to (n, outputs) of floats.",
+        ) from None
+
+
+def _known(graph: Any) -> dict[str, Any]:
+    """What codistill has noted in a graph; nothing in one of another origin."""
+    texts = [entry.value for entry in graph.metadata_props if entry.key == _KEY]
+    known = json.loads(texts[0]) if texts else {}
+    if not isinstance(known, dict):
+        raise ValueError("metadata that are no table")
+    return known
+
+
+def _sizes(graph: Any, known: dict[str, Any]) -> tuple[tuple[int, ...], int]:
+    weights = {tensor.name for tensor in graph.graph.initializer}
+    given = next(value for value in graph.graph.input if value.name not in weights)
+    shape = tuple(dim.dim_value for dim in list(given.type.tensor_type.shape.dim)[1:])
+    outputs = [dim.dim_value for dim in graph.graph.output[-1].type.tensor_type.shape.dim]
+    return shape, int(known.get("classes", outputs[-1] if len(outputs) == 2 else 0))
+
+
+def _check_installed() -> None:
+    if not is_installed():
+        raise LearnerError("ONNX needs the packages onnx and onnxruntime.", "they are not installed", f"Run: {INSTALL}")

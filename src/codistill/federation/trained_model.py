@@ -1,0 +1,283 @@
+"""A trained agent's model in a file: saved, loaded, and predicting as the agent did at the end of its run.
+
+The file is 32 bytes (SHA-256 of the rest) and a safetensors body, see `codistill.wire.state`: arrays, numbers and text.
+It holds the agent's model and what else its protocol's `predict` reads, such as the models of an ensemble; under a
+safeguard also the model that was trained alone; and what is done to samples before. It holds no training rows, unless
+the model itself keeps them (nearest neighbours, support vectors, kernels).
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from codistill.agent import Agent
+from codistill.data.labels import CLASSIFICATION, REGRESSION, LabelEncoding
+from codistill.data.preparation import Preparation
+from codistill.errors import CheckpointError, CodistillError, LearnerError, RecipeError
+from codistill.faults import Faults
+from codistill.federation.result import TrainedAgent
+from codistill.federation.saved_samples import Samples, load_preparation, save_preparation
+from codistill.files import writing
+from codistill.learners.ability import AnyLearner, Learner
+from codistill.learners.portable.saved_learner import load_learner, save_learner
+from codistill.protocol import Protocol
+from codistill.protocols import PROTOCOLS
+from codistill.protocols.alone import baseline_of
+from codistill.runtimes.description import RunDescription
+from codistill.runtimes.plan import Plan
+from codistill.runtimes.safeguard import SafeguardedAnswer
+from codistill.runtimes.state_file import read_body, write_body
+from codistill.settings import from_table
+from codistill.topology import Topology
+from codistill.version import __version__
+
+FORMAT = "codistill model 1"
+_LARGEST = 1 << 26  # values of a sample, and classes
+
+
+class TrainedModel(TrainedAgent):
+    """A model from a file, with the methods of scikit-learn: `predict`, `predict_proba`, `decision_function`.
+
+    It takes samples as they were before codistill scaled them: what a recipe did to the columns is part of the model.
+    """
+
+    def __init__(self, agent: Agent, description: RunDescription, samples: Samples) -> None:
+        super().__init__(agent, description)
+        self.samples = samples
+        self.shape: tuple[int, ...] = agent.shape
+
+    @property
+    def protocol(self) -> str:
+        """The name of the protocol by which the agent was trained."""
+        return self._description.protocol.name
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The names of the classes as text, in the order of the columns of `predict_proba`."""
+        return self._description.class_names
+
+    def decision_function(self, x: Any) -> np.ndarray:
+        """(n, C) what the protocol answers, as it is: probabilities, scores or real values."""
+        return super().decision_function(self.samples.features(x, self.shape, f"the samples for agent '{self.name}'"))
+
+    def __repr__(self) -> str:
+        kind = f"{self._description.classes} classes" if self.is_classifier else "real values"
+        return f"<trained model of agent '{self.name}' ({self.protocol}): {self.learner.describe()}, {kind}>"
+
+
+def is_onnx(path: str | Path) -> bool:
+    """Whether a file's name says that it is an ONNX model."""
+    return Path(path).suffix.lower() == ".onnx"
+
+
+def save_model(trained: TrainedAgent, path: str | Path, *, samples: Samples | None = None) -> Path:
+    """Write a trained agent's model; returns its path. `load` opens it again. A file .onnx gets an ONNX graph."""
+    if is_onnx(path):
+        from codistill.federation.onnx_file import save_onnx
+
+        return save_onnx(trained, path, samples=samples)
+    agent, description = trained._agent, trained._description
+    protocol, encoding = description.protocol, description.encoding
+    if not agent.learner.ready:
+        raise LearnerError(
+            f"The model of agent '{agent.name}' must be trained before it is saved.",
+            f"{agent.learner.describe()}, which has not been trained",
+            "Run at least one round in which this agent is present.",
+        )
+    content = {
+        "format": FORMAT,
+        "codistill": __version__,
+        "agent": agent.name,
+        "protocol": {"name": protocol.name, "class": _class_of(protocol), "settings": _settings_of(protocol)},
+        "roster": list(description.topology.names),
+        "state": _state_for_predictions(protocol, agent),
+        "classes": agent.shard.classes,
+        "is_classifier": trained.is_classifier,
+        "labels": None if encoding is None or encoding.names is None else list(encoding.names),
+        "shape": list(agent.shape),
+        "prepared_shape": list(agent.shard.x.shape[1:]),
+        "samples": known_samples(trained, samples).as_plain(),
+        "preparation": save_preparation(agent.prepared, f"agent '{agent.name}'"),
+        "learner": save_learner(agent.learner),
+        "safeguard": _safeguard_of(trained),
+    }
+    target = Path(path)
+    with writing(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+    write_body(target, content)
+    return target
+
+
+def known_samples(trained: TrainedAgent, given: Samples | None) -> Samples:
+    """What is known of the samples: as given, as the file said, or by the agent's own data frame."""
+    if given is None and isinstance(trained, TrainedModel):
+        return trained.samples
+    return given or Samples.of(trained._agent)
+
+
+def safeguard_in_use(trained: TrainedAgent) -> SafeguardedAnswer | None:
+    """What mixes the taught answer with that of the agent's own model; None if nothing does."""
+    guard: SafeguardedAnswer | None = trained._agent.safeguard
+    used = guard is not None and guard.ready and trained._description.baseline_protocol is not None
+    return guard if used else None
+
+
+def _safeguard_of(trained: TrainedAgent) -> dict[str, Any] | None:
+    guard, alone = safeguard_in_use(trained), trained._description.baseline_protocol
+    if guard is None or alone is None:
+        return None
+    return {
+        "own": save_learner(guard.own.learner),
+        "state": _state_for_predictions(alone, guard.own),
+        "weight": guard.weight,
+        "threshold": guard.threshold,
+        "seen": guard.seen,
+    }
+
+
+def load(path: str | Path, *, model: Any = None, protocol: Protocol | None = None, prepare: Any = None) -> TrainedModel:
+    """Open a model that `save` or `codistill export` has written; nothing in the file is executed.
+
+    `model`: an untrained model of the same class, where the file alone cannot tell how to build it: classes of one's
+    own, and torch modules of no registered architecture. `protocol`: an instance of a protocol of one's own, if that
+    has a `predict` of its own. `prepare`: a transformer of the agent's own class. With `model` or `prepare` the file
+    must be one that you trust. A file .onnx is opened as such.
+    """
+    if is_onnx(path):
+        from codistill.federation.onnx_file import load_onnx
+
+        return load_onnx(path)
+    content = read_body(Path(path), "a saved model")
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        found = content.get("format") if isinstance(content, dict) else None
+        kind = "a checkpoint of a run, or of an agent" if found is None else repr(found)[:80]
+        raise CheckpointError(
+            f"{path} must be a saved model of this version of codistill.",
+            kind,
+            "Name a file that save or 'codistill export' wrote; read a checkpoint by codistill.read_state(path).",
+        )
+    try:
+        return _model_of(content, model, protocol, prepare)
+    except CodistillError:
+        raise
+    except Exception as error:  # a file that was changed by others than codistill can fail in any way
+        raise CheckpointError(
+            f"{path} must be as it was written.", f"{type(error).__name__}: {error}"[:200], "Save the model again."
+        ) from None
+
+
+def _model_of(content: dict[str, Any], model: Any, own: Protocol | None, prepare: Any) -> TrainedModel:
+    shape, prepared = (tuple(int(size) for size in content[key]) for key in ("shape", "prepared_shape"))
+    name, classes, labels = str(content["agent"]), int(content["classes"]), content["labels"]
+    for each in (shape, prepared):
+        check_sizes(each, classes)
+    if labels is not None and len(labels) != classes:
+        raise ValueError(f"{len(labels)} names of {classes} classes")
+    samples = Samples.from_plain(content["samples"], shape)
+    preparation = load_preparation(content["preparation"], prepared, f"agent '{name}'", prepare)
+    if preparation(np.zeros((2, *shape), np.float32)).shape != (2, *prepared):
+        raise ValueError(f"a model of {prepared} features for samples of shape {shape}")
+    guard = content["safeguard"]
+    # Two models from one that the caller has made: a copy for each.
+    fresh = [copy.deepcopy(model) for _ in range(2)]
+    made = assemble(
+        name, load_learner(content["learner"], prepared, classes, fresh[0]), shape, classes, samples,
+        None if labels is None else tuple(labels),
+        is_classifier=content["is_classifier"] is True, protocol=_protocol_of(content["protocol"], own),
+        roster=tuple(str(each) for each in content["roster"]), prepared_shape=prepared,
+        preparation=preparation,
+    )  # fmt: skip
+    agent = made._agent
+    agent.state = content["state"]
+    if guard is not None:
+        learner = load_learner(guard["own"], prepared, classes, fresh[1])
+        agent.safeguard = _loaded_safeguard(agent, learner, guard)
+    return made
+
+
+def _loaded_safeguard(agent: Agent, learner: Learner, saved: dict[str, Any]) -> SafeguardedAnswer:
+    weight, threshold, seen = float(saved["weight"]), saved["threshold"], np.asarray(saved["seen"], dtype=bool)
+    if not 0 <= weight <= 1 or seen.shape != (agent.classes,):
+        raise ValueError(f"a safeguard of weight {weight} for {seen.shape} classes")
+    own = agent.twin()
+    own.learner, own.state, own.shard = cast(AnyLearner, learner), saved["state"], agent.shard
+    own.classes, own.topology = agent.classes, Topology.silent((agent.name,))
+    return SafeguardedAnswer(own, weight, None if threshold is None else float(threshold), seen)
+
+
+def check_sizes(shape: tuple[int, ...], classes: int) -> None:
+    """Raise ValueError for sizes in a file that no model has."""
+    if min(shape, default=1) < 1 or math.prod(shape) > _LARGEST or not 1 <= classes <= _LARGEST:
+        raise ValueError(f"samples of shape {shape} and {classes} classes")
+
+
+def assemble(
+    name: str,
+    learner: Learner,
+    shape: tuple[int, ...],
+    classes: int,
+    samples: Samples,
+    labels: tuple[Any, ...] | None,
+    *,
+    is_classifier: bool,
+    protocol: Protocol,
+    roster: tuple[str, ...],
+    prepared_shape: tuple[int, ...],
+    preparation: Preparation,
+) -> TrainedModel:
+    """A trained model around a learner, without any data; `labels`: the classes, where they are not numbers from 0."""
+    encoding = LabelEncoding(CLASSIFICATION if is_classifier else REGRESSION, classes, labels)
+    # In the place of the private data, which are in no file: one row of zeros, which nothing reads.
+    agent = Agent(name, learner, np.zeros((1, *prepared_shape), np.float32), np.zeros((1, classes)))
+    agent.settle(classes, LabelEncoding(REGRESSION, classes))
+    agent.prepared, agent.shape = preparation, shape
+    agent.class_mix, agent.classes, agent.topology = None, classes, Topology.silent(roster)
+    description = RunDescription(
+        protocol=protocol, topology=agent.topology, classes=classes, seed=0, plan=Plan(),
+        faults=Faults((), roster, 0), agents=(agent,), encoding=encoding,
+    )  # fmt: skip
+    return TrainedModel(agent, description, samples)
+
+
+def _state_for_predictions(protocol: Protocol, agent: Agent) -> dict[str, Any]:
+    """What `predict` reads of the agent's state: nothing, unless the protocol has a `predict` of its own."""
+    if type(protocol).predict is Protocol.predict:
+        return {}
+    names = agent.state if protocol.predicts_with is None else protocol.predicts_with
+    return {name: agent.state[name] for name in names if name in agent.state}
+
+
+def _settings_of(protocol: Protocol) -> dict[str, Any]:
+    """Of a protocol that `load` can make by its name; one's own is passed to `load`."""
+    return dataclasses.asdict(protocol) if PROTOCOLS.get(protocol.name) is type(protocol) else {}
+
+
+def _class_of(protocol: Protocol) -> str | None:
+    """The class that is needed to predict; None: any, since its answers are those of the agent's models."""
+    kind, alone = type(protocol), baseline_of(protocol)
+    plain = all(type(each).predict is Protocol.predict for each in (protocol, alone or protocol))
+    return None if plain else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _protocol_of(saved: dict[str, Any], own: Protocol | None) -> Protocol:
+    name, needed = saved["name"], saved["class"]
+    if own is not None:
+        return own
+    known = PROTOCOLS.get(name)
+    if known is not None and needed in (None, f"{known.__module__}.{known.__qualname__}"):
+        made: Protocol = from_table(known, {k: v for k, v in saved["settings"].items() if v is not None}, "protocol")
+        return made
+    if needed is None:  # a protocol of one's own whose agents answer with their model
+        unnamed: type[Protocol] = type("SavedProtocol", (Protocol,), {"name": str(name)})
+        return unnamed()
+    raise RecipeError(
+        f"The protocol of this model has a predict of its own: {needed}.",
+        "no protocol=",
+        "Pass an instance of it: codistill.load(path, protocol=...).",
+    )

@@ -1,0 +1,273 @@
+"""A trained model in a file of its own, and back: nothing is pickled, nothing in the file is executed.
+
+| model | what the file holds | to open it |
+|---|---|---|
+| scikit-learn estimator | the estimator in the skops format | nothing, if all its types are trusted |
+| torch module, registered architecture | its name, options and weights | nothing |
+| any other torch module | weights; its ONNX graph, if the extra `onnx` is installed | nothing, or `model=` |
+| kernel ridge | kernel, inputs and coefficients | nothing |
+| any other object | its state; its message, if it can travel | nothing if it can travel, or `model=` |
+
+With `model=`, an untrained model of the same class, the state is loaded into it.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from typing import Any
+
+import numpy as np
+import skops.io
+import torch
+from sklearn.exceptions import InconsistentVersionWarning
+
+from codistill.errors import CheckpointError, CodistillError, LearnerError
+from codistill.learners import as_learner
+from codistill.learners.ability import Ability, AnyLearner, Learner
+from codistill.learners.kernel_ridge import KernelRidge
+from codistill.learners.portable import skops_archive
+from codistill.learners.portable.estimator_structure import check_structure, inside
+from codistill.learners.portable.receiving import Predictor, open_model
+from codistill.learners.sklearn import SklearnLearner
+from codistill.learners.torch import TorchLearner
+from codistill.message import Message
+
+Saved = dict[str, Any]
+
+# Types of scikit-learn that skops does not trust by itself: the content of trees is checked by `check_structure`, the
+# others hold numbers alone.
+_TRUSTED = frozenset(
+    {
+        "sklearn.tree._tree.Tree",
+        "sklearn.ensemble._hist_gradient_boosting.predictor.TreePredictor",
+        "sklearn.neural_network._stochastic_optimizers.AdamOptimizer",
+        "sklearn.neural_network._stochastic_optimizers.SGDOptimizer",
+        "sklearn.calibration._CalibratedClassifier",
+        "sklearn.calibration._SigmoidCalibration",
+        "sklearn._loss.loss.HalfTweedieLossIdentity",
+        "sklearn.neighbors._kd_tree.KDTree",
+        "sklearn.neighbors._ball_tree.BallTree",
+        "sklearn.metrics._dist_metrics.EuclideanDistance64",
+        "sklearn.gaussian_process._gpc._BinaryGaussianProcessClassifierLaplace",
+    }
+    | {
+        f"sklearn.gaussian_process.kernels.{name}"
+        for name in (
+            "ConstantKernel", "DotProduct", "Exponentiation", "ExpSineSquared", "Matern", "Product",
+            "RationalQuadratic", "RBF", "Sum", "WhiteKernel", "Hyperparameter",
+        )
+    }
+)  # fmt: skip
+_MOST_CLASSES = 1 << 20  # of estimators inside of a transformer
+_CALLED = frozenset({"FunctionNode", "MethodNode", "OperatorFuncNode", "PartialNode"})
+_LIBRARIES = frozenset({"numpy", "scipy", "sklearn", "builtins"})
+
+
+def save_learner(learner: Learner | AnyLearner) -> Saved:
+    """What `load_learner` needs, as arrays, bytes and plain values."""
+    state = learner.state()
+    saved: Saved = {"described": learner.describe(), "class": _class_of(learner), "message": None}
+    if isinstance(learner, TorchLearner):
+        registered = hasattr(learner.module, "architecture")
+        if Ability.PORTABLE in learner.abilities and (registered or learner.sample_shape is not None):
+            saved["message"] = _exported(learner)
+        # Of a registered architecture the message holds the weights: they are not stored twice.
+        stored = None if registered and saved["message"] else {**state, "optimiser": None}
+        return {**saved, "kind": "torch", "state": stored, "probabilistic": learner.probabilistic}
+    if isinstance(learner, KernelRidge) and isinstance(learner.kernel, str):
+        return {**saved, "kind": "kernel", "state": state, "kernel": learner.kernel, "options": learner.kernel_options}
+    kind = "sklearn" if isinstance(learner, SklearnLearner) else "own"
+    opens_by_itself = kind == "sklearn" and not _untrusted(state.get("estimator"))
+    if Ability.PORTABLE in learner.abilities and learner.ready and not opens_by_itself:
+        saved["message"] = _exported(learner)
+    return {**saved, "kind": kind, "state": state}
+
+
+def load_learner(saved: Saved, shape: tuple[int, ...], classes: int, model: Any = None) -> Learner:
+    """The model that was saved, for samples of `shape`; a `CheckpointError` or `LearnerError` if it cannot be opened.
+
+    `model`: an untrained model of the class that was saved, into which the state is loaded.
+    """
+    try:
+        found = _opened(saved, shape, classes) if model is None else _into(saved, as_learner(model, "model="))
+        opened = found if isinstance(found, Learner) else OpenedModel(found, str(saved["described"]))
+        answers = opened.predict(np.zeros((2, *shape), np.float32))
+        if answers.shape != (2, classes):
+            raise ValueError(f"predictions of shape {answers.shape} instead of {(2, classes)}")
+        return opened
+    except CodistillError:
+        raise
+    except Exception as error:  # whatever is in the file: each library has its own way to say what is wrong
+        raise CheckpointError(
+            "A saved model must be as it was written, and of the class that it is loaded into.",
+            f"{type(error).__name__}: {str(error)[:200]}",
+            f"It was saved from {saved.get('class')!s:.100}. Pass model= of that class, or save it again.",
+        ) from None
+
+
+def save_transformer(transformer: Any, owner: str) -> bytes:
+    """A fitted transformer in the skops format."""
+    try:
+        data: bytes = skops.io.dumps(transformer)
+        return data
+    except Exception as error:  # whatever its class holds
+        raise LearnerError(
+            f"The transformer prepare of {owner} must be one that skops can write.",
+            f"{type(transformer).__name__}: {error}"[:200],
+            "Use scikit-learn's transformers, or prepare the samples before they are given to the agent.",
+        ) from None
+
+
+def load_transformer(data: bytes, own: Any = None) -> Any:
+    """The transformer that was saved; `own`: an unfitted one of the same class, if that is not scikit-learn's."""
+    untrusted = _untrusted(data)
+    if not untrusted:
+        return _trusted_estimator(data, _MOST_CLASSES)
+    if own is None:
+        raise LearnerError(
+            "A saved transformer of a class that is not scikit-learn's can only be loaded with one of that class.",
+            f"types that are not trusted: {', '.join(untrusted[:3])}",
+            "In Python: codistill.load(path, prepare=...) with an unfitted transformer of that class.",
+        )
+    _check_functions(data, type(own).__module__.split(".")[0])
+    made = skops.io.loads(data, trusted=untrusted)
+    if type(made) is not type(own):
+        raise LearnerError(
+            "prepare= must be of the class that was saved.",
+            f"a {type(own).__name__} in place of a {type(made).__name__}",
+            "Pass one of that class.",
+        )
+    return made
+
+
+class OpenedModel(Learner):
+    """A model that can only predict, such as an ONNX graph."""
+
+    abilities = Ability.LABELS
+
+    def __init__(self, model: Predictor, described: str) -> None:
+        self._model, self._described = model, described
+
+    def fit(self, x: np.ndarray, targets: np.ndarray) -> None:
+        """It cannot be trained."""
+        raise LearnerError("A loaded model can only predict.", "fit", "Train a model of the same class instead.")
+
+    def predict(self, x: np.ndarray) -> np.ndarray:
+        """Predict (n, C)."""
+        return self._model.predict(x)
+
+    def state(self) -> dict[str, Any]:
+        """It has none of its own."""
+        raise LearnerError("A loaded model is in its file.", "save", f"Copy the file of {self._described}.")
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """It has none of its own."""
+        raise LearnerError("A loaded model can only predict.", "restore", "Load the other file.")
+
+    def describe(self) -> str:
+        """The name of the model that was saved."""
+        return self._described
+
+
+def _opened(saved: Saved, shape: tuple[int, ...], classes: int) -> Predictor:
+    kind, state = saved["kind"], saved["state"]
+    if kind == "kernel":
+        learner = KernelRidge(saved["kernel"], **saved["options"])
+        learner.restore(state)
+        return learner
+    untrusted = _untrusted(state.get("estimator")) if kind == "sklearn" else []
+    if kind == "sklearn" and not untrusted:
+        opened = SklearnLearner(_trusted_estimator(state["estimator"], classes))
+        opened.restore(state)
+        return opened
+    if saved["message"] is not None:
+        with torch.random.fork_rng(devices=()):
+            return open_model(Message.decode(saved["message"]), shape, classes)
+    raise LearnerError(
+        f"A saved model of the class {saved['class']} can only be loaded into a model of that class.",
+        f"types that are not trusted: {', '.join(untrusted[:3])}" if untrusted else "no model=",
+        "In Python: codistill.load(path, model=...) with an untrained model of that class.",
+    )
+
+
+def _into(saved: Saved, learner: Learner) -> Learner:
+    """Load a state into a model that the caller has made."""
+    found, wanted = _class_of(learner), saved["class"]
+    if found != wanted:
+        raise LearnerError(
+            "model= must be of the class that was saved.", f"{found} in place of {wanted}", f"Pass a {wanted}."
+        )
+    if saved["kind"] == "torch":
+        assert isinstance(learner, TorchLearner)
+        learner.probabilistic = saved["probabilistic"] is True
+        if saved["state"] is None:
+            learner.load(Message.decode(saved["message"]).arrays)
+            return learner
+    if saved["kind"] == "sklearn" and isinstance(saved["state"].get("estimator"), bytes):
+        _check_functions(saved["state"]["estimator"], wanted.split(".")[0])
+    learner.restore(saved["state"])
+    return learner
+
+
+def _exported(learner: Learner | AnyLearner) -> bytes | None:
+    """The message of a model that travels; None if this one cannot: it is then loaded into `model=`."""
+    try:
+        return learner.export().encoded
+    except Exception:  # the owner's own code, or an exporter that fails in any way
+        return None
+
+
+def _class_of(learner: Learner | AnyLearner) -> str:
+    wrapped = [getattr(learner, name, None) for name in ("module", "estimator", "model")]
+    kind = type(next((each for each in wrapped if each is not None), learner))
+    architecture = getattr(getattr(learner, "module", None), "architecture", None)
+    return f"architecture '{architecture.name}'" if architecture else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _untrusted(data: bytes | None) -> list[str]:
+    """Types in an archive that are built only if the caller brings a model that has them."""
+    if data is None:
+        return ["no estimator"]
+    return [name for name in skops.io.get_untrusted_types(data=data) if name not in _TRUSTED]
+
+
+def _trusted_estimator(data: bytes, classes: int) -> Any:
+    """An estimator of trusted types; its outline is bounded before it is parsed, its trees are checked after."""
+    outline = skops_archive.read_outline(skops_archive.unzipped(data))
+    json.dumps(outline)  # nested too deeply: an error here, and not in compiled code
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", InconsistentVersionWarning)
+        estimator = skops.io.loads(data, trusted=sorted(_TRUSTED & set(skops.io.get_untrusted_types(data=data))))
+    check_structure(estimator, classes)
+    for part in inside(estimator):
+        if vars(part).get("_tree") is not None:
+            _check_neighbours(vars(part)["_tree"].__getstate__())
+    return estimator
+
+
+def _check_neighbours(state: Any) -> None:
+    """Compiled code follows the indices of a tree of neighbours without bounds checks."""
+    points, order, nodes, bounds = (np.asarray(array) for array in state[:4])
+    sound = points.ndim == 2 and order.shape == (len(points),) and nodes.ndim == 1 and len(nodes) > 0
+    sound = sound and int(state[6]) == len(nodes) and bounds.ndim == 3 and bounds.shape[1] == len(nodes)
+    if not sound or order.min() < 0 or order.max() >= len(points):
+        raise ValueError("a tree of neighbours with indices outside of it")
+    first, last = nodes["idx_start"], nodes["idx_end"]
+    if not ((first >= 0) & (first <= last) & (last <= len(points))).all() or not _has_children(nodes["is_leaf"] != 0):
+        raise ValueError("a tree of neighbours whose nodes point outside of it")
+
+
+def _has_children(leaf: np.ndarray) -> bool:
+    """Whether both children 2i + 1 and 2i + 2 of every inner node i are there."""
+    return bool((2 * np.flatnonzero(~leaf) + 2 < len(leaf)).all())
+
+
+def _check_functions(data: bytes, package: str) -> None:
+    """Functions in a model, such as those of a FunctionTransformer, must be trusted by skops or of its own package."""
+    untrusted = set(skops.io.get_untrusted_types(data=data))
+    for node in skops_archive.nodes(skops_archive.read_outline(skops_archive.unzipped(data))):
+        name = f"{node['__module__']}.{node['__class__']}"
+        own = package not in _LIBRARIES and node["__module__"].split(".")[0] == package
+        if node["__loader__"] in _CALLED and name in untrusted and not own:
+            raise ValueError(f"a function {name}, which is not trusted")
