@@ -176,5 +176,7 @@ def test_bytes_up_and_down_are_a_square_of_classes_and_a_small_frame() -> None:
 
 @pytest.mark.parametrize("values", [[[-1.0, 1.0, 1.0]], [[0.5, 0.9, 0.9]]])
 def test_real_values_have_no_classes(values: list[list[float]]) -> None:
+    model = cd.TorchLearner(nn.Linear(SAMPLES[0].shape[1], CLASSES), loss="squared")
+    agents = [cd.Agent("c0", model, SAMPLES[0], np.repeat(values, len(SAMPLES[0]), axis=0))]
     with pytest.raises(LearnerError, match=r"fd learns classes.*agent 'c0' has real values.*avgkd"):
-        _run(1, [np.repeat(values, 3, axis=0)])
+        cd.Federation(agents, cd.FD(), classes=CLASSES)

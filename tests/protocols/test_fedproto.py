@@ -199,7 +199,8 @@ def test_only_the_public_form_needs_public_data() -> None:
 
 
 def test_real_values_have_no_prototypes() -> None:
-    agents = [cd.Agent("c0", _model(W[0], V[0]), SAMPLES[0], -np.ones((3, 3)))]
+    model = cd.TorchLearner(_model(W[0], V[0]).module, loss="squared")
+    agents = [cd.Agent("c0", model, SAMPLES[0], -np.ones((3, 3)))]
     with pytest.raises(LearnerError, match="fedproto learns classes"):
         cd.Federation(agents, cd.FedProto(), classes=CLASSES)
     assert cd.Federation(agents, cd.FedProto(form="public"), public=PUBLIC, classes=CLASSES)
