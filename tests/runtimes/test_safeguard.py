@@ -94,8 +94,9 @@ def test_the_weight_of_real_values_follows_the_squared_error() -> None:
 def test_classes_that_the_agent_does_not_hold_pass_from_the_threshold_that_its_own_samples_allow() -> None:
     seen = np.array([True, True, False])
     taught = np.array([[0.8, 0.1, 0.1]] * 98 + [[0.2, 0.2, 0.6]] * 2)
-    assert weights.unseen_threshold(taught, seen, 0.02) == 0.0  # 2 of 100 would be lost
-    assert weights.unseen_threshold(taught, seen, 0.01) == 0.7  # none of them is as sure as that
+    assert weights.unseen_threshold(taught, seen, 0.03) == 0.0  # 2 of 100 would be lost: (2 + 1/2) / 101
+    assert weights.unseen_threshold(taught, seen, 0.02) == 0.7  # none of them is as sure as that: (0 + 1/2) / 101
+    assert weights.unseen_threshold(taught[:30], seen, 0.01) is None  # too few to say: (0 + 1/2) / 31
     assert weights.unseen_threshold(taught, seen, 0.0) is None
     assert weights.unseen_threshold(taught, np.ones(3, bool), 0.5) is None
     own = np.tile([0.5, 0.5, 0.0], (2, 1))

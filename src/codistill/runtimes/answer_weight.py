@@ -59,12 +59,14 @@ def unseen_threshold(taught: np.ndarray, seen: np.ndarray, tolerance: float) -> 
     """From which probability on the taught model may name a class that the agent does not hold; None: never.
 
     The held-out samples are all of classes that the agent holds, so there each such answer is wrong. The lowest
-    threshold is chosen at which their share is within the tolerance.
+    threshold is chosen at which their share is within the tolerance: (k + 1/2) / (n + 1) for k of n samples,
+    so that a few samples without a wrong answer do not count as proof.
     """
     if seen.all() or not len(taught) or tolerance == 0.0:
         return None
     likeliest = _unseen_probability(taught, seen)
-    return next((at for at in _THRESHOLDS if np.mean(likeliest >= at) <= tolerance), None)
+    lost = {at: (np.sum(likeliest >= at) + 0.5) / (len(taught) + 1) for at in _THRESHOLDS}
+    return next((at for at, share in lost.items() if share <= tolerance), None)
 
 
 def mixture(own: np.ndarray, taught: np.ndarray, weight: float) -> np.ndarray:
