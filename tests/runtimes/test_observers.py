@@ -85,7 +85,7 @@ def test_every_method_is_called_with_its_record_and_in_order(runtime: str, digit
     result = federation(digits).run(2, runtime=runtime, evaluate_every=2, observers=[recorder], **QUIET)
     assert [name for name, _ in recorder.told] == ["started", "round_ended", "evaluated", "round_ended", "finished"]
     started, first, evaluated, second, finished = (record for _, record in recorder.told)
-    assert started == RunStarted("fedmd", ("a", "b"), rounds=2)
+    assert started == RunStarted("fedmd", ("a", "b"), rounds=2, scores=("accuracy",))
     assert (first.round, second.round) == (1, 2)
     assert first.rows + second.rows == result.rows
     assert first.outputs is None

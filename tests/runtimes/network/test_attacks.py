@@ -302,7 +302,7 @@ INSIDERS: dict[str, str | None] = {
     "hoard": "a message for a turn that has not begun",
     "chatter": "an unexpected answer",
     "report": "A report must be about its sender. Found: ['a']",
-    "scores": "Scores must have known names and be within their bounds. Found: accuracy = 7.0",
+    "scores": "Scores must be within their bounds. Found: accuracy = 7.0",
     "unknown": "an unknown command 'shutdown'",
     "forge": None,
     "old": None,
