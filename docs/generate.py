@@ -13,6 +13,7 @@ from codistill.faults import Fault
 from codistill.federation import RuntimeOptions
 from codistill.protocols import PROTOCOLS
 from codistill.runtimes.network.options import Network
+from codistill.runtimes.safeguard import Safeguard
 from codistill.topology import KINDS as TOPOLOGIES
 from codistill.topology.graphs import KINDS as GRAPHS
 from codistill.wire.compression import Compression
@@ -130,6 +131,11 @@ Compression of the floating-point arrays of every message, for any protocol; uns
 [compression](compression.md)."""
 
 
+SAFEGUARD = """\
+`safeguard = true` for these defaults; unset: none. An agent's answer is weighed between its own model, trained alone,
+and what it was taught, by samples that it holds out. See [the safeguard](safeguard.md)."""
+
+
 NETWORK = """\
 For federations between machines (`codistill hub`, `join` and `up`; see [deploy.md](deploy.md)). A simulation does not
 use it."""
@@ -162,6 +168,7 @@ def page() -> str:
     sampled = "Also: `participation`, the share of agents sampled per round (1.0 by default)."
     parts.append(table("[runtime]", RuntimeOptions, sampled))
     parts.append(table("[evaluation]", Evaluation))
+    parts.append(table("[safeguard]", Safeguard, SAFEGUARD))
     parts.append(table("[compression]", Compression, COMPRESSION))
     parts.append(table("[[faults]]", Fault, FAULTS))
     parts.append(table("[network]", Network, NETWORK))

@@ -13,6 +13,7 @@ from codistill.data.partition import Dirichlet, Iid, LabelSplit
 from codistill.errors import RecipeError
 from codistill.experiments.recipe import make_recipe, read_recipe
 from codistill.protocols import AvgKD, FedMD
+from codistill.runtimes.safeguard import Safeguard
 from codistill.topology import graphs
 
 TABLES = {
@@ -64,6 +65,14 @@ def test_what_is_left_out_has_its_default():
     assert (recipe.seed, recipe.partition, recipe.participation, recipe.faults) == (0, Iid(), 1.0, ())
     assert (recipe.runtime.kind, recipe.runtime.checkpoint_every) == ("processes", 1)
     assert (recipe.evaluation.every, recipe.evaluation.samples, recipe.evaluation.alone) == (1, 2000, True)
+
+
+def test_a_safeguard_is_true_or_a_table():
+    assert make_recipe(changed(safeguard=True), Path()).safeguard == Safeguard()
+    assert make_recipe(changed(safeguard={"share": 0.1}), Path()).safeguard == Safeguard(share=0.1)
+    assert make_recipe(changed(safeguard=False), Path()).safeguard is None
+    assert "'shares'" in str(refused(changed(safeguard={"shares": 0.1})))
+    assert "safeguard must be true, false" in str(refused(changed(safeguard="yes")))
 
 
 def test_its_source_makes_the_same_recipe_again(tmp_path):
