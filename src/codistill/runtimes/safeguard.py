@@ -43,7 +43,7 @@ class Safeguard:
         0.25, "share of an agent's samples that is held out from the protocol, to judge by", above=0, at_most=0.5
     )
     shrinkage: float = setting(
-        9.0, "how strongly few held-out samples draw the answer to the agent's own model", at_least=1, at_most=100
+        5.0, "how strongly few held-out samples draw the answer to the agent's own model", at_least=1, at_most=100
     )
     unseen: float = setting(
         0.01,
