@@ -1,11 +1,11 @@
 """Is each agent better off than alone, on its own data, with and without the safeguard?
 
-    python -m trials.better_off --data-dir DATA [SETTING ...] [--liars] [--seeds N] [--out FILE]
+    python -m trials.better_off --data-dir DATA [SETTING ...] [--byzantine] [--seeds N] [--out FILE]
 
 For every protocol of a setting, over its seeds: the mean score of the agents alone, taught (the protocol as it is, on
 all of an agent's samples) and safeguarded; the mean gains of the agents, of which the smallest matters most; the worst
-agent of the worst seed; and the t statistic of the paired gain in the mean over agents. `--liars`: all agents but the
-first send their answers with the opposite sign, and only the first is looked at.
+agent of the worst seed; and the t statistic of the paired gain in the mean over agents. `--byzantine`: all agents but
+the first send their answers with the opposite sign, and only the first is looked at.
 """
 
 from __future__ import annotations
@@ -24,13 +24,15 @@ from codistill.protocols import PROTOCOLS
 from trials.better_off_settings import SETTINGS
 
 
-def one(setting: str, protocol: str, seed: int, folder: str, safeguard: bool, liars: bool) -> dict[str, list[float]]:
+def one(
+    setting: str, protocol: str, seed: int, folder: str, safeguard: bool, byzantine: bool
+) -> dict[str, list[float]]:
     """Scores of every agent after one run, alone and together, on its own test data: larger is better."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     chosen = SETTINGS[setting]
     agents, public = chosen.make(seed, folder)
-    faults = [cd.Fault(kind="invert", agent=agent.name) for agent in agents[1:]] if liars else []
+    faults = [cd.Fault(kind="invert", agent=agent.name) for agent in agents[1:]] if byzantine else []
     kind = PROTOCOLS[protocol]
     made = cd.Federation(
         agents, kind(**chosen.options), public=public if kind.needs_public else None, seed=seed, safeguard=safeguard,
@@ -40,7 +42,7 @@ def one(setting: str, protocol: str, seed: int, folder: str, safeguard: bool, li
     key, sign = ("own_accuracy", 100) if made.description.task == "classification" else ("own_rmse", -1)
     last = [row for row in result.rows if row["round"] == chosen.rounds]
     alone = [row for row in result.alone_rows or result.rows if row["round"] == chosen.rounds]
-    shown = slice(0, 1) if liars else slice(None)
+    shown = slice(0, 1) if byzantine else slice(None)
     found = {"alone": [sign * row[key] for row in alone][shown], "together": [sign * row[key] for row in last][shown]}
     if sign == 100:
         found["alone_loss"], found["loss"] = ([row["own_log_loss"] for row in rows][shown] for rows in (alone, last))
@@ -79,7 +81,7 @@ def main() -> None:
     parser.add_argument("--data-dir", default=None)
     parser.add_argument("--seeds", type=int, default=None)
     parser.add_argument("--protocols", nargs="*", default=None)
-    parser.add_argument("--liars", action="store_true")
+    parser.add_argument("--byzantine", action="store_true")
     parser.add_argument("--out", type=Path, default=None)
     options = parser.parse_args()
     torch.optim.SGD([torch.zeros(1)], lr=1.0)  # its imports, before the fork
@@ -88,7 +90,7 @@ def main() -> None:
             seeds = range(min(options.seeds or SETTINGS[setting].seeds, SETTINGS[setting].seeds))
             for protocol in options.protocols or SETTINGS[setting].protocols:
                 for safeguard in (False, True):
-                    jobs = [(setting, protocol, seed, options.data_dir, safeguard, options.liars) for seed in seeds]
+                    jobs = [(setting, protocol, seed, options.data_dir, safeguard, options.byzantine) for seed in seeds]
                     runs = pool.starmap(one, jobs, chunksize=1)
                     text = lines(setting, protocol, runs, "safeguarded" if safeguard else "taught")
                     print(text, flush=True)

@@ -216,3 +216,5 @@ def test_what_a_user_may_write() -> None:
         as_safeguard("yes")
     with pytest.raises(RecipeError, match=r"safeguard\.share must be"):
         cd.Safeguard(share=0.9)
+    with pytest.raises(TypeError, match="Did you mean 'share'"):
+        cd.Safeguard(shares=0.1)  # type: ignore[call-arg]

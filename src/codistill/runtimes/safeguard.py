@@ -29,14 +29,14 @@ from codistill.runtimes.answer_weight import (
     with_unseen,
 )
 from codistill.runtimes.host import BEGIN, Host
-from codistill.settings import check_settings, setting
+from codistill.settings import Settings, check_settings, setting
 from codistill.topology import Topology
 
 _NEGLIGIBLE = 0.005  # a weight below is 0: the agent answers with its own model, to the bit
 
 
 @dataclass(frozen=True, kw_only=True)
-class Safeguard:
+class Safeguard(Settings):
     """[safeguard]: how an agent weighs what it was taught against its own model."""
 
     share: float = setting(
@@ -149,7 +149,7 @@ class AgentSafeguard(SafeguardedAnswer):
 
 
 def _split(shard: Shard, share: float, agent: Agent) -> tuple[np.ndarray, np.ndarray]:
-    """Rows for the protocol, and rows to judge by: of every class in proportion, none of them without the other."""
+    """Rows for the protocol, and rows to judge by: of every class in proportion, and at least one for the protocol."""
     strata = np.zeros(len(shard), dtype=int) if shard.labels is None else shard.labels
     try:
         return hold_out(strata, share, derive(agent.seed, agent.name, "safeguard") >> 1, agent.name)
