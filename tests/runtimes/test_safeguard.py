@@ -41,11 +41,42 @@ def test_the_weight_is_the_mean_of_the_posterior() -> None:
     assert weights.posterior_mean(weights.log_losses(own, taught, y), 9.0) == pytest.approx(mean / total, rel=1e-12)
 
 
-def test_without_held_out_samples_the_weight_is_the_mean_of_the_prior() -> None:
-    prior = weights.prior(9.0)
+@pytest.mark.parametrize("shrinkage", [1.0, 9.0])
+def test_half_of_the_prior_is_at_the_own_model(shrinkage: float) -> None:
+    prior = weights.prior(shrinkage)
     assert prior.sum() == pytest.approx(1.0)
     assert prior[0] >= 0.5
-    assert weights.posterior_mean(np.zeros((21, 0)), 9.0) == pytest.approx(float(prior @ weights.GRID))
+    # With samples that do not tell the models apart, the weight is the mean of the prior.
+    assert weights.posterior_mean(np.ones((21, 5)), shrinkage) == pytest.approx(float(prior @ weights.GRID))
+
+
+def test_taught_answers_are_adapted_to_how_frequent_the_classes_are_at_the_agent() -> None:
+    """Others have seen class 1 in every second sample, the agent in one of ten; by hand, b solves the fixed point."""
+    rng = np.random.default_rng(0)
+    taught = rng.dirichlet([1.0, 1.0], 400)
+    frequencies = np.array([0.9, 0.1])
+    factors = weights.class_factors(taught, frequencies)
+    answers = weights.adapted(taught, factors)
+    np.testing.assert_allclose(answers.sum(axis=1), 1.0)
+    np.testing.assert_allclose(answers.mean(axis=0), frequencies, atol=1e-4)  # mean_i q_ic = f_c
+    # q_c ∝ b_c p_c: the odds of all samples change by one factor.
+    odds, before = answers[:, 1] / answers[:, 0], taught[:, 1] / taught[:, 0]
+    np.testing.assert_allclose(odds / before, factors[1] / factors[0])
+    # Four samples, none of a class more than the agent has of it: twenty steps, by hand, do not get there.
+    few, by_hand = np.array([[0.5, 0.5]] * 4), 1.0  # the odds b_1 / b_0
+    for _ in range(20):
+        share = by_hand / (1 + by_hand)
+        by_hand *= (4 * 0.1 + 20) / (4 * share + 20) * (4 * (1 - share) + 20) / (4 * 0.9 + 20)
+    ratio = weights.class_factors(few, frequencies)
+    assert ratio[1] / ratio[0] == pytest.approx(by_hand)
+    assert 0.1 / 0.9 < by_hand < 0.25
+
+
+def test_frequencies_that_are_right_already_change_nothing() -> None:
+    taught = np.array([[0.7, 0.2, 0.1], [0.1, 0.3, 0.6], [0.1, 0.1, 0.8]])
+    factors = weights.class_factors(taught, taught.mean(axis=0))
+    np.testing.assert_allclose(factors, 1.0)
+    assert weights.adapted(taught, None) is taught
 
 
 def _answers(rng: np.random.Generator, n: int, classes: int, sharpness: float) -> np.ndarray:
@@ -186,7 +217,9 @@ def test_a_few_samples_are_enough(samples: int, digits: Any) -> None:
     agents = [cd.Agent(f"a{i}", model, x[i : i + samples], y[i : i + samples]) for i, model in enumerate(models)]
     made = cd.Federation(agents, cd.AvgKD(), classes=10, safeguard=True)
     made.run(1, runtime="simulation", **QUIET)
-    assert all(0 <= agent.safeguard.weight <= 0.2 for agent in made.agents)
+    held = [len(agent.safeguard.held) for agent in made.agents]
+    assert held == [0, 0]  # of every class one must stay: what cannot be judged is not taken
+    assert all(agent.safeguard.weight == 0.0 for agent in made.agents)
 
 
 def test_real_values_are_safeguarded_too() -> None:

@@ -138,6 +138,7 @@ def _safeguard_of(trained: TrainedAgent) -> dict[str, Any] | None:
         "weight": guard.weight,
         "threshold": guard.threshold,
         "seen": guard.seen,
+        "factors": guard.factors,
     }
 
 
@@ -203,12 +204,15 @@ def _model_of(content: dict[str, Any], model: Any, own: Protocol | None, prepare
 
 def _loaded_safeguard(agent: Agent, learner: Learner, saved: dict[str, Any]) -> SafeguardedAnswer:
     weight, threshold, seen = float(saved["weight"]), saved["threshold"], np.asarray(saved["seen"], dtype=bool)
-    if not 0 <= weight <= 1 or seen.shape != (agent.classes,):
+    factors = None if saved["factors"] is None else np.asarray(saved["factors"], dtype=np.float64)
+    if not 0 <= weight <= 1 or any(
+        each.shape != (agent.classes,) for each in (seen, seen if factors is None else factors)
+    ):
         raise ValueError(f"a safeguard of weight {weight} for {seen.shape} classes")
     own = agent.twin()
     own.learner, own.state, own.shard = cast(AnyLearner, learner), saved["state"], agent.shard
     own.classes, own.topology = agent.classes, Topology.silent((agent.name,))
-    return SafeguardedAnswer(own, weight, None if threshold is None else float(threshold), seen)
+    return SafeguardedAnswer(own, weight, None if threshold is None else float(threshold), seen, factors)
 
 
 def check_sizes(shape: tuple[int, ...], classes: int) -> None:

@@ -1,7 +1,8 @@
 """How much an agent's answer takes from what it was taught: a weight between its own model and the taught one.
 
-The answer is the mixture q_w = (1 - w) p_own + w p_taught. The weight is learned on the agent's held-out samples, by
-exponential weights (a Gibbs posterior) over a grid of values,
+The answer is the mixture q_w = (1 - w) p_own + w p_taught, where p_taught is first adapted to how frequent the classes
+are at the agent. The weight is learned on the agent's held-out samples, by exponential weights (a Gibbs posterior) over
+a grid of values,
 
     ρ(w) ∝ π(w) exp(-n r(w)),    r(w): mean loss of q_w on n held-out samples,    answer: q_w̄ with w̄ = Σ ρ(w) w.
 
@@ -17,6 +18,7 @@ import numpy as np
 GRID = np.linspace(0.0, 1.0, 21)
 _AT_ZERO = 0.5  # mass of the prior at w = 0
 _UNIFORM = 0.01  # share of the uniform distribution in a probability before its logarithm: losses are bounded
+_PSEUDO_SAMPLES, _STEPS = 40.0, 20  # of the adaptation to the agent's class frequencies
 _THRESHOLDS = (0.0, 0.5, 0.7, 0.9)  # of the taught model's probability of a class that the agent does not hold
 
 
@@ -29,10 +31,32 @@ def prior(shrinkage: float) -> np.ndarray:
 
 
 def posterior_mean(losses: np.ndarray, shrinkage: float) -> float:
-    """w̄ from the losses (grid, n) of the held-out samples; without any, the mean of the prior."""
+    """w̄ from the losses (grid, n) of the held-out samples."""
     exponent = np.log(prior(shrinkage)) - losses.sum(axis=1)
     masses = np.exp(exponent - exponent.max())
     return float(masses @ GRID / masses.sum())
+
+
+def class_factors(taught: np.ndarray, frequencies: np.ndarray) -> np.ndarray:
+    """Factors b of the classes, so that the taught answers name each as often as the agent's own labels do.
+
+    What others teach carries how frequent the classes are among *their* samples. With prior correction (Saerens et al.
+    2002) the answer is q_c ∝ b_c p_c, where b solves Σ_i q_ic = n f_c, f: the frequencies of the agent's own labels.
+    From b = 1 on, 20 steps b_c ← b_c (n f_c + 40/C) / (Σ_i q_ic + 40/C): with many samples they reach the solution,
+    with few they stay near 1. Only the inputs of the held-out samples are used, not their labels.
+    """
+    samples, classes = taught.shape
+    given, factors, more = as_probabilities(taught), np.ones(classes), _PSEUDO_SAMPLES / classes
+    for _ in range(_STEPS):
+        factors = factors * (samples * frequencies + more) / (_scaled(given * factors).sum(axis=0) + more)
+    return factors
+
+
+def adapted(taught: np.ndarray, factors: np.ndarray | None) -> np.ndarray:
+    """The taught answers with the factors of the classes; as they are without factors."""
+    if factors is None:
+        return taught
+    return _scaled(as_probabilities(taught) * factors).astype(taught.dtype, copy=False)
 
 
 def log_losses(own: np.ndarray, taught: np.ndarray, labels: np.ndarray) -> np.ndarray:
@@ -95,6 +119,10 @@ def _unseen_probability(taught: np.ndarray, seen: np.ndarray) -> np.ndarray:
 def as_probabilities(answers: np.ndarray) -> np.ndarray:
     """Answers as probabilities: what is not positive counts as nothing, and rows are scaled to add up to 1."""
     positive = np.clip(np.nan_to_num(answers.astype(np.float64), posinf=1e30), 1e-12, 1e30)
+    return _scaled(positive)
+
+
+def _scaled(positive: np.ndarray) -> np.ndarray:
     scaled: np.ndarray = positive / positive.sum(axis=1, keepdims=True)
     return scaled
 

@@ -20,7 +20,8 @@ from codistill.faults import Faults
 from codistill.protocol import Protocol
 from codistill.randomness import derive, seed_libraries
 from codistill.runtimes.answer_weight import (
-    GRID,
+    adapted,
+    class_factors,
     log_losses,
     mixture,
     posterior_mean,
@@ -43,7 +44,10 @@ class Safeguard(Settings):
         0.25, "share of an agent's samples that is held out from the protocol, to judge by", above=0, at_most=0.5
     )
     shrinkage: float = setting(
-        5.0, "how strongly few held-out samples draw the answer to the agent's own model", at_least=1, at_most=100
+        1.0,
+        "how strongly few held-out samples draw the answer to the agent's own model; 1: all weights above 0 alike",
+        at_least=1,
+        at_most=100,
     )
     unseen: float = setting(
         0.01,
@@ -68,8 +72,11 @@ def as_safeguard(given: Any) -> Safeguard | None:
 class SafeguardedAnswer:
     """An agent's answer from its own model and what it was taught: all that is needed of a safeguard to predict."""
 
-    def __init__(self, own: Agent, weight: float, threshold: float | None, seen: np.ndarray) -> None:
+    def __init__(
+        self, own: Agent, weight: float, threshold: float | None, seen: np.ndarray, factors: np.ndarray | None = None
+    ) -> None:
         self.own, self.weight, self.seen = own, weight, seen
+        self.factors = factors  # of the classes, by which taught answers are adapted; None: they are as they are
         self.threshold = threshold  # of a taught answer that names a class which the agent does not hold
 
     @property
@@ -80,7 +87,8 @@ class SafeguardedAnswer:
     def answer(self, taught: np.ndarray, alone: Protocol, x: np.ndarray) -> np.ndarray:
         """What the agent answers, from what the protocol answers."""
         own = alone.predict(self.own, x)
-        return with_unseen(mixture(own, taught, self.weight), taught, self.seen, self.threshold)
+        answers = mixture(own, adapted(taught, self.factors), self.weight)
+        return with_unseen(answers, taught, self.seen, self.threshold)
 
 
 class AgentSafeguard(SafeguardedAnswer):
@@ -92,9 +100,9 @@ class AgentSafeguard(SafeguardedAnswer):
         self.settings = settings
         self.held = whole.part(held)
         agent.shard = whole.part(kept)
-        seen = np.ones(whole.classes, bool) if whole.labels is None else _holds(whole)
+        seen = np.ones(whole.classes, bool) if whole.labels is None else _counts(whole) > 0
         # Two models that learn alone: one from all samples, and one to judge by, from those that are not held out.
-        super().__init__(_copy(agent, whole), posterior_mean(np.zeros((len(GRID), 0)), settings.shrinkage), None, seen)
+        super().__init__(_copy(agent, whole), 0.0, None, seen)
         self._judged = _copy(agent, agent.shard)
         self._phase = BEGIN  # the next one in which they learn
 
@@ -116,34 +124,35 @@ class AgentSafeguard(SafeguardedAnswer):
             for host in hosts:
                 host.run(phase, names)
         self._phase = t + 1
-        if agent.learner.ready:
-            self._weigh(self._predict(alone, self._judged, self.held.x), self._predict(protocol, agent, self.held.x))
+        if agent.learner.ready and len(self.held):  # what cannot be judged is not taken
+            own, taught = self._predict(alone, self._judged, self.held.x), self._predict(protocol, agent, self.held.x)
+            self._weigh(own, taught, agent.shard)
 
-    def _weigh(self, own: np.ndarray, taught: np.ndarray) -> None:
+    def _weigh(self, own: np.ndarray, taught: np.ndarray, shard: Shard) -> None:
         if self.held.labels is None:
             losses = squared_losses(own, taught, self.held.targets)
         else:
-            losses = log_losses(own, taught, self.held.labels)
+            self.factors = class_factors(taught, _counts(shard) / len(shard))
+            losses = log_losses(own, adapted(taught, self.factors), self.held.labels)
             self.threshold = unseen_threshold(taught, self.seen, self.settings.unseen)
         weight = posterior_mean(losses, self.settings.shrinkage)
         self.weight = weight if weight >= _NEGLIGIBLE else 0.0
 
     def _predict(self, protocol: Protocol, agent: Agent, x: np.ndarray) -> np.ndarray:
-        if not len(x):
-            return np.zeros((0, len(self.seen)), np.float32)
         seed_libraries(agent.seed, agent.name, "safeguard")
         return protocol.predict(agent, x)
 
     def dump(self) -> dict[str, Any]:
         """What lives across rounds."""
         return {
-            "phase": self._phase, "weight": self.weight, "threshold": self.threshold,
+            "phase": self._phase, "weight": self.weight, "threshold": self.threshold, "factors": self.factors,
             "own": self.own.dump(), "judged": self._judged.dump(),
         }  # fmt: skip
 
     def resume(self, saved: dict[str, Any]) -> None:
         """Return to what was dumped."""
         self._phase, self.weight, self.threshold = saved["phase"], saved["weight"], saved["threshold"]
+        self.factors = saved["factors"]
         self.own.resume(saved["own"])
         self._judged.resume(saved["judged"])
 
@@ -157,9 +166,10 @@ def _split(shard: Shard, share: float, agent: Agent) -> tuple[np.ndarray, np.nda
         return np.arange(len(shard)), np.arange(0)
 
 
-def _holds(shard: Shard) -> np.ndarray:
+def _counts(shard: Shard) -> np.ndarray:
+    """How many samples there are of each class."""
     assert shard.labels is not None
-    return np.bincount(shard.labels, minlength=shard.classes) > 0
+    return np.bincount(shard.labels, minlength=shard.classes)
 
 
 def _copy(agent: Agent, shard: Shard) -> Agent:
