@@ -44,7 +44,7 @@ def one(
     alone = [row for row in result.alone_rows or result.rows if row["round"] == chosen.rounds]
     shown = slice(0, 1) if byzantine else slice(None)
     found = {"alone": [sign * row[key] for row in alone][shown], "together": [sign * row[key] for row in last][shown]}
-    if sign == 100:
+    if all("own_log_loss" in row for row in (*alone, *last)):  # not where answers are no probabilities, as in ekd
         found["alone_loss"], found["loss"] = ([row["own_log_loss"] for row in rows][shown] for rows in (alone, last))
     found["weight"] = [row.get("safeguard_weight", 1.0) for row in last][shown]
     return found
@@ -62,7 +62,7 @@ def lines(setting: str, protocol: str, runs: list[dict[str, list[float]]], name:
     each = " ".join(f"{gain:+.2f}" for gain in gains.mean(axis=0))
     weight = np.mean([np.mean(run["weight"]) for run in runs])
     loss = ""
-    if "loss" in runs[0]:
+    if all("loss" in run for run in runs):
         lost = np.array([np.mean(run["loss"]) - np.mean(run["alone_loss"]) for run in runs])
         spread = lost.std(ddof=1) / np.sqrt(len(runs)) if len(runs) > 1 else 0.0
         before = np.mean([np.mean(run["alone_loss"]) for run in runs])

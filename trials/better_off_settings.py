@@ -22,7 +22,7 @@ from codistill.experiments.run import build
 
 RECIPES = Path(__file__).parent.parent / "recipes" / "heart"
 BLACK_BOX = ("avgkd", "akd", "pkd", "fedmd", "d_distillation")
-_PORTABLE = (*BLACK_BOX, "ekd", "backfitting")
+_PORTABLE = (*BLACK_BOX, "ekd")
 
 
 @dataclass(frozen=True)
