@@ -19,7 +19,7 @@ LAYERS = (
     ("message", "wire"),
     ("learners",),
     ("topology",),
-    ("agent", "faults", "hooks", "protocol", "verbs"),
+    ("agent", "base_node", "effects", "faults", "hooks", "hub", "protocol", "verbs"),
     ("protocols",),
     ("theory",),
     ("results",),

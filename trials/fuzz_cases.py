@@ -13,7 +13,8 @@ from sklearn.tree import DecisionTreeClassifier
 from torch import nn
 
 import codistill as cd
-from codistill.agent import Agent, Node
+from codistill.agent import Agent
+from codistill.base_node import Node
 from codistill.learners.zoo import build
 from codistill.message import Message
 from codistill.runtimes.evaluation import score

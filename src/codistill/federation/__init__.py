@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from codistill.agent import Agent, Hub
+from codistill.agent import Agent
 from codistill.data.labels import LabelEncoding
 from codistill.data.shard import PublicData, Shard
 from codistill.data.validation import encoded_samples
@@ -32,6 +32,7 @@ from codistill.federation.checks import (
 )
 from codistill.federation.result import Result
 from codistill.federation.run_facts import write_facts
+from codistill.hub import Hub
 from codistill.protocol import Protocol
 from codistill.results.records import RunStarted
 from codistill.results.scores import Score, as_scores

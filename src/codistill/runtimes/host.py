@@ -13,9 +13,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from codistill.agent import Agent, Effect, Hub, Node, Receive, Send
+from codistill.agent import Agent
+from codistill.base_node import Node
+from codistill.effects import Effect, Receive, Send
 from codistill.errors import MessageError, ProtocolError, RuntimeFault
 from codistill.hooks import own_files, run_hook
+from codistill.hub import Hub
 from codistill.message import Message
 from codistill.runtimes.divergence import guarded_round
 from codistill.source_lines import add_line

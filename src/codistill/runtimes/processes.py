@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from codistill.agent import Node
+from codistill.base_node import Node
 from codistill.errors import RuntimeFault
 from codistill.results.outputs import View
 from codistill.results.records import Scores

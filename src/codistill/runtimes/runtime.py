@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import torch
 from threadpoolctl import threadpool_limits
 
-from codistill.agent import Node
+from codistill.base_node import Node
 from codistill.results.outputs import View
 from codistill.results.records import Scores
 from codistill.runtimes.description import RunDescription
