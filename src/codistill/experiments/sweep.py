@@ -17,16 +17,9 @@ import pandas as pd
 from codistill.errors import LearnerError, RecipeError, nearest
 from codistill.experiments.overrides import apply_overrides, put
 from codistill.experiments.recipe import Recipe, make_recipe, read_tables
-from codistill.experiments.run import (
-    RECIPE,
-    execute,
-    facts_of_learners,
-    facts_of_protocol,
-    learner_code,
-    protocol_code,
-    reopen,
-    topology_of,
-)
+from codistill.experiments.recipe_federation import topology_of
+from codistill.experiments.run import execute, facts_of_learners, facts_of_protocol
+from codistill.experiments.saved_run import RECIPE, learner_code, protocol_code, reopen
 from codistill.experiments.sweep_fields import ABSENT, known_settings, leave_out, on_all_values
 from codistill.protocol import Protocol
 from codistill.results.metric_text import metric_name, score_text

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from codistill.experiments.run import read_summary
+from codistill.experiments.saved_run import read_summary
 from codistill.experiments.sweep import Sweep, has_byzantine_agents, shown_keys, slug
 from codistill.results.measures import measures
 

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from codistill.experiments.run import read_summary
+from codistill.experiments.saved_run import read_summary
 from codistill.experiments.sweep import Sweep, lines_of, panels_of, slug
 from codistill.experiments.sweep_fields import ABSENT
 from codistill.plots.heatmaps import Map
