@@ -17,7 +17,8 @@ from codistill.data.scale import own_scaler
 from codistill.data.sources import find_table
 from codistill.data.split import with_validation_part
 from codistill.errors import RecipeError
-from codistill.experiments.recipe import Data, Recipe
+from codistill.experiments.recipe import Recipe
+from codistill.experiments.recipe_tables import Data
 from codistill.experiments.user_code import load_own
 from codistill.federation import Federation
 from codistill.federation.checks import regressors
