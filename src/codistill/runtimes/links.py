@@ -185,7 +185,7 @@ class Links:
         said = self._last_check.values()
         idle = sum(host["sent"] for host in said) == sum(host["received"] for host in said)
         if idle and before == self._last_check and any(host["blocked"] for host in said):
-            from codistill.runtimes.host import deadlock
+            from codistill.runtimes.deadlock import deadlock
 
             raise deadlock({name: list(who) for host in said for name, who in host["blocked"].items()})
 

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from codistill.errors import MessageError
-from codistill.runtimes.host import EACH
 from codistill.runtimes.links import Frame, Waiting
+from codistill.runtimes.message_in_transit import EACH
 from codistill.runtimes.network.allowance import CommandAllowance, LineLimit
 from codistill.runtimes.network.frame_header import FrameHeader, FrameKind, Turn
 from codistill.runtimes.network.inbox import Oversized, Presence, ReceivedFrame, Refusal

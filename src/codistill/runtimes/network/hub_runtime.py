@@ -17,7 +17,7 @@ from codistill.errors import NetworkError
 from codistill.results.outputs import View
 from codistill.results.records import Scores
 from codistill.runtimes.description import RunDescription
-from codistill.runtimes.host import BEGIN, Report
+from codistill.runtimes.host import BEGIN
 from codistill.runtimes.network.answers import checked_report, checked_view
 from codistill.runtimes.network.asking import Commands
 from codistill.runtimes.network.connections import Connections, Control
@@ -26,6 +26,7 @@ from codistill.runtimes.network.inbox import Refusal
 from codistill.runtimes.network.options import RETURN, WIRE_VERSION
 from codistill.runtimes.network.terms import objection, read_hello, terms_of
 from codistill.runtimes.network.waiting import AgentStatus, Grace, MissedRounds, Unreliable, missed_text
+from codistill.runtimes.round_report import Report
 from codistill.runtimes.runtime import Runtime, ShouldStop, Stopped, load_nodes, never, one_thread, save_nodes
 from codistill.version import __version__
 

@@ -17,7 +17,7 @@ from codistill.results.records import RoundEnded, Scores
 from codistill.results.scores import PREFIXES, SAFEGUARD_WEIGHT
 from codistill.runtimes.description import RunDescription
 from codistill.runtimes.evaluation import score
-from codistill.runtimes.host import BEGIN, Host, Report
+from codistill.runtimes.host import BEGIN, Host
 from codistill.runtimes.network.answers import report_content
 from codistill.runtimes.network.connections import Connections, Control
 from codistill.runtimes.network.frame_header import FrameKind, Turn
@@ -27,6 +27,7 @@ from codistill.runtimes.network.policy import ANYTHING, Policy
 from codistill.runtimes.network.state_store import START, StateStore
 from codistill.runtimes.network.terms import Terms, check_terms
 from codistill.runtimes.network.waiting import missed_text
+from codistill.runtimes.round_report import Report
 from codistill.runtimes.running import measure_alone
 from codistill.runtimes.runtime import never, one_thread
 from codistill.topology import HUB
