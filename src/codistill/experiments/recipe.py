@@ -17,7 +17,7 @@ from codistill.experiments.recipe_paths import with_absolute_paths
 from codistill.experiments.recipe_tables import AgentEntry, Data, Evaluation
 from codistill.experiments.user_code import protocol_class
 from codistill.faults import Fault
-from codistill.federation import RuntimeOptions
+from codistill.federation.runtime_options import RuntimeOptions
 from codistill.protocol import OF_THE_MODEL, Protocol
 from codistill.protocols import PROTOCOLS
 from codistill.runtimes.network.options import Network
