@@ -18,8 +18,8 @@ from codistill.hub import Hub
 from codistill.protocol import Protocol
 from codistill.protocols.alone import baseline_of
 from codistill.results.scores import DEFAULT_SCORES, Score
+from codistill.runtimes.carrier import Carrier
 from codistill.runtimes.host import Host, Watcher
-from codistill.runtimes.links import Carrier
 from codistill.runtimes.plan import Plan
 from codistill.runtimes.safeguard import AgentSafeguard, Safeguard
 from codistill.topology import Topology

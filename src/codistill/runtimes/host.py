@@ -30,7 +30,7 @@ from codistill.wire.compression import Compression
 if TYPE_CHECKING:
     from codistill.faults import Faults
     from codistill.protocol import Protocol
-    from codistill.runtimes.links import Carrier, Frame
+    from codistill.runtimes.carrier import Carrier, Frame
 
 Watcher = Callable[[str, str, bytes], None]  # sender, receiver, encoded message
 

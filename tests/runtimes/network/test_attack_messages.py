@@ -18,8 +18,8 @@ from codistill.errors import MessageError
 from codistill.faults import Faults
 from codistill.message import Message
 from codistill.results.scores import ACCURACY, RMSE, as_scores
+from codistill.runtimes.carrier import Frame
 from codistill.runtimes.host import Host
-from codistill.runtimes.links import Frame
 from codistill.runtimes.network.answers import checked_scores, checked_view
 from codistill.runtimes.network.terms import hello_of, objection, terms_of
 from codistill.runtimes.round_report import Report

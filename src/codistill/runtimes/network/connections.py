@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from codistill.errors import MessageError
-from codistill.runtimes.links import Frame, Waiting
+from codistill.runtimes.carrier import Frame, Waiting
 from codistill.runtimes.message_in_transit import EACH
 from codistill.runtimes.network.allowance import CommandAllowance, LineLimit
 from codistill.runtimes.network.frame_header import FrameHeader, FrameKind, Turn
