@@ -20,7 +20,8 @@ from codistill.runtimes.description import RunDescription
 from codistill.runtimes.host import BEGIN
 from codistill.runtimes.network.answers import checked_report, checked_view
 from codistill.runtimes.network.asking import Commands
-from codistill.runtimes.network.connections import Connections, Control
+from codistill.runtimes.network.connections import Connections
+from codistill.runtimes.network.control import Control
 from codistill.runtimes.network.frame_header import FrameKind, Turn
 from codistill.runtimes.network.inbox import Refusal
 from codistill.runtimes.network.options import RETURN, WIRE_VERSION

@@ -19,7 +19,8 @@ from codistill.results.records import Scores
 from codistill.runtimes.description import RunDescription
 from codistill.runtimes.evaluation import score
 from codistill.runtimes.host import BEGIN
-from codistill.runtimes.network.connections import Connections, Control
+from codistill.runtimes.network.connections import Connections
+from codistill.runtimes.network.control import Control
 from codistill.runtimes.network.frame_header import FrameKind, Turn
 from codistill.runtimes.network.inbox import Refusal
 from codistill.runtimes.network.options import RETURN

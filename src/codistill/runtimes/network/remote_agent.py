@@ -19,7 +19,8 @@ from codistill.runtimes.description import RunDescription
 from codistill.runtimes.evaluation import score
 from codistill.runtimes.host import BEGIN, Host
 from codistill.runtimes.network.answers import report_content
-from codistill.runtimes.network.connections import Connections, Control
+from codistill.runtimes.network.connections import Connections
+from codistill.runtimes.network.control import Control
 from codistill.runtimes.network.frame_header import FrameKind, Turn
 from codistill.runtimes.network.inbox import Refusal
 from codistill.runtimes.network.limits import derived_limit
