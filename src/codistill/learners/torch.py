@@ -21,7 +21,6 @@ from codistill.message import Message
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
-
 # Rows per forward pass of `predict`. Small chunks stay in the cache; a fixed size keeps results equal
 # to the bit, since the kernels chosen (and so the last digits) depend on it.
 _CHUNK = 250

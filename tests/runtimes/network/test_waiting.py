@@ -139,7 +139,7 @@ def test_a_checkpoint_waits_once_for_all_that_have_not_kept_their_state() -> Non
 
 
 def test_an_agent_that_trains_alone_tells_which_rounds_are_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("codistill.runtimes.network.remote_agent._PROGRESS", 0.0)
+    monkeypatch.setattr("codistill.runtimes.network.commanded_agent._PROGRESS", 0.0)
     net, whole = Net(), describe(NAMES, 4)
     lives = {name: Life(net, name, whole) for name in NAMES}
     centre = Centre(net, whole, network=Network(deadline=5))
