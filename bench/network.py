@@ -279,7 +279,7 @@ def live_as_hub(description: RunDescription, certs: Path, port: int, by_exchange
     runtime = HubRuntime(description, Connections(wire, Network(), quiet, leads=True), run=secrets.token_hex(8))
     pipe.send(bare_network.resident())
     runtime.run(BEGIN, names)
-    runtime._wait_for_agents(names)
+    runtime.agents.wait_for(names)
     pipe.send(bare_network.resident())
     t = 0
     while True:

@@ -15,7 +15,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from codistill.experiments.run import read_summary
+from codistill.experiments.saved_run import read_summary
 from codistill.plots.gain_plot import draw_gains
 from codistill.plots.score_plots import draw_rounds
 from codistill.plots.style import series_style

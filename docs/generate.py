@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from codistill.data.partition import KINDS
-from codistill.experiments.recipe import AgentEntry, Data, Evaluation
+from codistill.experiments.recipe_tables import AgentEntry, Data, Evaluation
 from codistill.experiments.sweep import Compare
 from codistill.faults import Fault
-from codistill.federation import RuntimeOptions
+from codistill.federation.runtime_options import RuntimeOptions
 from codistill.protocols import PROTOCOLS
 from codistill.runtimes.network.options import Network
 from codistill.runtimes.safeguard import Safeguard

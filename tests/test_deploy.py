@@ -21,7 +21,7 @@ from codistill.cli.parser import make_parser
 from codistill.experiments.agent_file import read_agent_file
 from codistill.experiments.networked import describe_without_data
 from codistill.experiments.recipe import make_recipe, read_recipe
-from codistill.experiments.run import agent_names
+from codistill.experiments.recipe_federation import agent_names
 from codistill.federation.nodes import with_agent
 from codistill.runtimes.network.options import Network
 from codistill.runtimes.network.policy import Policy, Reports

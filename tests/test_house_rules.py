@@ -19,7 +19,7 @@ LAYERS = (
     ("message", "wire"),
     ("learners",),
     ("topology",),
-    ("agent", "faults", "hooks", "protocol", "verbs"),
+    ("agent", "base_node", "effects", "faults", "hooks", "hub", "protocol", "verbs"),
     ("protocols",),
     ("theory",),
     ("results",),
@@ -71,7 +71,7 @@ def test_a_module_imports_only_from_lower_layers(module: Path) -> None:
 @pytest.mark.parametrize(
     ("module", "line", "found"),
     [
-        ("runtimes.store", "from codistill.experiments.run import build", {"codistill.experiments.run"}),
+        ("runtimes.store", "from codistill.experiments.run import execute", {"codistill.experiments.run"}),
         ("protocols.fedmd", "def f():\n    from codistill.runtimes import links", {"codistill.runtimes.links"}),
         ("data.shard", "import codistill.learners.torch", {"codistill.learners.torch"}),
         ("agent", "from codistill import Federation", {"codistill"}),

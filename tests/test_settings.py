@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import codistill as cd
 from codistill.data.partition import Dirichlet
 from codistill.errors import RecipeError, nearest
-from codistill.federation import RuntimeOptions
+from codistill.federation.runtime_options import RuntimeOptions
 from codistill.protocols import PROTOCOLS
 from codistill.runtimes.network.options import Network
 from codistill.runtimes.plan import Plan

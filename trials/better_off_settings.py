@@ -18,7 +18,7 @@ import codistill as cd
 from codistill.data.dataset import Dataset
 from codistill.data.loading import load
 from codistill.experiments.recipe import read_recipe
-from codistill.experiments.run import build
+from codistill.experiments.recipe_federation import build
 
 RECIPES = Path(__file__).parent.parent / "recipes" / "heart"
 BLACK_BOX = ("avgkd", "akd", "pkd", "fedmd", "d_distillation")

@@ -13,12 +13,14 @@ from sklearn.tree import DecisionTreeClassifier
 from torch import nn
 
 import codistill as cd
-from codistill.agent import Agent, Node
+from codistill.agent import Agent
+from codistill.base_node import Node
 from codistill.learners.zoo import build
 from codistill.message import Message
+from codistill.runtimes.carrier import Frame, Waiting
 from codistill.runtimes.evaluation import score
-from codistill.runtimes.host import BEGIN, Host, Report
-from codistill.runtimes.links import Frame, Waiting
+from codistill.runtimes.host import BEGIN, Host
+from codistill.runtimes.round_report import Report
 from codistill.topology import HUB
 from codistill.wire.state import pack, unpack
 

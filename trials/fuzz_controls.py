@@ -16,7 +16,6 @@ from codistill.errors import CodistillError, MessageError
 from codistill.results.outputs import collect
 from codistill.results.records import Scores
 from codistill.runtimes.evaluation import score
-from codistill.runtimes.host import Report
 from codistill.runtimes.network.answers import checked_report, checked_scores, checked_view, report_content
 from codistill.runtimes.network.options import Network
 from codistill.runtimes.network.remote_agent import RemoteAgent
@@ -29,6 +28,7 @@ from codistill.runtimes.network.terms import (
     read_hello,
     terms_of,
 )
+from codistill.runtimes.round_report import Report
 from codistill.wire.codec import decode, encode, read_json
 from trials.fuzz_cases import STEPS, Case, equal, federation, regressing
 from trials.fuzz_mutations import mutate_json

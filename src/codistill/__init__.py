@@ -14,7 +14,6 @@ from codistill.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from codistill.agent import Agent as Agent
-    from codistill.agent import Hub as Hub
     from codistill.data.columns import Columns as Columns
     from codistill.errors import CodistillError as CodistillError
     from codistill.experiments.advice import advise as advise
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from codistill.federation.serving import serve as serve
     from codistill.federation.trained_model import TrainedModel as TrainedModel
     from codistill.federation.trained_model import load as load
+    from codistill.hub import Hub as Hub
     from codistill.learners.ability import Ability as Ability
     from codistill.learners.ability import Learner as Learner
     from codistill.learners.kernel_ridge import KernelRidge as KernelRidge
@@ -80,7 +80,7 @@ _HOMES = {
     "FedMD": "protocols",
     "FedProto": "protocols",
     "Federation": "federation",
-    "Hub": "agent",
+    "Hub": "hub",
     "KernelRidge": "learners.kernel_ridge",
     "Learner": "learners.ability",
     "Message": "message",

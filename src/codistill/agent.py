@@ -1,224 +1,36 @@
-"""Agents and the hub, as a protocol sees them: what they hold, and the only verbs by which they talk.
+"""Agents, as a protocol sees them: what they hold, and the only verbs by which they talk.
 
-A verb does not communicate. It yields an effect (`Send`, `Receive`) to whoever drives the coroutine, and
-is resumed with the answer; see `codistill.runtimes`.
+All that a protocol's coroutines work with can be imported from here: agents, the hub, and the effects of their verbs.
 """
 
 from __future__ import annotations
 
 import copy
 import re
-import types
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
 
+from codistill.base_node import Node, reason_of
 from codistill.data.labels import CLASSIFICATION, LabelEncoding, check_task
 from codistill.data.preparation import Preparation
-from codistill.data.shard import PublicData, Shard
+from codistill.data.shard import Shard
 from codistill.data.torch_datasets import is_dataset, read_dataset
 from codistill.data.validation import check_shape, encoded_samples, named_columns, plain_samples
-from codistill.errors import MessageError, RecipeError, nearest
+from codistill.effects import Receive, Send
+from codistill.errors import MessageError, RecipeError
+from codistill.hub import Hello, Hub
 from codistill.learners import Learner, as_learner
 from codistill.learners.ability import Ability, AnyLearner
 from codistill.learners.portable import ReceivedModel, checked_predictions, open_model
 from codistill.message import Expectation, Message
-from codistill.randomness import Key, generator, seed_libraries
-from codistill.text import printable
-from codistill.topology import HUB, Topology
-from codistill.verbs import HasCalls, as_expectation, as_measures, as_message, as_messages, misuse, shown, verb
-from codistill.wire.compression import Residue
+from codistill.topology import HUB
+from codistill.verbs import as_expectation, as_message, misuse, shown, verb
 
-_REASON = 500  # characters that are kept of why a message was refused
-
-
-@dataclass(frozen=True, slots=True)
-class Send:
-    """Deliver each message to its receiver; the same object to many is encoded once."""
-
-    messages: Mapping[str, Message]
-
-
-@dataclass(frozen=True, slots=True)
-class Receive:
-    """Wait for the next message of each sender; those who will send none this round are left out."""
-
-    senders: tuple[str, ...]
-    expect: Expectation = field(default_factory=dict)
-
-
-Effect = Send | Receive
-
-
-@dataclass(frozen=True, slots=True)
-class Hello:
-    """What an agent says of itself when it joins; the hub judges its messages by it."""
-
-    samples: int
-    weights: str | None = None  # digest of the names, shapes and dtypes of its weights
-    features: int | None = None  # how many its model has
-
-
-class Node(HasCalls):
-    """What an agent and the hub have in common: a name, state across rounds, randomness, and messages."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__()
-        self.name = name
-        self.state: dict[str, Any] = {}  # kept in the checkpoint
-        self.memo: dict[Any, Any] = {}  # what can be computed again: not kept
-        self.residue: Residue = {}  # what compression has lost of its messages; kept in the checkpoint
-        self.public: PublicData = None  # type: ignore[assignment]  # absent unless the federation has one
-        self.topology = Topology.silent(())
-        self.present: tuple[str, ...] = ()  # agents of this round, in the order of the roster
-        self.seed = 0
-        self.classes = 0  # of the federation: columns of an output
-        self.rejected: list[tuple[str, str]] = []  # (sender, reason) of messages refused this round
-        self.unreported: list[tuple[str, str]] = []  # the same, for the report of the next round
-        self.remarks: list[str] = []  # for the operator, of this round
-        self.measures: list[tuple[str, str, float]] = []  # (agent, name, value) of this round
-        self._moment: tuple[Key, ...] = ()
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} '{self.name}'>"
-
-    def start(self, phase: Key, present: tuple[str, ...]) -> None:
-        """Enter a round (or "begin"): from here on all randomness derives from (seed, name, phase)."""
-        self.present, self.remarks, self.measures, self.calls = present, [], [], []
-        self.rejected, self.unreported = self.unreported, []
-        self._moment = (self.name, phase, 0)
-        seed_libraries(self.seed, *self._moment)
-
-    def rng(self, *keys: Key) -> np.random.Generator:
-        """A generator for (seed, name, round, keys), the same whenever it is asked for in this round."""
-        return generator(self.seed, *self._moment[:2], *keys)
-
-    def seed_alike(self, *keys: Key) -> None:
-        """Seed the libraries equally on every node, so that all draw the same next numbers."""
-        seed_libraries(self.seed, "alike", *keys)
-
-    @property
-    def roster(self) -> tuple[str, ...]:
-        """All agents of the federation, present or not."""
-        return self.topology.names
-
-    @verb
-    async def send(self, to: str, message: Message | Mapping[str, Any] | None = None, /, **items: Any) -> None:
-        """Send named arrays and plain values, or a ready message."""
-        await self._send({to: as_message("send", message, items)})
-
-    @verb
-    async def receive(self, sender: str, *, expect: Expectation | None = None) -> Message | None:
-        """The next message of a sender; None if none arrives in this round."""
-        self._check_name(sender, "A sender")
-        if not self.topology.may_send(sender, self.name):
-            raise misuse(
-                "A message may only come along a link of the topology.",
-                f"'{self.name}' waits for '{sender}', who has no link to it",
-                "Receive from the hub or from a neighbour, or choose another topology.",
-            )
-        return (await self._receive((sender,), expect)).get(sender)
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            """Say what there is instead; called only for what there is not."""
-            if name.startswith("_"):
-                raise AttributeError(name)
-            raise AttributeError(_no_attribute(self, name))
-
-    def dump(self) -> dict[str, Any]:
-        """What lives across rounds."""
-        return {"state": self.state, **({"residue": self.residue} if self.residue else {})}
-
-    def resume(self, saved: dict[str, Any]) -> None:
-        """Return to what was dumped."""
-        self.state, self.memo, self.residue = saved["state"], {}, saved.get("residue", {})
-
-    def refuse(self, sender: str, error: MessageError) -> None:
-        """Record a message that cannot be used; the round continues without it."""
-        self.rejected.append((sender, printable(str(error), _REASON)))  # the sender has chosen some of the words
-
-    def accepts(self, sender: str, message: Message, expect: Expectation) -> bool:
-        """Whether a message is as expected; if not, it is refused by name."""
-        try:
-            message.check(expect)
-        except MessageError as error:
-            self.refuse(sender, error)
-            return False
-        return True
-
-    def remark(self, text: str) -> None:
-        """Log, for the operator, something that the protocol met and handled, in a few words."""
-        if not isinstance(text, str):
-            raise misuse("me.remark takes a text.", shown(text), 'Write me.remark(f"...").')
-        self.remarks.append(text)
-
-    def measure(self, agents: str | Iterable[str], **values: Any) -> None:
-        """Add figures that only the protocol knows to this round's rows: a value for one agent, or one for each.
-
-        Where a figure is given several times in a round, its mean is what the row holds.
-        """
-        self.measures += as_measures(agents, values, self.roster)
-
-    def measured(self) -> list[tuple[str, str, float]]:
-        """All (agent, figure, value) of this round."""
-        return self.measures
-
-    async def _send(self, messages: Mapping[str, Message]) -> None:
-        self._check_links(messages)
-        await self._yield(Send(messages))
-
-    async def _receive(self, senders: tuple[str, ...], expect: Expectation | None) -> dict[str, Message]:
-        arrived: dict[str, Message] = await self._yield(Receive(senders, as_expectation(expect)))
-        return arrived
-
-    async def _swap(
-        self, messages: Mapping[str, Message], senders: tuple[str, ...], expect: Expectation | None
-    ) -> dict[str, Message]:
-        """Send, then receive."""
-        self._check_links(messages)
-        arrived: dict[str, Message] = await self._yield(Send(messages), Receive(senders, as_expectation(expect)))
-        return arrived
-
-    def _check_links(self, messages: Mapping[str, Message]) -> None:
-        strangers = messages.keys() - {*self.roster, HUB} if self.name == HUB else set()  # the hub has no list of links
-        for name in strangers:
-            self._check_name(name, "A receiver")
-        if HUB in messages and self._moment[1:2] == ("begin",):
-            raise misuse(
-                "The hub takes part from the first round on.", f"'{self.name}' asks it in begin", "Ask it in round."
-            )
-        for receiver in messages:
-            if not self.topology.may_send(self.name, receiver):
-                self._check_name(receiver, "A receiver")
-                raise misuse(
-                    "A message may only go along a link of the topology.",
-                    f"'{self.name}' tried to send to '{receiver}'",
-                    "Send to the hub or to a neighbour, or choose another topology.",
-                )
-
-    def _check_name(self, name: Any, what: str) -> None:
-        known = (*self.roster, HUB)
-        if not isinstance(name, str) or name not in known:
-            raise misuse(f"{what} must be the name of an agent, or 'hub'.", shown(name), nearest(str(name), known))
-
-    @types.coroutine
-    def _yield(self, *effects: Effect) -> Generator[Effect, Any, Any]:
-        """One effect after the other; returns the answer to the last."""
-        answer = None
-        for effect in effects:
-            answer = yield effect
-        # Other nodes may have run meanwhile and used the libraries' global generators. Every effect is a step, but
-        # between effects that are yielded together nobody draws.
-        name, phase, step = self._moment
-        self._moment = (name, phase, int(step) + len(effects))
-        seed_libraries(self.seed, *self._moment)
-        return answer
+__all__ = ["Agent", "Hello", "Hub", "Learner", "Node", "Receive", "Send"]
 
 
 class Agent(Node):
@@ -373,7 +185,7 @@ class Agent(Node):
                 model = open_model(Message.decode(data), self.shard.x.shape[1:], self.shard.classes)
             return checked_predictions(model, x, self.shard.classes, self.prepared.complete)
         except MessageError as error:
-            self.unreported.append((sender, printable(str(error), _REASON)))
+            self.unreported.append((sender, reason_of(error)))
             return np.zeros((len(x), self.shard.classes))
 
     def join(self, federation_samples: int) -> None:
@@ -394,58 +206,7 @@ class Agent(Node):
         if self.safeguard is not None:
             self.safeguard.resume(saved["safeguard"])
 
-
-class Hub(Node):
-    """The centre of a star: it has no data and no model of its own."""
-
-    def __init__(self) -> None:
-        super().__init__(HUB)
-        self.hellos: dict[str, Hello] = {}  # what each agent has said of itself; set by the runtime
-
-    @verb
-    async def gather(self, *, expect: Expectation | Callable[[str], Expectation] | None = None) -> dict[str, Message]:
-        """One message of every agent that is present, by name; `expect`: equal for all, or a function of the name."""
-        if not callable(expect):
-            return await self._receive(self.present, expect)
-        arrived = await self._receive(self.present, None)
-        return {
-            name: message
-            for name, message in arrived.items()
-            if self.accepts(name, message, as_expectation(expect(name)))
-        }
-
-    @verb
-    async def scatter(self, messages: Mapping[str, Message | Mapping[str, Any]]) -> None:
-        """To each agent its own message, or table of named arrays and plain values."""
-        await self._send(as_messages(messages))
-
-    @verb
-    async def broadcast(self, message: Message | Mapping[str, Any] | None = None, /, **items: Any) -> None:
-        """To every agent that is present the same message."""
-        await self._send(dict.fromkeys(self.present, as_message("broadcast", message, items)))
-
-    def measured(self) -> list[tuple[str, str, float]]:
-        """One value for each agent and figure: the mean over the steps of this round."""
-        given: dict[tuple[str, str], list[float]] = {}
-        for agent, figure, value in self.measures:
-            given.setdefault((agent, figure), []).append(value)
-        return [(agent, figure, sum(values) / len(values)) for (agent, figure), values in given.items()]
-
-    @verb
-    async def skip(self) -> None:
-        """Nobody was heard: reply to everyone with an empty message, so that `ask_hub` returns None."""
-        await self.broadcast(Message())
-
-
-def _no_attribute(node: Node, name: str) -> str:
-    """Why a node does not have an attribute, or which one was meant."""
-    if isinstance(node, Hub) and name in {*vars(Agent), "learner", "shard"}:
-        return f"The hub has no '{name}': it has no data and no model, and talks by gather, broadcast and scatter."
-    if isinstance(node, Agent) and name in {*vars(Hub), "hellos"}:
-        return f"An agent has no '{name}', only the hub has: an agent talks by ask_hub, exchange, send and receive."
-    return (
-        f"'me' has no '{name}'. {nearest(name, [each for each in {*dir(type(node)), *vars(node)} if each[0] != '_'])}"
-    )
-
-
-__all__ = ["Agent", "Hello", "Hub", "Learner", "Node", "Receive", "Send"]
+    def _no_attribute(self, name: str) -> str:
+        if name in {*vars(Hub), "hellos"}:
+            return f"An agent has no '{name}', only the hub has: an agent talks by ask_hub, exchange, send and receive."
+        return super()._no_attribute(name)

@@ -13,9 +13,10 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
-from codistill.agent import Agent, Hub
+from codistill.agent import Agent
 from codistill.errors import LearnerError, MessageError, ProtocolError
 from codistill.hooks import check_hooks
+from codistill.hub import Hub
 from codistill.learners.ability import Ability
 from codistill.message import Message
 from codistill.settings import Settings, check_settings, setting

@@ -9,7 +9,9 @@ from sklearn.tree import DecisionTreeClassifier
 import codistill as cd
 from codistill.cli import main
 from codistill.experiments.recipe import read_recipe
-from codistill.experiments.run import build, prepare, reopen
+from codistill.experiments.recipe_federation import build
+from codistill.experiments.run import prepare
+from codistill.experiments.saved_run import reopen
 
 RECIPE = """
 seed = 0

@@ -20,7 +20,7 @@ from codistill.certs.authority import Authority
 from codistill.cli import main
 from codistill.experiments.networked import spread
 from codistill.experiments.recipe import make_recipe
-from codistill.experiments.run import agent_names
+from codistill.experiments.recipe_federation import agent_names
 
 RECIPE = """
 seed = 3

@@ -43,7 +43,7 @@ def test_a_hub_without_its_checkpoint_makes_nobody_lose_a_state_and_restore_brin
     first.wire.kill()
     _until(lambda: all(any("hub disconnected" in text for text in life.told) for life in lives.values()))
     second = Centre(net, whole)  # the same run, and no checkpoint
-    _until(lambda: (second.runtime._pump(0.01), not any(life.is_alive() for life in lives.values()))[1])
+    _until(lambda: (second.runtime.agents.pump(0.01), not any(life.is_alive() for life in lives.values()))[1])
     assert "all states of this agent are newer" in lives["a"].end().found
     assert any(f"codistill restore {tmp_path / 'a'} --round 5" in text for text in lives["a"].told)
     lives = _start(net, 9, tmp_path)
@@ -92,7 +92,7 @@ def test_a_state_of_another_model_is_refused_with_an_error(tmp_path: Path) -> No
     assert main(["restore", str(tmp_path), "--round", "8"]) == 0
     net, whole = Net(), describe(("a",), 1)
     centre, life = Centre(net, whole), Life(net, "a", whole, tmp_path)
-    _until(lambda: (centre.runtime._pump(0.01), not life.is_alive())[1])
+    _until(lambda: (centre.runtime.agents.pump(0.01), not life.is_alive())[1])
     assert isinstance(life.end(), CheckpointError)
     assert {state.done for state in find_states(tmp_path)} == {0, 8}
 

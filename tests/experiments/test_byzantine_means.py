@@ -13,7 +13,8 @@ from rich.console import Console
 from rich.table import Table
 
 from codistill.cli import main
-from codistill.experiments.sweep import means, read_sweep
+from codistill.experiments.sweep import read_sweep
+from codistill.experiments.sweep_means import means
 from codistill.experiments.sweep_tables import score_tables
 from codistill.reports.pages import write_comparison, write_report
 from codistill.results.records import RoundEnded, Row, RunStarted

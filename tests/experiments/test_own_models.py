@@ -10,7 +10,9 @@ import pytest
 
 from codistill.errors import CheckpointError, CodistillError, LearnerError, RecipeError
 from codistill.experiments.recipe import make_recipe
-from codistill.experiments.run import agent_names, build, execute, reopen
+from codistill.experiments.recipe_federation import agent_names, build
+from codistill.experiments.run import execute
+from codistill.experiments.saved_run import reopen
 from codistill.learners.sklearn import SklearnLearner
 from codistill.learners.torch import TorchLearner
 

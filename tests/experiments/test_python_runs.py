@@ -10,7 +10,7 @@ from sklearn.tree import DecisionTreeClassifier
 
 import codistill as cd
 from codistill.cli import main
-from codistill.experiments.run import read_summary, reopen
+from codistill.experiments.saved_run import read_summary, reopen
 
 X, Y = load_iris(return_X_y=True)
 

@@ -19,7 +19,9 @@ from codistill.data.partition import counts
 from codistill.errors import CheckpointError, CodistillError, RecipeError
 from codistill.experiments import run as module
 from codistill.experiments.recipe import make_recipe
-from codistill.experiments.run import agent_names, build, execute, hand_out, load_data, read_summary, reopen, source_of
+from codistill.experiments.recipe_federation import agent_names, build, hand_out, load_data
+from codistill.experiments.run import execute, source_of
+from codistill.experiments.saved_run import read_summary, reopen
 
 TABLES = {
     "seed": 1,

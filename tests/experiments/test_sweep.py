@@ -12,7 +12,9 @@ from rich.console import Console
 
 from codistill.cli import main
 from codistill.errors import RecipeError
-from codistill.experiments.sweep import execute_sweep, lines_of, means, panels, read_sweep
+from codistill.experiments.sweep import lines_of, panels, read_sweep
+from codistill.experiments.sweep_means import means
+from codistill.experiments.sweep_run import execute_sweep
 from codistill.experiments.sweep_tables import score_tables as tables
 from codistill.experiments.sweep_view import draw_scores as draw
 
@@ -137,7 +139,7 @@ def test_an_interrupted_run_ends_the_sweep(toy: Path, tmp_path: Path, monkeypatc
         begun.append(place)
         return None, False
 
-    monkeypatch.setattr("codistill.experiments.sweep.execute", stopped)
+    monkeypatch.setattr("codistill.experiments.sweep_run.execute", stopped)
     assert main(["sweep", str(toy), "--out", str(tmp_path / "out")]) == 130
     assert len(begun) == 1
 

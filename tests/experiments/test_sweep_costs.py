@@ -15,8 +15,9 @@ from rich.console import Console
 
 from codistill.cli import main
 from codistill.errors import RecipeError
-from codistill.experiments.sweep import Compare, Sweep, means, read_sweep
+from codistill.experiments.sweep import Compare, Sweep, read_sweep
 from codistill.experiments.sweep_costs import along_bytes, costs, has_costs
+from codistill.experiments.sweep_means import means
 from codistill.experiments.sweep_measures import measured
 from codistill.experiments.sweep_tables import cost_tables, score_tables
 from codistill.experiments.sweep_view import draw_costs, draw_measures, draw_scores, show_costs

@@ -10,7 +10,7 @@ import pytest
 from matplotlib.image import imread
 
 from codistill.cli import main
-from codistill.experiments.run import read_summary
+from codistill.experiments.saved_run import read_summary
 from codistill.experiments.sweep import read_sweep
 from codistill.experiments.sweep_outputs import outputs_grid
 from codistill.plots.heatmaps import draw_maps, draw_outputs

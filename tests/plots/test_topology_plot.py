@@ -12,7 +12,9 @@ from tests.reports.test_pages import Page, make
 from codistill.cli import main
 from codistill.errors import CheckpointError
 from codistill.experiments.recipe import make_recipe
-from codistill.experiments.run import build, execute, read_summary
+from codistill.experiments.recipe_federation import build
+from codistill.experiments.run import execute
+from codistill.experiments.saved_run import read_summary
 from codistill.experiments.sweep import read_sweep
 from codistill.plots import topology_plot
 from codistill.plots.topology_plot import draw_graph

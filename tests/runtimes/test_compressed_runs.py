@@ -16,7 +16,9 @@ import codistill as cd
 from codistill.agent import Hub
 from codistill.errors import RecipeError, RuntimeFault
 from codistill.experiments.recipe import make_recipe
-from codistill.experiments.run import build, execute, read_summary
+from codistill.experiments.recipe_federation import build
+from codistill.experiments.run import execute
+from codistill.experiments.saved_run import read_summary
 from codistill.faults import Fault
 from codistill.learners.zoo import build as build_model
 from codistill.message import Message

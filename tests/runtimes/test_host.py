@@ -16,8 +16,8 @@ import codistill as cd
 from codistill.agent import Hub
 from codistill.errors import RuntimeFault
 from codistill.message import Message
-from codistill.runtimes.links import RemoteError
 from codistill.runtimes.observers.privacy_guard import PrivacyGuard
+from codistill.runtimes.remote_errors import RemoteError
 
 both_runtimes = pytest.mark.parametrize("runtime", ["simulation", "processes"])
 

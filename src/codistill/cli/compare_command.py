@@ -25,7 +25,7 @@ def add_parsers(commands: argparse._SubParsersAction[Any]) -> None:
 
 
 def _compare(options: argparse.Namespace) -> int:
-    from codistill.experiments.run import read_summary
+    from codistill.experiments.saved_run import read_summary
     from codistill.results.summary import comparison_table
 
     summaries = [read_summary(folder) for folder in options.runs]
@@ -38,7 +38,8 @@ def _compare(options: argparse.Namespace) -> int:
 
 
 def _report(options: argparse.Namespace) -> int:
-    from codistill.experiments.run import REPORT, read_summary
+    from codistill.experiments.run import REPORT
+    from codistill.experiments.saved_run import read_summary
     from codistill.reports.pages import write_report
 
     summary = read_summary(options.run)

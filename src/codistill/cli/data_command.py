@@ -51,7 +51,7 @@ def _show_partition(options: argparse.Namespace) -> int:
     from codistill.data.partition import counts
     from codistill.data.split import split_public
     from codistill.experiments.recipe import read_recipe
-    from codistill.experiments.run import agent_names, hand_out, load_data, topology_of
+    from codistill.experiments.recipe_federation import agent_names, hand_out, load_data, topology_of
     from codistill.files import write_atomically
     from codistill.topology.facts import figures
 

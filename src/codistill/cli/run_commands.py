@@ -71,7 +71,8 @@ def _execute(recipe: Recipe, options: argparse.Namespace, stem: str) -> int:
 
 
 def _resume(options: argparse.Namespace) -> int:
-    from codistill.experiments.run import execute, reopen
+    from codistill.experiments.run import execute
+    from codistill.experiments.saved_run import reopen
 
     summary, complete = execute(reopen(options.run), options.run, resume=True, progress=not options.quiet)
     return print_results(summary, complete, options.run)

@@ -30,7 +30,8 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
 
 
 def _sweep(options: argparse.Namespace) -> int:
-    from codistill.experiments.sweep import execute_sweep, read_sweep
+    from codistill.experiments.sweep import read_sweep
+    from codistill.experiments.sweep_run import execute_sweep
     from codistill.experiments.sweep_view import show_sweep
     from codistill.files import writing
 

@@ -14,7 +14,7 @@ from codistill.experiments.advice_gains import NOTHING, Gain, Gains, combined_ga
 from codistill.experiments.advice_prior import AgentFacts, expected_gains, facts_of
 from codistill.experiments.advice_search import Findings, Search, Tell, silent
 from codistill.experiments.recipe import Recipe
-from codistill.experiments.run import build, topology_of
+from codistill.experiments.recipe_federation import build, topology_of
 from codistill.protocol import Protocol
 from codistill.protocols import PROTOCOLS, Alone
 

@@ -28,7 +28,7 @@ from codistill.data.shard import PublicData
 from codistill.errors import CodistillError, DataError, NetworkError, RecipeError
 from codistill.experiments.export import labels_of, samples_of
 from codistill.experiments.recipe import Recipe, read_recipe
-from codistill.experiments.run import build
+from codistill.experiments.recipe_federation import build
 from codistill.experiments.user_code import run_file
 from codistill.federation.auditing import policy_from
 from codistill.federation.saved_samples import Samples

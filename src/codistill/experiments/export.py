@@ -11,7 +11,9 @@ from codistill.data.dataset import Dataset
 from codistill.data.labels import CLASSIFICATION, LabelEncoding, class_names
 from codistill.errors import CheckpointError, CodistillError, RecipeError, nearest
 from codistill.experiments.recipe import Recipe
-from codistill.experiments.run import agent_names, prepare, reopen
+from codistill.experiments.recipe_federation import agent_names
+from codistill.experiments.run import prepare
+from codistill.experiments.saved_run import reopen
 from codistill.federation.saved_samples import Samples
 from codistill.federation.trained_model import TrainedModel
 from codistill.runtimes.network.state_store import find_states

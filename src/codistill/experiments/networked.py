@@ -17,18 +17,9 @@ from codistill.data.validation import encoded_samples
 from codistill.errors import CheckpointError, DataError, NetworkError, RecipeError
 from codistill.experiments.agent_file import AgentFile
 from codistill.experiments.recipe import Recipe, make_recipe
-from codistill.experiments.run import (
-    RECIPE,
-    agent_names,
-    facts_of_protocol,
-    make_folder,
-    plan_of,
-    prepare,
-    reopen,
-    report_on,
-    source_of,
-    topology_of,
-)
+from codistill.experiments.recipe_federation import agent_names, plan_of, topology_of
+from codistill.experiments.run import facts_of_protocol, make_folder, prepare, report_on, source_of
+from codistill.experiments.saved_run import RECIPE, reopen
 from codistill.faults import Faults
 from codistill.federation.joining import AgentNode, PeerNode
 from codistill.federation.nodes import check_has_hub, with_agent

@@ -4,41 +4,23 @@ from __future__ import annotations
 
 import copy
 import itertools
-import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from codistill.errors import LearnerError, RecipeError, nearest
+from codistill.errors import RecipeError, nearest
 from codistill.experiments.overrides import apply_overrides, put
 from codistill.experiments.recipe import Recipe, make_recipe, read_tables
-from codistill.experiments.run import (
-    RECIPE,
-    execute,
-    facts_of_learners,
-    facts_of_protocol,
-    learner_code,
-    protocol_code,
-    reopen,
-    topology_of,
-)
+from codistill.experiments.recipe_federation import topology_of
 from codistill.experiments.sweep_fields import ABSENT, known_settings, leave_out, on_all_values
-from codistill.protocol import Protocol
-from codistill.results.metric_text import metric_name, score_text
-from codistill.results.records import Row
-from codistill.results.scores import Score, as_score, find_score
-from codistill.runtimes.network.terms import describe_protocol
-from codistill.runtimes.store import METRICS, read_rows
 from codistill.settings import check_settings, from_table, setting
 
-TABLE, PICTURE, OUTPUTS_PICTURE = "sweep.csv", "sweep.png", "outputs.png"
 VARIANTS = "variants"  # the axis whose values change several fields at once
-COSTS_TABLE, COSTS_PICTURE, MEASURES_PICTURE = "costs.csv", "costs.png", "measures.png"
 
 
 @dataclass(frozen=True)
@@ -235,118 +217,3 @@ def _compare(table: Any, compared: Axis) -> Compare:
 
 def _without_label(value: Any) -> Any:
     return {key: item for key, item in value.items() if key != "label"} if isinstance(value, dict) else value
-
-
-def execute_sweep(
-    sweep: Sweep, folder: Path, *, data_dir: str | None = None, tell: Callable[[str], None] = print
-) -> pd.DataFrame | None:
-    """Run what is not done yet; returns a row per run, round and agent, or None if it was interrupted.
-
-    Impossible combinations are reported and skipped.
-    """
-    for note in sweep.notes:
-        tell(f"note: {note}")
-    frames = []
-    for number, (labels, recipe) in enumerate(sweep.runs, 1):
-        words = sweep.words(labels)
-        try:
-            rows = _rows_of(recipe, folder / slug(labels), data_dir)
-        except LearnerError as error:  # such as averaging the weights of different architectures
-            tell(f"[{number}/{len(sweep)}] {words}: skipped. {error.must} Found: {error.found}")
-            continue
-        if rows is None:
-            return None
-        honest = [row for row in rows if row["round"] == recipe.rounds and not row.get("lies")]
-        metric = recipe.evaluation.scores[0] if recipe.evaluation.scores else "accuracy"
-        metric = as_score(metric).name
-        last = [row[metric] for row in honest if metric in row]
-        said = f"{metric_name(metric)} {score_text(metric, sum(last) / len(last))}" if last else "done"
-        said += f" (of the {len(honest)} honest agents)" if any(row.get("lies") for row in rows) else ""
-        tell(f"[{number}/{len(sweep)}] {words}: {said}")
-        # With a hub, all that agents receive is from it; between peers every message is in somebody's `sent`.
-        frame = pd.DataFrame([{**labels, **row} for row in rows])
-        frames.append(frame.assign(from_hub=frame["received"]) if topology_of(recipe).hub else frame)
-    if not frames:
-        raise RecipeError("A sweep must hold at least one possible run.", "none", "See what was said above.")
-    frame = pd.concat(frames, ignore_index=True)
-    frame.to_csv(folder / TABLE, index=False)
-    return frame
-
-
-def _rows_of(recipe: Recipe, place: Path, data_dir: str | None) -> list[Row] | None:
-    """The rows of one run, which is run first if it is not done; None if it was interrupted."""
-    begun = (place / RECIPE).exists()
-    if begun:
-        if not _is_run_of(recipe, place):
-            raise RecipeError(
-                "A sweep's folder must hold runs of the same recipe.",
-                f"{place} holds a run of another",
-                "Choose another --out, or remove that folder.",
-            )
-        rows = read_rows(place / METRICS) if (place / METRICS).exists() else []
-        if any(row["round"] == recipe.rounds for row in rows):
-            return rows
-    _, complete = execute(recipe, place, data_dir=data_dir, resume=begun, progress=False)
-    return read_rows(place / METRICS) if complete else None
-
-
-def _is_run_of(recipe: Recipe, place: Path) -> bool:
-    """Whether a folder holds a run of this recipe. A protocol in a file of one's own is compared by the file's content
-    and the settings: the class is another object whenever the file is loaded."""
-    code, models = facts_of_protocol(recipe).get("protocol_code"), facts_of_learners(recipe).get("learner_code")
-    same_code = protocol_code(place) in (None, code) and learner_code(place) in (None, models)
-    return same_code and _comparable(reopen(place)) == _comparable(recipe)
-
-
-def _comparable(recipe: Recipe) -> tuple[Recipe, dict[str, Any]]:
-    """Where the data are is no part of what a run is."""
-    plain = replace(recipe, data=replace(recipe.data, dir=None), protocol=Protocol())
-    return plain, describe_protocol(recipe.protocol)
-
-
-def slug(labels: Mapping[str, str]) -> str:
-    """The name of a combination's folder."""
-    return "_".join(re.sub(r"[^\w.+-]+", "", label) for label in labels.values()).lstrip(".") or "run"
-
-
-def means(sweep: Sweep, frame: pd.DataFrame) -> pd.DataFrame:
-    """The score by combination and round: mean over honest agents and seeds.
-
-    `spread` is the sample standard deviation (divided by n - 1) over the `seeds`, n of them.
-    """
-    keys, metric = shown_keys(sweep), metric_of(frame)
-    scored = honest_rows(frame).dropna(subset=[metric])
-    seeds = ["seed"] if "seed" in frame and "seed" not in keys else []
-    by_seed = scored.groupby([*keys, *seeds, "round"], sort=False)[metric].mean()
-    grouped = by_seed.groupby([*keys, "round"], sort=False)
-    found = {"mean": grouped.mean(), "spread": grouped.std(ddof=1), "seeds": grouped.count()}
-    table = pd.DataFrame(found).reset_index()
-    table.attrs["honest"] = has_byzantine_agents(frame)  # whether some agents were left out
-    table.attrs["metric"] = metric
-    return table
-
-
-def shown_keys(sweep: Sweep) -> list[str]:
-    """The fields by which figures are told apart; the seed, which is averaged over, is none."""
-    return [axis.key for axis in (*panels_of(sweep), lines_of(sweep))]
-
-
-def metric_of(frame: pd.DataFrame) -> str:
-    """What is compared: the first score that was measured, which is accuracy unless others are asked for."""
-    found = [name for name in frame.columns if name == "accuracy" or find_score(str(name)) is not None]
-    return str(found[0]) if found else "accuracy"
-
-
-def score_of(frame: pd.DataFrame) -> Score:
-    """The score that is compared."""
-    return as_score(metric_of(frame))
-
-
-def has_byzantine_agents(frame: pd.DataFrame) -> bool:
-    """Whether some agents lie, and are left out of means."""
-    return "lies" in frame and bool(frame["lies"].eq(True).any())
-
-
-def honest_rows(frame: pd.DataFrame) -> pd.DataFrame:
-    """The rows of agents that do not lie."""
-    return frame[~frame["lies"].eq(True)] if has_byzantine_agents(frame) else frame

@@ -6,17 +6,8 @@ from typing import Any
 
 import pandas as pd
 
-from codistill.experiments.sweep import (
-    Compare,
-    Sweep,
-    has_byzantine_agents,
-    honest_rows,
-    lines_of,
-    means,
-    metric_of,
-    score_of,
-    shown_keys,
-)
+from codistill.experiments.sweep import Compare, Sweep, lines_of
+from codistill.experiments.sweep_means import has_byzantine_agents, honest_rows, means, metric_of, score_of, shown_keys
 
 _REPEAT = "repeat"  # distinguishes runs that differ in their seed only
 

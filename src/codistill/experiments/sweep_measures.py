@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pandas as pd
 
-from codistill.experiments.run import read_summary
-from codistill.experiments.sweep import Sweep, has_byzantine_agents, shown_keys, slug
+from codistill.experiments.saved_run import read_summary
+from codistill.experiments.sweep import Sweep
+from codistill.experiments.sweep_means import has_byzantine_agents, shown_keys
+from codistill.experiments.sweep_run import slug
 from codistill.results.measures import measures
 
 

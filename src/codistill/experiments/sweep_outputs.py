@@ -6,9 +6,10 @@ import itertools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from codistill.experiments.run import read_summary
-from codistill.experiments.sweep import Sweep, lines_of, panels_of, slug
+from codistill.experiments.saved_run import read_summary
+from codistill.experiments.sweep import Sweep, lines_of, panels_of
 from codistill.experiments.sweep_fields import ABSENT
+from codistill.experiments.sweep_run import slug
 from codistill.plots.heatmaps import Map
 from codistill.results.outputs import Outputs, pool
 from codistill.runtimes.store import OUTPUTS

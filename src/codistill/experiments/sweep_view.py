@@ -12,23 +12,12 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
-from codistill.experiments.sweep import (
-    COSTS_PICTURE,
-    COSTS_TABLE,
-    MEASURES_PICTURE,
-    OUTPUTS_PICTURE,
-    PICTURE,
-    TABLE,
-    Sweep,
-    lines_of,
-    means,
-    metric_of,
-    panels,
-    panels_of,
-)
+from codistill.experiments.sweep import Sweep, lines_of, panels, panels_of
 from codistill.experiments.sweep_costs import along_bytes, costs, has_costs
+from codistill.experiments.sweep_means import means, metric_of
 from codistill.experiments.sweep_measures import measured
 from codistill.experiments.sweep_outputs import outputs_grid
+from codistill.experiments.sweep_run import TABLE
 from codistill.experiments.sweep_tables import cost_tables, honest_note, score_tables, target_text
 from codistill.files import write_atomically
 from codistill.plots import sweep_plots
@@ -37,6 +26,8 @@ from codistill.plots.sweep_plots import Layout, Lines
 from codistill.results.latex_table import latex_tables
 from codistill.results.metric_text import in_percent, metric_name
 
+_PICTURE, _OUTPUTS_PICTURE = "sweep.png", "outputs.png"
+_COSTS_TABLE, _COSTS_PICTURE, _MEASURES_PICTURE = "costs.csv", "costs.png", "measures.png"
 _DOTS_PER_INCH = 110
 
 
@@ -48,14 +39,14 @@ def show_sweep(sweep: Sweep, frame: pd.DataFrame, folder: Path, console: Console
     compared = sweep.on_all_values(frame)
     table, percent = means(sweep, compared), in_percent(metric_of(frame))
     _show(list(score_tables(sweep, table, percent=percent)), (folder / TABLE).with_suffix(".tex"), console)
-    written = {"table": folder / TABLE, "LaTeX": (folder / TABLE).with_suffix(".tex"), "picture": folder / PICTURE}
+    written = {"table": folder / TABLE, "LaTeX": (folder / TABLE).with_suffix(".tex"), "picture": folder / _PICTURE}
     written |= show_costs(sweep, compared, folder, console)
-    draw_scores(sweep, table, folder / PICTURE, percent=percent)
-    if draw_measures(sweep, sweep.on_all_values(measured(sweep, frame, folder)), folder / MEASURES_PICTURE):
-        written["protocol measures"] = folder / MEASURES_PICTURE
+    draw_scores(sweep, table, folder / _PICTURE, percent=percent)
+    if draw_measures(sweep, sweep.on_all_values(measured(sweep, frame, folder)), folder / _MEASURES_PICTURE):
+        written["protocol measures"] = folder / _MEASURES_PICTURE
     if grid := outputs_grid(sweep, folder):
-        _save(draw_grid(grid), folder / OUTPUTS_PICTURE)
-        written["average outputs"] = folder / OUTPUTS_PICTURE
+        _save(draw_grid(grid), folder / _OUTPUTS_PICTURE)
+        written["average outputs"] = folder / _OUTPUTS_PICTURE
     return written
 
 
@@ -64,12 +55,12 @@ def show_costs(sweep: Sweep, frame: pd.DataFrame, folder: Path, console: Console
     if not has_costs(sweep, frame):
         return {}
     percent, table = in_percent(metric_of(frame)), costs(sweep, frame)
-    _show(list(cost_tables(sweep, table, percent=percent)), (folder / COSTS_TABLE).with_suffix(".tex"), console)
-    written = {"costs": folder / COSTS_TABLE}
-    table.to_csv(folder / COSTS_TABLE, index=False)
+    _show(list(cost_tables(sweep, table, percent=percent)), (folder / _COSTS_TABLE).with_suffix(".tex"), console)
+    written = {"costs": folder / _COSTS_TABLE}
+    table.to_csv(folder / _COSTS_TABLE, index=False)
     if frame["sent"].any():
-        written[f"{metric_name(metric_of(frame))} against bytes"] = folder / COSTS_PICTURE
-        draw_costs(sweep, along_bytes(sweep, frame), folder / COSTS_PICTURE, percent=percent)
+        written[f"{metric_name(metric_of(frame))} against bytes"] = folder / _COSTS_PICTURE
+        draw_costs(sweep, along_bytes(sweep, frame), folder / _COSTS_PICTURE, percent=percent)
     return written
 
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-import time
 from collections.abc import Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from codistill.agent import Agent, Hub
+from codistill.agent import Agent
 from codistill.data.labels import LabelEncoding
 from codistill.data.shard import PublicData, Shard
 from codistill.data.validation import encoded_samples
@@ -30,45 +27,23 @@ from codistill.federation.checks import (
     check_shapes,
     check_topology,
 )
+from codistill.federation.local_run import run_on_this_machine
 from codistill.federation.result import Result
-from codistill.federation.run_facts import write_facts
+from codistill.federation.runtime_options import RuntimeOptions
+from codistill.hub import Hub
 from codistill.protocol import Protocol
-from codistill.results.records import RunStarted
 from codistill.results.scores import Score, as_scores
 from codistill.runtimes.description import RunDescription
 from codistill.runtimes.host import Watcher
-from codistill.runtimes.interrupt import GentleInterrupt
 from codistill.runtimes.observers import check_observers
-from codistill.runtimes.observers.progress import Progress
 from codistill.runtimes.plan import Plan
-from codistill.runtimes.processes import Processes
-from codistill.runtimes.running import Outcome, run
-from codistill.runtimes.runtime import Runtime
 from codistill.runtimes.safeguard import Safeguard, as_safeguard
-from codistill.runtimes.simulation import Simulation
-from codistill.runtimes.store import BASELINE, RunFolder
-from codistill.settings import Settings, check_setting, check_settings, setting
+from codistill.settings import check_setting
 from codistill.topology import KINDS, Topology
 from codistill.wire.compression import Compression
 
 if TYPE_CHECKING:
     from codistill.runtimes.network.options import Network
-
-
-@dataclass(frozen=True, kw_only=True)
-class RuntimeOptions(Settings):
-    """Where the rounds are computed, and how often what was reached is saved."""
-
-    kind: str = setting(
-        "processes",
-        "worker processes; all in this one; or one process per node, over the network of this machine",
-        choices=("processes", "simulation", "network"),
-    )
-    workers: int | None = setting(None, "worker processes; unset: one per core", at_least=1)
-    checkpoint_every: int = setting(1, "rounds between checkpoints; 0: never", at_least=0)
-
-    def __post_init__(self) -> None:
-        check_settings(self, "runtime")
 
 
 class Federation:
@@ -229,40 +204,15 @@ class Federation:
         description = replace(self.description, plan=plan)
         watching = check_observers(observers)
         self._check_start(options, resume=resume, has_folder=folder is not None)
-        began = time.monotonic()
-        with ExitStack() as stack:
-            interrupt = stack.enter_context(GentleInterrupt())
-
-            def run_on(runtime: Runtime, store: RunFolder | None, observers: Sequence[Any]) -> Outcome:
-                shown = [*([Progress()] if progress else []), Notes(), *observers]
-                return run(
-                    runtime.description, runtime, store=store, observers=shown, should_stop=lambda: interrupt.asked
-                )
-
-            # Locked first and until the end: no other process may write there meanwhile.
-            store = _store(folder, stack, resume=resume)
-            if store is not None:
-                write_facts(store.folder, description)
-            alone_rows = None
-            baseline = description.baseline() if alone and options.kind != "network" else None
-            if baseline is not None:
-                check_abilities(baseline.agents, baseline.protocol, None)
-                beside = _store(None if folder is None else Path(folder) / BASELINE, stack, resume=resume)
-                alone_rows = run_on(_start(baseline, options), beside, ()).rows
-            if interrupt.asked:
-                return Result(description, [], alone_rows, None, time.monotonic() - began, interrupted=True)
-            for agent in self.agents:
-                agent.learned = True
-            started = _start(description, options, None if folder is None else Path(folder), network, node_logs)
-            outcome = run_on(started, store, watching)
-        return Result(
+        return run_on_this_machine(
             description,
-            outcome.rows,
-            outcome.baseline_rows if options.kind == "network" else alone_rows,
-            outcome.outputs,
-            time.monotonic() - began,
-            interrupted=not outcome.complete,
-            events=outcome.events,
+            options,
+            network=network,
+            node_logs=node_logs,
+            folder=None if folder is None else Path(folder),
+            resume=resume,
+            progress=progress,
+            observers=watching,
         )
 
     def _check_start(self, options: RuntimeOptions, *, resume: bool, has_folder: bool) -> None:
@@ -283,47 +233,12 @@ class Federation:
             )
 
 
-class Notes:
-    """Prints notes about a resumed run on standard error."""
-
-    def started(self, record: RunStarted) -> None:
-        """Print the notes."""
-        for note in record.notes:
-            print(f"note: {note}", file=sys.stderr)
-
-
 def _scores(description: RunDescription, asked: Sequence[Any]) -> tuple[Score, ...]:
     """The scores that were asked for, tried on the labels of a test set."""
     tests = [description.test, *(agent.test for agent in description.agents)]
     y = next((test[1] for test in tests if test is not None), None)
     names = None if description.encoding is None else description.encoding.names
     return as_scores(asked, description.task, description.classes, names, y)
-
-
-def _store(folder: str | Path | None, stack: ExitStack, *, resume: bool) -> RunFolder | None:
-    if folder is None:
-        return None
-    store = RunFolder(Path(folder))
-    stack.callback(store.close)
-    store.open(resume=resume)
-    return store
-
-
-def _start(
-    description: RunDescription,
-    options: RuntimeOptions,
-    folder: Path | None = None,
-    network: Network | None = None,
-    node_logs: str | None = None,
-) -> Runtime:
-    # Pooling data is for a baseline, and never leaves this process.
-    if options.kind == "simulation" or description.protocol.pools_data:
-        return Simulation(description)
-    if options.kind == "processes":
-        return Processes(description, options.workers)
-    from codistill.runtimes.network.local import LocalNetwork
-
-    return LocalNetwork(description, folder=folder, network=network, logs=node_logs)
 
 
 def _pool(agents: Sequence[Agent], encoding: LabelEncoding) -> None:

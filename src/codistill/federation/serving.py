@@ -22,7 +22,6 @@ from typing import Any
 
 import numpy as np
 
-from codistill.agent import Hub
 from codistill.certs.credentials import Credentials
 from codistill.data.labels import CLASSIFICATION, REGRESSION, LabelEncoding, agree_on_labels, check_task
 from codistill.data.shard import PublicData
@@ -43,6 +42,7 @@ from codistill.federation.checks import (
 from codistill.federation.nodes import BackgroundNode, check_has_hub, check_no_pooling, credentials_for, open_store
 from codistill.federation.result import Result
 from codistill.federation.run_facts import write_facts
+from codistill.hub import Hub
 from codistill.protocol import Protocol
 from codistill.results.outputs import Outputs
 from codistill.results.scores import as_scores

@@ -17,8 +17,9 @@ from codistill.errors import LearnerError, nearest
 from codistill.learners import as_learner, zoo
 from codistill.learners.ability import Learner
 from codistill.learners.kernel_ridge import KernelRidge
+from codistill.learners.optimisers import OPTIMISERS
 from codistill.learners.own_models import call_own, make_own
-from codistill.learners.torch import OPTIMISERS, TorchLearner
+from codistill.learners.torch import TorchLearner
 from codistill.settings import check_settings, from_table, setting
 
 # Short names for what people use most; any other estimator by its full name.

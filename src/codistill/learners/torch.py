@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cached_property, partial
 from typing import Any
 
@@ -15,11 +15,11 @@ from codistill.data.shard import cut
 from codistill.errors import LearnerError
 from codistill.learners.ability import Ability, GradientLearner
 from codistill.learners.batch_norm import forward
+from codistill.learners.optimisers import OPTIMISERS, MakeOptimiser, lay_out_alike, make_optimiser
 from codistill.learners.portable import onnx_models as portable_onnx
 from codistill.message import Message
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-MakeOptimiser = Callable[[Iterator[nn.Parameter]], torch.optim.Optimizer]
 
 # Rows per forward pass of `predict`. Small chunks stay in the cache; a fixed size keeps results equal
 # to the bit, since the kernels chosen (and so the last digits) depend on it.
@@ -31,7 +31,6 @@ def _mean_squared(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 
 _LOSSES: dict[str, Loss] = {"cross_entropy": nn.functional.cross_entropy, "squared": _mean_squared}
-OPTIMISERS = ("adam", "adamw", "sgd")
 
 
 class TorchLearner(GradientLearner):
@@ -148,21 +147,14 @@ class TorchLearner(GradientLearner):
     def optimiser(self) -> torch.optim.Optimizer:
         """The optimiser, made when first needed."""
         if self._optimiser is None:
-            self._optimiser = self._new_optimiser()
+            self._optimiser = make_optimiser(
+                self._make_optimiser,
+                self.module.parameters(),
+                lr=self._lr,
+                weight_decay=self._weight_decay,
+                momentum=self._momentum,
+            )
         return self._optimiser
-
-    def _new_optimiser(self) -> torch.optim.Optimizer:
-        parameters = self.module.parameters()
-        if callable(self._make_optimiser):
-            return self._make_optimiser(parameters)
-        match self._make_optimiser:
-            case "adam":
-                return torch.optim.Adam(parameters, self._lr, weight_decay=self._weight_decay, fused=True)
-            case "adamw":
-                return torch.optim.AdamW(parameters, self._lr, weight_decay=self._weight_decay, fused=True)
-        return torch.optim.SGD(
-            parameters, self._lr, momentum=self._momentum, weight_decay=self._weight_decay, fused=True
-        )
 
     def snapshot(self, *, training: bool = False) -> Callable[[torch.Tensor], torch.Tensor]:
         """A frozen copy; in training mode its batch norm sees a batch as the model itself does."""
@@ -270,7 +262,7 @@ class TorchLearner(GradientLearner):
         self._optimiser = None
         if state["optimiser"] is not None:
             self.optimiser.load_state_dict(state["optimiser"])
-            _lay_out_alike(self.optimiser)
+            lay_out_alike(self.optimiser)
 
     def export(self) -> Message:
         """A registered architecture's name and options, with the weights; any other module as ONNX."""
@@ -318,11 +310,3 @@ class TorchLearner(GradientLearner):
                 f"or let it travel as ONNX: {portable_onnx.INSTALL}."
             )
         return "End the module with an nn.Linear layer."
-
-
-def _lay_out_alike(optimiser: torch.optim.Optimizer) -> None:
-    """Fused steps walk through memory: moments must lie there as their parameter does (channels last)."""
-    for parameter, memory in optimiser.state.items():
-        for name, value in memory.items():
-            if isinstance(value, torch.Tensor) and value.shape == parameter.shape:
-                memory[name] = torch.empty_like(parameter, dtype=value.dtype, requires_grad=False).copy_(value)

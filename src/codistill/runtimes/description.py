@@ -9,15 +9,17 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from codistill.agent import Agent, Hub, Node
+from codistill.agent import Agent
+from codistill.base_node import Node
 from codistill.data.labels import CLASSIFICATION, REGRESSION, LabelEncoding
 from codistill.data.shard import PublicData
 from codistill.faults import Faults
+from codistill.hub import Hub
 from codistill.protocol import Protocol
 from codistill.protocols.alone import baseline_of
 from codistill.results.scores import DEFAULT_SCORES, Score
+from codistill.runtimes.carrier import Carrier
 from codistill.runtimes.host import Host, Watcher
-from codistill.runtimes.links import Carrier
 from codistill.runtimes.plan import Plan
 from codistill.runtimes.safeguard import AgentSafeguard, Safeguard
 from codistill.topology import Topology

@@ -23,10 +23,10 @@ from codistill.errors import CodistillError, RuntimeFault
 from codistill.results.outputs import View
 from codistill.results.records import Scores
 from codistill.runtimes.description import RunDescription
-from codistill.runtimes.host import Report
 from codistill.runtimes.interrupt import GentleInterrupt
-from codistill.runtimes.links import describe_error, rebuild_error
 from codistill.runtimes.parent import Parent
+from codistill.runtimes.remote_errors import describe_error, rebuild_error
+from codistill.runtimes.round_report import Report
 from codistill.runtimes.runtime import Runtime, ShouldStop, Stopped, never
 from codistill.wire.state import pack, unpack
 

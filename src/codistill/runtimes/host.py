@@ -9,15 +9,19 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from codistill.agent import Agent, Effect, Hub, Node, Receive, Send
-from codistill.errors import MessageError, ProtocolError, RuntimeFault
+from codistill.agent import Agent
+from codistill.base_node import Node
+from codistill.effects import Effect, Receive, Send
+from codistill.errors import MessageError, ProtocolError
 from codistill.hooks import own_files, run_hook
+from codistill.hub import Hub
 from codistill.message import Message
+from codistill.runtimes.deadlock import deadlock
 from codistill.runtimes.divergence import guarded_round
+from codistill.runtimes.message_in_transit import Parcel, room_of
+from codistill.runtimes.round_report import Report
 from codistill.source_lines import add_line
 from codistill.topology import HUB
 from codistill.wire.codec import SIZE_LIMIT
@@ -26,62 +30,11 @@ from codistill.wire.compression import Compression
 if TYPE_CHECKING:
     from codistill.faults import Faults
     from codistill.protocol import Protocol
-    from codistill.runtimes.links import Carrier, Frame
+    from codistill.runtimes.carrier import Carrier, Frame
 
 Watcher = Callable[[str, str, bytes], None]  # sender, receiver, encoded message
 
 BEGIN = -1  # the phase before round 0
-EACH = 512  # bytes counted for each message besides its content: many empty ones take memory, too
-
-
-class Parcel:
-    """The bytes of a message in transit; decoded once, however many local nodes receive it."""
-
-    def __init__(self, data: bytes, limit: int, packed: bool | Compression) -> None:
-        self.data, self._limit, self._packed = data, limit, packed
-
-    @cached_property
-    def message(self) -> Message | MessageError:
-        """The message, or the error if it is malformed."""
-        try:
-            return Message.decode(self.data, limit=self._limit, packed=self._packed)
-        except MessageError as error:
-            return error
-
-    def open(self) -> None:
-        """Decode the message before it is used."""
-        _ = self.message
-
-
-@dataclass
-class Report:
-    """What happened in a round on a host: bytes, refused messages, and the protocol's remarks and measures."""
-
-    sent: dict[str, int] = field(default_factory=dict)
-    received: dict[str, int] = field(default_factory=dict)
-    refused: list[tuple[str, str, str]] = field(default_factory=list)  # (receiver, sender, reason)
-    remarks: list[tuple[str, str]] = field(default_factory=list)  # (node, text)
-    measures: list[tuple[str, str, float]] = field(default_factory=list)  # (agent, name, value)
-    present: tuple[str, ...] | None = None  # who took part to the end; None: everyone expected
-    events: list[str] = field(default_factory=list)  # other events, as sentences
-    waited: float = 0.0  # seconds spent waiting for agents, before any work
-
-    def add(self, other: Report) -> Report:
-        """This and another report together."""
-        return Report(
-            _sum(self.sent, other.sent),
-            _sum(self.received, other.received),
-            self.refused + other.refused,
-            self.remarks + other.remarks,
-            self.measures + other.measures,
-            other.present if self.present is None else self.present,
-            self.events + other.events,
-            self.waited + other.waited,
-        )
-
-
-def _sum(left: dict[str, int], right: dict[str, int]) -> dict[str, int]:
-    return {name: left.get(name, 0) + right.get(name, 0) for name in {**left, **right}}
 
 
 class _Task:
@@ -277,7 +230,7 @@ class Host:
     def _arrive(self, sender: str, receivers: Sequence[str], parcel: Parcel | None) -> None:
         for receiver in receivers:
             self._queues.setdefault((sender, receiver), deque()).append(parcel)
-            self._unused[sender] = self._unused.get(sender, 0) + _room_of(parcel)
+            self._unused[sender] = self._unused.get(sender, 0) + room_of(parcel)
             task = self._tasks.get(receiver)
             if task and sender in task.pending:
                 self._resolve(task, sender)
@@ -298,7 +251,7 @@ class Host:
         queue = self._queues.get((sender, task.node.name))
         if queue:
             parcel = queue.popleft()
-            self._unused[sender] -= _room_of(parcel)
+            self._unused[sender] -= room_of(parcel)
             if parcel is not None:
                 task.parcels[sender] = parcel
         elif sender not in self._ended and (sender == HUB or sender in self._present):
@@ -335,24 +288,10 @@ class Host:
         return {name: sorted(task.pending) for name, task in self._tasks.items() if task.pending}
 
 
-def _room_of(parcel: Parcel | None) -> int:
-    return EACH if parcel is None else EACH + len(parcel.data)
-
-
 def _foreign(effect: Any) -> ProtocolError:
     """The error for a protocol that awaits something else than its node."""
     return ProtocolError(
         "A protocol may only await the verbs of 'me'.",
         f"something else that waits ({type(effect).__name__})",
         "A runtime has no event loop: do not await asyncio, tasks or files.",
-    )
-
-
-def deadlock(waits: dict[str, list[str]]) -> RuntimeFault:
-    """The error for a round in which every node waits."""
-    shown = "; ".join(f"'{name}' waits for {', '.join(senders)}" for name, senders in list(waits.items())[:5])
-    return RuntimeFault(
-        "Deadlock: every node is waiting.",
-        shown,
-        "Check the protocol: each receive needs a send by the other side.",
     )

@@ -9,57 +9,18 @@ import struct
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from codistill.errors import RuntimeFault
-from codistill.source_lines import add_line
+from codistill.runtimes.carrier import Frame, Waiting
+from codistill.runtimes.deadlock import DeadlockDetection
+from codistill.runtimes.remote_errors import rebuild_error
 from codistill.wire.state import pack, unpack
 
 _HEADER = struct.Struct("<BiIIQ")  # kind, phase, sender, number of receivers, length of the payload
 _MESSAGE, _LOST, _END, _CONTROL = range(4)
 _STALL = 1.0  # seconds without a frame after which a host reports that it is blocked
 _READ = 1 << 16
-
-
-@dataclass(frozen=True, slots=True)
-class Frame:
-    """A message of one node to some nodes of a host, or the notice that a node's round has ended."""
-
-    phase: int
-    sender: str
-    receivers: list[str]
-    payload: bytes
-    lost: bool = False
-    is_end: bool = False
-
-
-class Waiting(Protocol):
-    """A host that waits on its links can say for which nodes."""
-
-    def waits(self) -> dict[str, list[str]]:
-        """Who waits for whom."""
-        ...
-
-
-class Carrier(Protocol):
-    """What a host needs to exchange frames with nodes of other hosts."""
-
-    def post(self, phase: int, sender: str, receivers: Sequence[str], data: bytes | None) -> None:
-        """Send a message to nodes of other hosts; None stands for a lost message."""
-        ...
-
-    def post_end(self, phase: int, sender: str, listeners: Iterable[str]) -> None:
-        """Tell the nodes that may wait for a node that it will send no more in this phase."""
-        ...
-
-    def wait(self, host: Waiting) -> list[Frame]:
-        """Frames that have arrived; waits for the next if there is none."""
-        ...
-
-    def arrived(self) -> list[Frame]:
-        """Frames that have arrived, without waiting."""
-        ...
 
 
 class _Peer:
@@ -88,8 +49,7 @@ class Links:
         self._frames: list[Frame] = []
         self._control: deque[tuple[int, dict[str, Any]]] = deque()
         self._sent = self._received = 0
-        self._blocked: dict[int, dict[str, Any]] = {}  # what hosts reported since the last check
-        self._last_check: dict[int, dict[str, Any]] = {}
+        self._deadlocks = DeadlockDetection()  # used by the owner of the run
 
     # --- frames of nodes ----------------------------------------------------------------------
 
@@ -164,7 +124,7 @@ class Links:
         for peer in self._peers.values():
             peer.socket.close()
 
-    # --- a deadlock: twice in a row every host reports that it waits, and no frame is in transit --
+    # --- a deadlock ---------------------------------------------------------------------------
 
     def _check_stall(self, since: float, waits: Callable[[], dict[str, list[str]]]) -> float:
         """After a while without a frame report that this host is blocked; such reports are not frames."""
@@ -178,16 +138,8 @@ class Links:
         if self.me != 0:
             self.command(0, **content)
             return
-        self._blocked[0] = content
-        if len(self._blocked) <= len(self._peers):
-            return  # a host has not reported since the last check, so it may be computing
-        before, self._last_check, self._blocked = self._last_check, self._blocked, {}
-        said = self._last_check.values()
-        idle = sum(host["sent"] for host in said) == sum(host["received"] for host in said)
-        if idle and before == self._last_check and any(host["blocked"] for host in said):
-            from codistill.runtimes.host import deadlock
-
-            raise deadlock({name: list(who) for host in said for name, who in host["blocked"].items()})
+        self._deadlocks.add(0, content)
+        self._deadlocks.check(hosts=len(self._peers) + 1)
 
     # --- bytes --------------------------------------------------------------------------------
 
@@ -287,7 +239,7 @@ class Links:
 
     def _take_control(self, host: int, content: dict[str, Any]) -> None:
         if "blocked" in content:
-            self._blocked[host] = content
+            self._deadlocks.add(host, content)
         elif "error" in content:
             raise rebuild_error(content["error"])
         else:
@@ -304,36 +256,3 @@ class Links:
             f"worker {peer.name} ended unexpectedly" if self.me == 0 else "the process that owns the run has ended",
             "It may have run out of memory: use fewer workers. The results so far are in the last checkpoint.",
         )
-
-
-def describe_error(error: BaseException, trace: str) -> dict[str, Any]:
-    """An error as plain values, to be raised again by the owner of the run."""
-    add_line(error)
-    parts = list(error.args) if len(error.args) == 3 and hasattr(error, "exit_code") else None
-    notes = list(getattr(error, "__notes__", []))
-    return {
-        "kind": type(error).__name__,
-        "parts": parts,
-        "text": f"{type(error).__name__}: {error}",
-        "notes": notes,
-        "trace": trace,
-    }
-
-
-def rebuild_error(content: dict[str, Any]) -> Exception:
-    """The error that was described."""
-    import codistill.errors as errors
-
-    kind = getattr(errors, content["kind"], None)
-    if content["parts"] and isinstance(kind, type) and issubclass(kind, errors.CodistillError):
-        error: Exception = kind(*content["parts"])
-    else:
-        error = RemoteError(content["text"])
-        error.add_note(content["trace"])
-    for note in content["notes"]:
-        error.add_note(note)
-    return error
-
-
-class RemoteError(Exception):
-    """An unexpected error in a worker process; its notes hold the worker's traceback."""

@@ -15,15 +15,16 @@ from typing import Any
 
 import torch
 
-from codistill.agent import Node
+from codistill.base_node import Node
 from codistill.errors import RuntimeFault
 from codistill.results.outputs import View
 from codistill.results.records import Scores
 from codistill.runtimes.description import RunDescription
 from codistill.runtimes.evaluation import score
-from codistill.runtimes.host import Report
-from codistill.runtimes.links import Links, describe_error
+from codistill.runtimes.links import Links
 from codistill.runtimes.parent import Parent
+from codistill.runtimes.remote_errors import describe_error
+from codistill.runtimes.round_report import Report
 from codistill.runtimes.runtime import Runtime, load_nodes, one_thread, save_nodes, warm_up
 
 _BUFFER = 4 << 20  # bytes a link holds: the weights of several small models

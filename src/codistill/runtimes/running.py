@@ -14,9 +14,10 @@ from codistill.errors import CheckpointError, CodistillError
 from codistill.results.outputs import Outputs, View, collect
 from codistill.results.records import Evaluated, RoundEnded, Row, RunFinished, RunStarted, Scores
 from codistill.runtimes.description import RunDescription
-from codistill.runtimes.host import BEGIN, Report
+from codistill.runtimes.host import BEGIN
 from codistill.runtimes.observers import Observers
 from codistill.runtimes.observers.history import History
+from codistill.runtimes.round_report import Report
 from codistill.runtimes.runtime import Runtime, ShouldStop, Stopped, never
 from codistill.runtimes.simulation import Simulation
 from codistill.topology import HUB

@@ -9,11 +9,11 @@ from contextlib import contextmanager
 import torch
 from threadpoolctl import threadpool_limits
 
-from codistill.agent import Node
+from codistill.base_node import Node
 from codistill.results.outputs import View
 from codistill.results.records import Scores
 from codistill.runtimes.description import RunDescription
-from codistill.runtimes.host import Report
+from codistill.runtimes.round_report import Report
 from codistill.wire.state import pack, unpack
 
 ShouldStop = Callable[[], bool]

@@ -8,7 +8,7 @@ from codistill.results.outputs import View
 from codistill.results.records import Scores
 from codistill.runtimes.description import RunDescription
 from codistill.runtimes.evaluation import score
-from codistill.runtimes.host import Report
+from codistill.runtimes.round_report import Report
 from codistill.runtimes.runtime import Runtime, load_nodes, one_thread, save_nodes
 
 

@@ -281,7 +281,7 @@ class Centre:
         self.lines = Connections(self.wire, network, self.told.append, deadline=network.deadline, leads=True)  # type: ignore[arg-type]
         self.names = whole.topology.names
         self.runtime = HubRuntime(with_node(whole, self.node), self.lines, run="run1")
-        self.runtime.done = done
+        self.runtime.agents.done = done
 
     def rounds(self, first: int, last: int) -> list[Any]:
         return [self.runtime.run(t, self.names) for t in range(first, last)]

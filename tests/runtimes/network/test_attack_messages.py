@@ -18,10 +18,11 @@ from codistill.errors import MessageError
 from codistill.faults import Faults
 from codistill.message import Message
 from codistill.results.scores import ACCURACY, RMSE, as_scores
-from codistill.runtimes.host import Host, Report
-from codistill.runtimes.links import Frame
+from codistill.runtimes.carrier import Frame
+from codistill.runtimes.host import Host
 from codistill.runtimes.network.answers import checked_scores, checked_view
 from codistill.runtimes.network.terms import hello_of, objection, terms_of
+from codistill.runtimes.round_report import Report
 from codistill.topology import HUB, Topology
 from codistill.wire.codec import decode, encode, read_json
 from codistill.wire.compression import Compression

@@ -62,7 +62,7 @@ def test_an_agent_that_dies_in_a_round_is_missed_in_it_and_comes_back_with_its_s
     assert lives["b"].end() == "killed"
     HOOKS.clear()
     back = Life(net, "b", whole, tmp_path / "b")
-    _until(lambda: (centre.runtime._pump(0.01), centre.runtime.statuses["b"].ready)[1])
+    _until(lambda: (centre.runtime.agents.pump(0.01), centre.runtime.agents.statuses["b"].ready)[1])
     assert [report.present for report in centre.rounds(3, 5)] == [NAMES, NAMES]
     centre.finish()
     back.end()
@@ -106,9 +106,9 @@ def test_who_misses_the_deadline_is_out_of_the_round_and_in_the_next_one() -> No
     first = centre.rounds(0, 2)
     assert [report.present for report in first] == [NAMES, ("a", "c")]
     assert "continues without 'b': nothing received from it for 0.3 s" in first[1].events
-    assert not centre.runtime._is_free("b")
+    assert not centre.runtime.agents.is_free("b")
     gate.set()
-    _until(lambda: (centre.runtime._pump(0.01), centre.runtime._is_free("b"))[1])
+    _until(lambda: (centre.runtime.agents.pump(0.01), centre.runtime.agents.is_free("b"))[1])
     assert centre.rounds(2, 3)[0].present == NAMES
     centre.finish()
     assert [life.end() for life in lives.values()] == [True] * 3
@@ -148,7 +148,7 @@ def test_a_link_that_blinks_costs_the_round_in_hand() -> None:
     HOOKS["b", 1] = blink
     reports = centre.rounds(0, 2)
     assert reports[1].present == ("a", "c")
-    _until(lambda: (centre.runtime._pump(0.01), centre.runtime._is_free("b"))[1])
+    _until(lambda: (centre.runtime.agents.pump(0.01), centre.runtime.agents.is_free("b"))[1])
     assert centre.rounds(2, 3)[0].present == NAMES
     centre.finish()
     assert [life.end() for life in lives.values()] == [True] * 3
@@ -218,11 +218,11 @@ def test_another_version_or_other_data_are_not_let_in() -> None:
         ({"samples": -1}, "malformed join request"),
     ):
         life = Life(net, "a", whole, **changed)
-        _until(lambda life=life: (centre.runtime._pump(0.01), not life.is_alive())[1])
+        _until(lambda life=life: (centre.runtime.agents.pump(0.01), not life.is_alive())[1])
         assert isinstance(life.end(), NetworkError)
         assert words in life.result.found
         assert any(words in text and text.startswith("'a' may not join") for text in centre.told)
-    assert not centre.runtime.statuses["a"].ready
+    assert not centre.runtime.agents.statuses["a"].ready
 
 
 def test_what_an_agent_cannot_store_is_told_and_the_run_goes_on(tmp_path: Path) -> None:
@@ -266,7 +266,7 @@ def test_an_agent_whose_model_fails_says_so_and_leaves() -> None:
     lives = {name: Life(net, name, whole) for name in NAMES}
     centre = Centre(net, whole)
     assert [report.present for report in centre.rounds(0, 2)] == [NAMES, ("a", "c")]
-    centre.runtime._pump(0.1)
+    centre.runtime.agents.pump(0.1)
     assert isinstance(lives["b"].end(), ValueError)
     # What went wrong may quote private data, so it stays with the agent's operator.
     assert any("'b' leaves: it failed (ValueError); its operator sees why" in text for text in centre.told)
@@ -311,7 +311,7 @@ def test_the_start_waits_for_everyone_unless_patience_ends() -> None:
 def test_a_hub_that_is_asked_to_stop_while_it_waits_stops() -> None:
     net, whole = Net(), describe(NAMES, 1)
     centre = Centre(net, whole)
-    centre.runtime._stopping = lambda: True
+    centre.runtime.agents.stopping = lambda: True
     with pytest.raises(Stopped):
         centre.rounds(0, 1)
 
@@ -339,11 +339,11 @@ def test_who_comes_a_second_time_waits_until_its_first_process_is_gone() -> None
     centre = Centre(net, whole)
     centre.rounds(0, 1)
     second = Life(net, "a", whole)
-    _until(lambda: (centre.runtime._pump(0.01), any("second time" in text for text in centre.told))[1])
+    _until(lambda: (centre.runtime.agents.pump(0.01), any("second time" in text for text in centre.told))[1])
     assert centre.rounds(1, 2)[0].present == ("a", "b")
     assert sums_of(lives["a"]) == [8.0, 10.0]
     lives["a"].wire.kill()
-    _until(lambda: (centre.runtime._pump(0.01), centre.runtime._is_free("a"))[1])
+    _until(lambda: (centre.runtime.agents.pump(0.01), centre.runtime.agents.is_free("a"))[1])
     assert centre.rounds(2, 3)[0].present == ("a", "b")
     assert sums_of(second) == [12.0]  # nothing was stored, so it began anew
     centre.finish()
@@ -526,7 +526,7 @@ def test_what_others_say_cannot_forge_a_line_of_the_log() -> None:
     net, whole = Net(), describe(("a",), 1)
     centre = Centre(net, whole)
     life = Life(net, "a", whole, version="1\n2026 hub: all is well\x1b[2J")
-    _until(lambda: (centre.runtime._pump(0.01), not life.is_alive())[1])
+    _until(lambda: (centre.runtime.agents.pump(0.01), not life.is_alive())[1])
     told: list[str] = []
     journal = EventLog("hub")
     with redirect_stderr(io.StringIO()) as shown:

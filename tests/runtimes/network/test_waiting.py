@@ -78,7 +78,7 @@ def test_progress_in_training_alone_restarts_the_deadline_once_for_each_round() 
     began = time.monotonic()
     assert centre.runtime.measure_baseline()["b"] == {}
     assert 1.0 < time.monotonic() - began < 2.5
-    until(lambda: (centre.runtime._pump(0.01), any("strike" in text for text in centre.told))[1])
+    until(lambda: (centre.runtime.agents.pump(0.01), any("strike" in text for text in centre.told))[1])
     assert "'b': strike 1 of 3: an unknown command 'working'" in centre.told
     stop.set()
     centre.finish()
@@ -139,12 +139,12 @@ def test_a_checkpoint_waits_once_for_all_that_have_not_kept_their_state() -> Non
 
 
 def test_an_agent_that_trains_alone_tells_which_rounds_are_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("codistill.runtimes.network.remote_agent._PROGRESS", 0.0)
+    monkeypatch.setattr("codistill.runtimes.network.commanded_agent._PROGRESS", 0.0)
     net, whole = Net(), describe(NAMES, 4)
     lives = {name: Life(net, name, whole) for name in NAMES}
     centre = Centre(net, whole, network=Network(deadline=5))
     centre.runtime.measure_baseline()
-    assert [status.trained for status in centre.runtime.statuses.values()] == [4, 4, 4]
+    assert [status.trained for status in centre.runtime.agents.statuses.values()] == [4, 4, 4]
     assert not [text for text in centre.told if "strike" in text]
     centre.finish()
     lives["a"].end()
@@ -180,7 +180,7 @@ def test_without_grace_rounds_go_on_and_who_comes_back_is_told_what_it_missed(tm
     states: list[dict[str, Any]] = []
     back = Life(net, "b", whole, tmp_path / "b")
     back.member._watch = lambda what, done, scores, **more: states.append({"status": what, **more})
-    until(lambda: (centre.runtime._pump(0.01), centre.runtime.statuses["b"].ready)[1])
+    until(lambda: (centre.runtime.agents.pump(0.01), centre.runtime.agents.statuses["b"].ready)[1])
     centre.rounds(59, 60)
     centre.finish()
     back.end()
@@ -239,7 +239,7 @@ def test_the_health_file_says_what_the_log_says_at_each_change(tmp_path: Path) -
     net, whole, path = Net(), describe(NAMES, 3), tmp_path / "health.json"
     centre = Centre(net, whole, network=Network(grace=0, quorum=1.0))
     log = EventLog("hub", health=path, quiet=True)
-    centre.runtime.on_state = log.state
+    centre.runtime.agents.on_state = log.state
 
     def health() -> dict[str, Any]:
         return dict(json.loads(path.read_text()))
@@ -251,7 +251,7 @@ def test_the_health_file_says_what_the_log_says_at_each_change(tmp_path: Path) -
     assert (health()["status"], health()["here"], health()["round"]) == ("running", ["a", "b", "c"], 1)
     moved = health()["moved"]
     net.cut("b", "hub")
-    until(lambda: (centre.runtime._pump(0.01), health()["here"] == ["a", "c"])[1])
+    until(lambda: (centre.runtime.agents.pump(0.01), health()["here"] == ["a", "c"])[1])
     seen: list[dict[str, Any]] = []
     centre.lines.tell = lambda text: seen.append({"told": text, **health()})
     threading.Timer(1.5, lambda: net.heal("b", "hub")).start()
@@ -296,7 +296,7 @@ def test_a_normal_end_names_no_round_after_the_last() -> None:
     centre.rounds(0, 2)
     centre.runtime.finish(complete=True)
     assert [life.end() for life in lives.values()] == [True] * 3
-    until(lambda: (centre.runtime._pump(0.01), sum("disconnected" in text for text in centre.told) == 3)[1])
+    until(lambda: (centre.runtime.agents.pump(0.01), sum("disconnected" in text for text in centre.told) == 3)[1])
     assert not [text for text in centre.told if "round 3" in text]
     assert "'a' disconnected" in centre.told
     centre.runtime.close()
@@ -327,7 +327,7 @@ def test_an_agent_that_joins_and_is_silent_costs_the_others_few_rounds() -> None
     for number in range(11):
         silent.send(("hub",), FrameKind.HELLO, Turn(0), encode({}, {"json": json.dumps(hello)}))
         silent.send(("hub",), FrameKind.CONTROL, Turn(0), encode({}, {"json": json.dumps({"do": "ready"})}))
-        until(lambda: (centre.runtime._pump(0.01), centre.runtime._is_free("c"))[1])
+        until(lambda: (centre.runtime.agents.pump(0.01), centre.runtime.agents.is_free("c"))[1])
         assert centre.runtime.run(number, NAMES).present == ("a", "b")
     rounds = [text.partition(":")[0] for text in centre.told if "continues without 'c'" in text]
     assert rounds == ["round 1", "round 2", "round 4", "round 8"]

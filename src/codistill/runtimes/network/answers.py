@@ -10,7 +10,7 @@ import numpy as np
 from codistill.errors import MessageError
 from codistill.results.outputs import View
 from codistill.results.scores import ACCURACY, DEFAULT_SCORES, PREFIXES, SAFEGUARD_WEIGHT, Score
-from codistill.runtimes.host import Report
+from codistill.runtimes.round_report import Report
 from codistill.text import printable
 from codistill.topology import HUB
 

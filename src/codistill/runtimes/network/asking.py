@@ -10,7 +10,8 @@ from codistill.errors import MessageError
 from codistill.results.records import Scores
 from codistill.results.scores import Score
 from codistill.runtimes.network.answers import checked_scores
-from codistill.runtimes.network.connections import Connections, Control
+from codistill.runtimes.network.connections import Connections
+from codistill.runtimes.network.control import Control
 from codistill.runtimes.network.waiting import AgentStatus
 from codistill.runtimes.runtime import ShouldStop, never
 

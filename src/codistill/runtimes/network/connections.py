@@ -6,44 +6,28 @@ arrives from it: between two nodes the order of frames is kept. A node that wait
 
 from __future__ import annotations
 
-import json
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from codistill.errors import MessageError
-from codistill.runtimes.host import EACH
-from codistill.runtimes.links import Frame, Waiting
+from codistill.runtimes.carrier import Frame, Waiting
+from codistill.runtimes.message_in_transit import EACH
 from codistill.runtimes.network.allowance import CommandAllowance, LineLimit
+from codistill.runtimes.network.control import Control, encode_control, read_control
 from codistill.runtimes.network.frame_header import FrameHeader, FrameKind, Turn
 from codistill.runtimes.network.inbox import Oversized, Presence, ReceivedFrame, Refusal
 from codistill.runtimes.network.options import Network
 from codistill.runtimes.network.sessions import Sessions, Tell
-from codistill.runtimes.network.stream import CONTROL_LIMIT
 from codistill.runtimes.network.transport import Transport
 from codistill.text import printable
-from codistill.wire.codec import Arrays, decode, encode, read_json
 
 _POLL = 0.5  # seconds between checks of the clock while waiting
 ROOM = 4  # messages of the largest size that one sender may have here
 _LATE = 1000  # messages of one sender in a turn that are not wanted any more
-_TEXT_LIMIT = 1 << 22  # characters of its text
 _COMMANDS = 100  # of one sender that may be queued
 _COMMANDING = frozenset({FrameKind.HELLO, FrameKind.CONTROL})
 _WORDS, _EVENTS = 600, 1000  # characters of an event, and events of a round: parts are written by other nodes
-
-
-class Control:
-    """A command or an answer: plain values, and arrays if it has any."""
-
-    def __init__(self, sender: str, content: dict[str, Any], arrays: Arrays, header: FrameHeader) -> None:
-        self.sender, self.content, self.arrays, self.header = sender, content, arrays, header
-
-    @property
-    def do(self) -> str:
-        """Which command or answer it is."""
-        return str(self.content["do"])
 
 
 class Connections:
@@ -220,10 +204,10 @@ class Connections:
         **content: Any,
     ) -> None:
         """Send a command or an answer; `reached`: the turn that this node goes to, if it is not in it yet."""
-        text = json.dumps(content, separators=(",", ":"))
+        payload = encode_control(content, arrays or {})
         for name in receivers:
             self._allowance.grant(name)
-        self.transport.send(receivers, kind, reached or self.turn, encode(arrays or {}, {"json": text}))
+        self.transport.send(receivers, kind, reached or self.turn, payload)
 
     def next_control(self, timeout: float) -> Control | None:
         """The next command or answer; None if there is none in time."""
@@ -300,16 +284,10 @@ class Connections:
 
     def _read(self, received: ReceivedFrame, header: FrameHeader) -> Control | None:
         try:
-            arrays, values = decode(
-                received.payload, finite=False, limit=CONTROL_LIMIT, header_limit=2 * _TEXT_LIMIT, packed=False
-            )
-            content = read_json(values["json"], _TEXT_LIMIT)
-            if not isinstance(content, dict) or not isinstance(content.get("do"), str):
-                raise ValueError("it has no 'do'")
-        except (MessageError, KeyError, ValueError, TypeError, RecursionError) as error:
+            return read_control(received, header)
+        except ValueError as error:
             self.sessions.strike(received.sender, f"a malformed command: {error}"[:300])
             return None
-        return Control(received.sender, content, arrays, header)
 
     def _presence_changed(self, presence: Presence) -> None:
         name, before = presence.sender, self.is_connected(presence.sender)

@@ -46,7 +46,7 @@ class EventLog:
         if self._quiet:
             return
         text = printable(text, _WORDS)  # parts come from other nodes: no line breaks, no control characters
-        now = _now().replace("+00:00", "Z")
+        now = timestamp().replace("+00:00", "Z")
         if self._form == "json":
             line = json.dumps({"time": now, "level": level, "node": self._node, "event": text, **more})
         else:
@@ -64,7 +64,7 @@ class EventLog:
 
     def progress(self, what: str, done: int, scores: Mapping[str, float], **more: Any) -> None:
         """Write an agent's progress, at most one line every few seconds."""
-        moved = {"moved": _now()} if done != self._state["round"] or scores else {}
+        moved = {"moved": timestamp()} if done != self._state["round"] or scores else {}
         self.state(status=what, round=done, **moved, **({"scores": dict(scores)} if scores else {}), **more)
         if scores and (self._form == "json" or time.monotonic() - self._last_progress > _PROGRESS_EVERY):
             self._last_progress = time.monotonic()
@@ -92,7 +92,7 @@ class EventLog:
             seconds = round(record.seconds, 3)
             self.tell("round ended", round=record.round, scores=means, present=present, seconds=seconds)
         if self.hub is None:
-            self.state(status="running", round=record.round, present=present, moved=_now())
+            self.state(status="running", round=record.round, present=present, moved=timestamp())
 
     def finished(self, record: RunFinished) -> None:
         """The run is over."""
@@ -114,8 +114,9 @@ class EventLog:
         if self._health is None:
             return
         with self._write_lock, suppress(StorageError, OSError):  # a full disk is reported where checkpoints are written
-            write_atomically(self._health, json.dumps(self._state | {"time": _now()}).encode())
+            write_atomically(self._health, json.dumps(self._state | {"time": timestamp()}).encode())
 
 
-def _now() -> str:
+def timestamp() -> str:
+    """The time now, as the health file has it."""
     return datetime.now(UTC).isoformat(timespec="seconds")

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from codistill.runtimes.host import EACH
+from codistill.runtimes.message_in_transit import EACH
 from codistill.runtimes.network.frame_header import FrameHeader
 
 

@@ -19,7 +19,6 @@ from codistill.results.outputs import View
 from codistill.results.records import Scores
 from codistill.runtimes.description import RunDescription
 from codistill.runtimes.forked import Channel, ForkedProcess, ForkedRuntime
-from codistill.runtimes.host import Report
 from codistill.runtimes.network.connections import Connections
 from codistill.runtimes.network.event_log import EventLog
 from codistill.runtimes.network.opening import neighbours, open_hub, open_peer, run_name
@@ -27,6 +26,7 @@ from codistill.runtimes.network.options import Network
 from codistill.runtimes.network.remote_agent import RemoteAgent
 from codistill.runtimes.network.terms import hello_of
 from codistill.runtimes.network.transport import Transport
+from codistill.runtimes.round_report import Report
 from codistill.runtimes.runtime import Runtime, ShouldStop, Stopped, load_nodes, never, save_nodes, warm_up
 from codistill.topology import HUB
 

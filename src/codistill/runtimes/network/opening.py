@@ -34,7 +34,7 @@ def open_hub(
     transport = Transport(HUB, description.topology.names, network, own, listen=listen, limit=limit, tell=log.tell)
     connections = Connections(transport, network, log.tell, deadline=network.deadline, leads=True)
     log.hub = HubRuntime(description, connections, run=run)
-    log.hub.on_state = log.state
+    log.hub.agents.on_state = log.state
     return log.hub
 
 

@@ -18,12 +18,14 @@ from codistill.results.outputs import View
 from codistill.results.records import Scores
 from codistill.runtimes.description import RunDescription
 from codistill.runtimes.evaluation import score
-from codistill.runtimes.host import BEGIN, Report
-from codistill.runtimes.network.connections import Connections, Control
+from codistill.runtimes.host import BEGIN
+from codistill.runtimes.network.connections import Connections
+from codistill.runtimes.network.control import Control
 from codistill.runtimes.network.frame_header import FrameKind, Turn
 from codistill.runtimes.network.inbox import Refusal
 from codistill.runtimes.network.options import RETURN
 from codistill.runtimes.network.terms import difference, terms_of
+from codistill.runtimes.round_report import Report
 from codistill.runtimes.running import measure_alone
 from codistill.runtimes.runtime import Runtime, ShouldStop, Stopped, load_nodes, never, one_thread, save_nodes
 from codistill.text import printable

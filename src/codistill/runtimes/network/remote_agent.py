@@ -11,30 +11,26 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-from codistill.errors import CheckpointError, NetworkError, PolicyError, StorageError
+from codistill.errors import NetworkError, PolicyError
 from codistill.results.outputs import View
-from codistill.results.records import RoundEnded, Scores
+from codistill.results.records import Scores
 from codistill.results.scores import PREFIXES, SAFEGUARD_WEIGHT
 from codistill.runtimes.description import RunDescription
-from codistill.runtimes.evaluation import score
-from codistill.runtimes.host import BEGIN, Host, Report
 from codistill.runtimes.network.answers import report_content
-from codistill.runtimes.network.connections import Connections, Control
+from codistill.runtimes.network.commanded_agent import CommandedAgent
+from codistill.runtimes.network.connections import Connections
+from codistill.runtimes.network.control import Control
 from codistill.runtimes.network.frame_header import FrameKind, Turn
 from codistill.runtimes.network.inbox import Refusal
-from codistill.runtimes.network.limits import derived_limit
 from codistill.runtimes.network.policy import ANYTHING, Policy
 from codistill.runtimes.network.state_store import START, StateStore
 from codistill.runtimes.network.terms import Terms, check_terms
 from codistill.runtimes.network.waiting import missed_text
-from codistill.runtimes.running import measure_alone
 from codistill.runtimes.runtime import never, one_thread
 from codistill.topology import HUB
-from codistill.wire.state import pack, unpack
 
 _RETRY = 1.0  # seconds between two hellos without an answer
 _COUNTED = 10.0  # seconds that an agent asked to stop waits for the confirmation that its last round counts
-_PROGRESS = 0.5  # seconds between two messages of an agent that trains alone
 _HINT = 15.0  # seconds after which the operator is told what may be wrong
 
 Describe = Callable[[Terms], RunDescription]  # the run under the hub's terms, with this agent introduced to it
@@ -77,10 +73,7 @@ class RemoteAgent:
         self._terms: Terms = {}
         self._welcome: Control | None = None
         self._run = ""
-        self._begun = False
-        self._uncounted = False  # whether its state includes a round that the hub has not counted
         self._answered = 0.0  # when it last answered
-        self._beginning = Report()  # of the phase before the first round; sent with that of the first round
         self._done = 0
         self._missed = 0  # rounds that the hub has counted without it
         connections.on_hello, connections.on_refusal = self._on_hello, self._on_refusal
@@ -147,10 +140,7 @@ class RemoteAgent:
         if self._description is None:
             self._terms, self._description = content["terms"], self._describe(content["terms"])
             self._agent = self._description.agents[0]
-            self._host: Host = self._description.host([self._agent], self._connections)
-            self._connections.backlog = self._host.backlog
-            self._host.message_limit = self._connections.network.message_limit or derived_limit(self._description)
-            self._connections.transport.accept(self._host.message_limit)
+            self._work = CommandedAgent(self._description, self._connections)
         elif content["terms"] != self._terms:
             raise NetworkError(
                 "A restarted hub must have the same terms.", "different terms", "Join again with a new process."
@@ -163,43 +153,20 @@ class RemoteAgent:
                     "Join again with a new process.",
                 )
             self._run = run
-            self._states = StateStore(None if self._folder is None else self._folder / run)
+            self._work.states = StateStore(None if self._folder is None else self._folder / run)
             if self._folder is not None:
-                self._states.begin_with(self._folder / START)
-        self._states.return_to(done)
-        for note in self._states.take_notes():
+                self._work.states.begin_with(self._folder / START)
+        self._work.states.return_to(done)
+        for note in self._work.states.take_notes():
             self._connections.tell(note)
-        at = self._done = self._return_to(done)
-        new = "the state that was restored" if self._states.restored else "a new model"
+        at = self._done = self._work.return_to(done)
+        new = "the state that was restored" if self._work.states.restored else "a new model"
         self._connections.tell(
             f"joined run {run[:8]} after {done} rounds, with {f'the state of round {at}' if at else new}"
         )
         self._joined(run, at)
         self._watch("joined", at, {})
         self._connections.command(HUB, do="ready", at=at)
-
-    def _return_to(self, done: int) -> int:
-        """Restore the newest state that counts; the number of its round."""
-        found = self._states.newest(done)
-        if found is None:
-            if self._begun:
-                raise NetworkError(
-                    "An agent needs a state of a round that the hub has counted.",
-                    f"the hub has counted {done} rounds, and all states of this agent are newer",
-                    "Join again with a new process: it starts with a new model.",
-                )
-            self._uncounted = False
-            return 0
-        try:
-            self._agent.resume(unpack(found[1]))
-        except Exception as error:  # a state of another model: each library has its own way to say so
-            raise CheckpointError(
-                "An agent must go on with the model and the protocol of its state.",
-                f"{type(error).__name__}: {error}"[:200],
-                "Use the model that it was trained with; or choose another state by 'codistill restore'.",
-            ) from error
-        self._begun, self._uncounted = True, False
-        return found[0]
 
     # --- taking part ------------------------------------------------------------------------------
 
@@ -213,7 +180,7 @@ class RemoteAgent:
                     "Ask the operator of the hub.",
                 )
             # The current round is finished first, unless the hub does not count it for a while.
-            if self._stopping() and (not self._uncounted or time.monotonic() - self._answered > _COUNTED):
+            if self._stopping() and (not self._work.uncounted or time.monotonic() - self._answered > _COUNTED):
                 self._connections.command(HUB, do="leaving", why="its operator has stopped it")
                 return False
             control = self._connections.next_control(0.2)
@@ -268,12 +235,12 @@ class RemoteAgent:
                 names = frozenset(map(str, list(content["present"])))
                 present = tuple(name for name in self._agent.roster if name in names)
                 samples = _integer(content["samples"], 1 << 62)
-                return lambda: ({}, {"report": self._report(self._round(turn, present, samples))}), number
+                return lambda: ({}, {"report": self._round(turn, present, samples)}), number
             case "keep":
                 done, store = _integer(content["round"], rounds), content["store"] is True
                 return lambda: ({}, {"trouble": self._keep(done, store=store)}), number
             case "store":
-                return lambda: ({}, {"trouble": self._store()}), number
+                return lambda: ({}, {"trouble": self._work.store()}), number
             case "evaluate":
                 part = None if content["samples"] is None else _integer(content["samples"], 1 << 62)
                 samples, views = _integer(content["of"], 1 << 62), content["views"] is True
@@ -283,22 +250,20 @@ class RemoteAgent:
                 return lambda: ({}, {"scores": self._alone(samples, number)}), number
         raise ValueError("unknown command")
 
-    @property
-    def _the_description(self) -> RunDescription:
-        assert self._description is not None
-        return self._description
+    def _round(self, turn: Turn, present: tuple[str, ...], samples: int) -> dict[str, Any]:
+        self._check_hub()
+        return self._policy.reported(report_content(self._work.run_round(turn, present, samples)))
 
-    def _report(self, report: Report) -> dict[str, Any]:
-        return self._policy.reported(report_content(report))
+    def _keep(self, done: int, *, store: bool) -> str | None:
+        self._done = done
+        self._watch("running", done, {})
+        return self._work.keep(done, store=store)
 
     def _alone(self, samples: int, number: int) -> Scores:
         if not self._policy.report.alone:
             return {}
-        self._agent.learner.join(samples)
         self._watch("training alone, as a baseline", 0, {})
-        progress = _TrainingAlone(self._connections, number)
-        scores = measure_alone(self._the_description, self._stopping, [progress]).get(self._agent.name, {})
-        return self._told(scores)
+        return self._told(self._work.train_alone(samples, number, self._stopping))
 
     def _told(self, scores: Scores) -> Scores:
         """The scores that the terms ask for (the hub refuses others), and that the policy lets pass."""
@@ -314,64 +279,10 @@ class RemoteAgent:
                 "Ask the operator of the certificate authority, and join again.",
             )
 
-    def _round(self, turn: Turn, present: tuple[str, ...], samples: int) -> Report:
-        self._check_hub()
-        if self._uncounted:
-            self._return_to(turn.phase)  # its last round was not counted
-        self._begin(samples)
-        self._uncounted = True
-        self._connections.begin(turn, (HUB,))
-        before, self._beginning = self._beginning, Report()
-        report = before.add(self._host.run(turn.phase, present))
-        self._connections.finish()
-        return report
-
-    def _begin(self, samples: int) -> None:
-        """The phase before its first round, whether it takes part in a round or is only evaluated."""
-        self._agent.join(samples)
-        if not self._begun:
-            self._connections.begin(Turn(BEGIN), ())
-            self._beginning = self._host.run(BEGIN, self._agent.roster)
-            self._begun = True
-            self._states.put(0, pack(self._agent.dump()), store=False)
-
-    def _keep(self, done: int, *, store: bool) -> str | None:
-        self._uncounted = False
-        self._done = done
-        self._watch("running", done, {})
-        try:
-            self._states.put(done, pack(self._agent.dump()), store=store)
-        except StorageError as error:
-            self._connections.tell(f"{error.must} Found: {error.found}. Continuing from memory: free some space.")
-            return f"it could not store round {done}: {error.found}; it continues from memory"
-        return None
-
-    def _store(self) -> str | None:
-        try:
-            self._states.store_newest()
-        except StorageError as error:
-            return f"it could not store its state: {error.found}; it continues from memory"
-        return None
-
     def _evaluate(self, part: int | None, samples: int, *, views: bool) -> tuple[View, dict[str, Any]]:
-        self._begin(samples)
-        seen: dict[str, View] | None = {} if views and self._policy.report.outputs else None
-        scores = score(self._the_description, self._agent, part, seen)
+        view, scores = self._work.evaluate(part, samples, views=views and self._policy.report.outputs)
         self._watch("running", self._done, scores)
-        return (seen or {}).get(self._agent.name, {}), {"scores": self._told(scores)}
-
-
-class _TrainingAlone:
-    """Tells the hub which rounds of training alone are done, so that its deadline is about the next one only."""
-
-    def __init__(self, connections: Connections, number: int) -> None:
-        self._connections, self._number = connections, number
-        self._told = time.monotonic()
-
-    def round_ended(self, record: RoundEnded) -> None:
-        if time.monotonic() - self._told > _PROGRESS:
-            self._told = time.monotonic()
-            self._connections.command(HUB, do="working", number=self._number, round=record.round)
+        return view, {"scores": self._told(scores)}
 
 
 def _refusal(control: Control) -> NetworkError:

@@ -16,12 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from codistill.agent import Agent, Hello
+from codistill.agent import Agent
 from codistill.data.labels import CLASSIFICATION, TASKS, LabelEncoding
 from codistill.data.shard import PublicData
 from codistill.data.validation import encoded_samples
 from codistill.errors import CodistillError, NetworkError
 from codistill.faults import Fault, Faults
+from codistill.hub import Hello
 from codistill.protocol import Protocol
 from codistill.protocols import PROTOCOLS
 from codistill.results.scores import MOST_SCORES, Score, as_scores, find_score

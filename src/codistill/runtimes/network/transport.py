@@ -8,18 +8,18 @@ decided anew for every connection, and looked at again every second: a new list 
 from __future__ import annotations
 
 import asyncio
-import random
 import secrets
 import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from codistill.errors import NetworkError
-from codistill.runtimes.network.addresses import split
 from codistill.runtimes.network.descriptors import LINKS, reserve_descriptors
+from codistill.runtimes.network.dialling import keep_connected
 from codistill.runtimes.network.frame_header import FrameHeader, FrameKind, Turn
 from codistill.runtimes.network.inbox import Event, Inbox, Presence
 from codistill.runtimes.network.listener import Listener
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from codistill.certs.credentials import Credentials
     from codistill.runtimes.network.options import Network
 
-_AGAIN, _SLOWER, _AT_MOST = 0.2, 1.5, 1.0  # seconds between two attempts to connect: at first, factor, at most
-_CONNECTING = 10.0  # seconds that an attempt to connect may take
 _BEFORE_TERMS = 1 << 20  # bytes of the largest message, as long as the run is not known
 _CHECK = 1.0  # seconds between two looks at certificates and at the revocation list
 _REMIND = 600.0  # seconds between two lines about the same trouble
@@ -78,7 +76,10 @@ class Transport:
         self._troubles: dict[str, float] = {}  # what the operator was told, and when
         self._listener = self._listen(listen) if listen else None
         self._tick = min(0.25, network.lease / 8)
-        self._dialling = [self.loop.create_task(self._dial(*place)) for place in (dial or {}).items()]
+        self._dialling = [
+            self.loop.create_task(keep_connected(address, credentials, self.loop, partial(Stream, self, expected=name)))
+            for name, address in (dial or {}).items()
+        ]
         self._looking = self.loop.create_task(self._look_after_links())
         self._thread = threading.Thread(target=self._run, name=f"links of {me}", daemon=True)
         self._thread.start()
@@ -187,42 +188,7 @@ class Transport:
             self.loop.close()
             raise
 
-    # --- connecting ---------------------------------------------------------------------------------
-
-    async def _dial(self, name: str, address: str) -> None:
-        host, port = split(address)
-        pause = _AGAIN
-        while True:
-            with suppress(OSError, EOFError, TimeoutError, NetworkError):
-                async with asyncio.timeout(_CONNECTING):
-                    stream = Stream(self, await self._connect(host, port), expected=name)
-                try:
-                    stream.start()
-                    async with asyncio.timeout(_CONNECTING):
-                        pause = _AGAIN if await asyncio.shield(stream.opening) else pause
-                    await asyncio.shield(stream.ended)
-                finally:
-                    stream.close("not open in time", at_once=True)
-            await asyncio.sleep(pause * random.uniform(0.7, 1.0))
-            pause = min(_AT_MOST, _SLOWER * pause)
-
-    async def _connect(self, host: str, port: int) -> socket.socket:
-        """A connection to the first of the host's addresses that can be reached, with TLS."""
-        found = await self.loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        error: OSError = OSError("no address")
-        for family, kind, protocol, _, place in found:
-            plain = socket.socket(family, kind, protocol)
-            plain.setblocking(False)
-            try:
-                await self.loop.sock_connect(plain, place)
-                return await secured(plain, self._credentials, self.loop, server=False)
-            except OSError as raised:
-                plain.close()
-                error = raised
-            except BaseException:
-                plain.close()
-                raise
-        raise error
+    # --- connections to this node -------------------------------------------------------------------
 
     async def _shake_hands(self, connection: socket.socket) -> None:
         """TLS and the preface of a connection to this node; ends when it is admitted, or closed."""

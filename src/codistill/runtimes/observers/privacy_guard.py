@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from codistill.agent import Agent, Hub
+from codistill.agent import Agent
 from codistill.errors import MessageError, RuntimeFault
+from codistill.hub import Hub
 from codistill.learners.ability import Ability
 from codistill.message import Message
 from codistill.topology import HUB

@@ -1,0 +1,197 @@
+"""The federation that a recipe describes: its data, who holds which of them, its agents, and who speaks to whom."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from codistill.agent import Agent
+from codistill.data import loading as datasets
+from codistill.data import tables
+from codistill.data.columns import Columns
+from codistill.data.labels import ask_about_values
+from codistill.data.partition import ById
+from codistill.data.scale import own_scaler
+from codistill.data.sources import find_table
+from codistill.data.split import with_validation_part
+from codistill.errors import RecipeError
+from codistill.experiments.recipe import Recipe
+from codistill.experiments.recipe_tables import Data
+from codistill.experiments.user_code import load_own
+from codistill.federation import Federation
+from codistill.federation.checks import regressors
+from codistill.learners.catalogue import make_learner
+from codistill.randomness import generator, seed_libraries
+from codistill.runtimes.plan import Plan
+from codistill.topology import KINDS as TOPOLOGIES
+from codistill.topology import Topology
+
+# Keys of [data] that say how a table is read.
+_READING = (
+    "label", "label_above", "label_map", "drop", "ids", "missing", "missing_values", "test_fraction", "scale",
+    "scale_per_agent", "task",
+)  # fmt: skip
+
+
+def load_data(recipe: Recipe, data_dir: str | None = None) -> datasets.Dataset:
+    """The data set that a recipe names, with the part of it that agents are measured on."""
+    data, seed = recipe.data, recipe.seed
+    if data.held_by_agents:
+        raise RecipeError(
+            "A recipe whose agents hold their data runs between machines.",
+            "[data] held_by_agents",
+            "Start it by 'codistill hub', and each agent by 'codistill join': see docs/deploy.md.",
+        )
+    by = None if data.name is not None else _id_of_agents(recipe)
+    whole = _load_whole(data, seed, data_dir, by)
+    return with_validation_part(whole, data.validation, seed, by) if data.validation else whole
+
+
+def _id_of_agents(recipe: Recipe) -> str | None:
+    """The id by which samples are divided among the agents; None where they are divided otherwise."""
+    if recipe.data.files is not None:
+        return "agent"
+    by = recipe.partition.id if isinstance(recipe.partition, ById) else None
+    return by if recipe.data.file is None or by in recipe.data.ids else None
+
+
+def _load_whole(data: Data, seed: int, data_dir: str | None, by: str | None) -> datasets.Dataset:
+    if data.name is not None:
+        return datasets.load(
+            data.name,
+            data_dir=data.dir or data_dir,
+            test_fraction=data.test_fraction,
+            seed=seed,
+            samples=data.samples,
+            test_samples=data.test_samples,
+            scale="none" if data.scale_per_agent else data.scale,
+            task=data.task,
+        )
+    columns = Columns(data.columns or {}) if data.schema is None else Columns.read(data.schema)
+    options = {key: getattr(data, key) for key in _READING} | {"seed": seed, "columns": columns.columns}
+    folder = data.dir or data_dir
+    if data.file is not None:
+        return tables.read_table(find_table(data.file, folder), **options, by=by)
+    assert data.files is not None
+    return tables.read_tables({name: find_table(path, folder) for name, path in data.files.items()}, **options)
+
+
+def agent_names(recipe: Recipe) -> list[str]:
+    """The names of all agents, in order."""
+    kinds = [entry.short_kind for entry in recipe.agents]
+    names: list[str] = []
+    for entry, kind in zip(recipe.agents, kinds, strict=True):
+        base = kind if entry.name is None else entry.name
+        single = entry.count == 1 and (entry.name is not None or kinds.count(kind) == 1)
+        taken = sum(name.rpartition("-")[0] == base for name in names)
+        names += [base] if single else [f"{base}-{taken + i + 1}" for i in range(entry.count)]
+    return names
+
+
+def topology_of(recipe: Recipe) -> Topology:
+    """Who speaks to whom: as the recipe says or, where it does not, as the protocol has it."""
+    names, chosen = agent_names(recipe), recipe.topology or recipe.protocol.topology
+    return TOPOLOGIES[chosen](names) if isinstance(chosen, str) else chosen.over(names, recipe.seed)
+
+
+def hand_out(recipe: Recipe, data: datasets.Dataset) -> list[np.ndarray]:
+    """Which training samples each agent gets."""
+    names = agent_names(recipe)
+    if recipe.data.files is not None:
+        if sorted(names) != sorted(recipe.data.files):
+            raise RecipeError(
+                "With one file per agent, the agents must be named as the files.",
+                f"agents {', '.join(sorted(names))}; files {', '.join(sorted(recipe.data.files))}",
+                "Give every [[agents]] table the name of its file.",
+            )
+        return [np.flatnonzero(data.ids["agent"] == name) for name in names]
+    rng = generator(recipe.seed, "partition")
+    parts = recipe.partition.split(data.y, len(names), rng, data.ids, data.classes)
+    by = _id_of_agents(recipe)
+    if by is not None:
+        values = data.ids[by].astype(str)
+        if sorted(names) == sorted(np.unique(values)):
+            return [np.flatnonzero(values == name) for name in names]
+    return parts
+
+
+def own_tests(
+    recipe: Recipe, data: datasets.Dataset, parts: Sequence[np.ndarray]
+) -> list[tuple[np.ndarray, np.ndarray] | None]:
+    """The test samples that are from where each agent's training samples are from; None where that is not known."""
+    by = _id_of_agents(recipe)
+    if by is None or by not in data.ids_test:
+        return [None] * len(parts)
+    rows = [np.flatnonzero(np.isin(data.ids_test[by], data.ids[by][part])) for part in parts]
+    return [(data.x_test[own], data.y_test[own]) if len(own) else None for own in rows]
+
+
+def build(recipe: Recipe, data_dir: str | None = None) -> tuple[Federation, datasets.Dataset]:
+    """The federation of a recipe, checked and ready to run, and the data it was made from."""
+    data = load_data(recipe, data_dir)
+    public = None
+    if recipe.data.public:
+        public, data = datasets.split_public(data, recipe.data.public, recipe.seed)
+    names, parts = agent_names(recipe), hand_out(recipe, data)
+    entries = [entry for entry in recipe.agents for _ in range(entry.count)]
+    agents = []
+    for name, entry, part, test in zip(names, entries, parts, own_tests(recipe, data, parts), strict=True):
+        seed_libraries(recipe.seed, name, "model")
+        model = make_learner(entry.kind, entry.options, data.x.shape[1:], data.classes, load_own)
+        if recipe.data.missing == "impute":
+            model.takes_missing = False
+        agents.append(Agent(name, model, data.x[part], data.y[part], test=test, prepare=_own_scaler(recipe.data, data)))
+    _ask_about_labels(recipe, data, agents)
+    federation = Federation(
+        agents,
+        recipe.protocol,
+        public=public,
+        test=(data.x_test, data.y_test),
+        seed=recipe.seed,
+        classes=data.classes,
+        scores=recipe.evaluation.scores,
+        topology=None if recipe.topology is None else topology_of(recipe),
+        faults=recipe.faults,
+        participation=recipe.participation,
+        compression=recipe.compression,
+        safeguard=recipe.safeguard or False,
+    )
+    return federation, data
+
+
+def _own_scaler(options: Data, data: datasets.Dataset) -> Any:
+    """What an agent scales its samples with, by its own training samples; None where all are scaled together."""
+    if not options.scale_per_agent:
+        return None
+    if data.x.ndim != 2:
+        raise RecipeError(
+            "[data] scale_per_agent is for tables.", f"samples of shape {data.x.shape[1:]}", "Remove scale_per_agent."
+        )
+    scaler, numbers = own_scaler(options.scale), data.x.shape[1] if data.columns is None else data.columns.numbers
+    if scaler is None or numbers == data.x.shape[1]:
+        return scaler
+    from sklearn.compose import ColumnTransformer
+
+    return ColumnTransformer([("numbers", scaler, slice(0, numbers))], remainder="passthrough")
+
+
+def _ask_about_labels(recipe: Recipe, data: datasets.Dataset, agents: list[Agent]) -> None:
+    """Integers in a label column may be values to predict; words, and data sets by name, have classes."""
+    numbers = all(name.lstrip("-").isdecimal() for name in data.class_names)
+    if recipe.data.task is None and recipe.data.name is None and data.y.ndim == 1 and numbers:
+        values = np.array([int(name) for name in data.class_names])
+        ask_about_values(values, len(data.y) + len(data.y_test), regressors(agents))
+
+
+def plan_of(recipe: Recipe) -> Plan:
+    """Rounds, evaluations and checkpoints of a recipe."""
+    evaluation = recipe.evaluation
+    return Plan(
+        rounds=recipe.rounds,
+        evaluate_every=evaluation.every,
+        evaluate_samples=evaluation.samples or None,
+        baseline=evaluation.alone,
+        checkpoint_every=recipe.runtime.checkpoint_every,
+    )

@@ -1,0 +1,90 @@
+"""A run on this machine: its folder, the baseline of agents alone, and then the run itself."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from codistill.federation.checks import check_abilities
+from codistill.federation.result import Result
+from codistill.federation.run_facts import write_facts
+from codistill.federation.runtime_options import RuntimeOptions, make_runtime
+from codistill.results.records import RunStarted
+from codistill.runtimes.description import RunDescription
+from codistill.runtimes.interrupt import GentleInterrupt
+from codistill.runtimes.observers.progress import Progress
+from codistill.runtimes.running import Outcome, run
+from codistill.runtimes.runtime import Runtime
+from codistill.runtimes.store import BASELINE, RunFolder
+
+if TYPE_CHECKING:
+    from codistill.runtimes.network.options import Network
+
+
+def run_on_this_machine(
+    description: RunDescription,
+    options: RuntimeOptions,
+    *,
+    network: Network | None,
+    node_logs: str | None,
+    folder: Path | None,
+    resume: bool,
+    progress: bool,
+    observers: Sequence[Any],
+) -> Result:
+    """Run what is described; `observers` watch the run itself, not the baseline."""
+    began = time.monotonic()
+    with ExitStack() as stack:
+        interrupt = stack.enter_context(GentleInterrupt())
+
+        def run_on(runtime: Runtime, store: RunFolder | None, observers: Sequence[Any]) -> Outcome:
+            shown = [*([Progress()] if progress else []), Notes(), *observers]
+            return run(runtime.description, runtime, store=store, observers=shown, should_stop=lambda: interrupt.asked)
+
+        # Locked first and until the end: no other process may write there meanwhile.
+        store = _store(folder, stack, resume=resume)
+        if store is not None:
+            write_facts(store.folder, description)
+        alone_rows = None
+        baseline = description.baseline() if description.plan.baseline and options.kind != "network" else None
+        if baseline is not None:
+            check_abilities(baseline.agents, baseline.protocol, None)
+            beside = _store(None if folder is None else folder / BASELINE, stack, resume=resume)
+            alone_rows = run_on(make_runtime(baseline, options), beside, ()).rows
+        if interrupt.asked:
+            return Result(description, [], alone_rows, None, time.monotonic() - began, interrupted=True)
+        for agent in description.agents:
+            agent.learned = True
+        started = make_runtime(description, options, folder, network, node_logs)
+        outcome = run_on(started, store, observers)
+    return Result(
+        description,
+        outcome.rows,
+        outcome.baseline_rows if options.kind == "network" else alone_rows,
+        outcome.outputs,
+        time.monotonic() - began,
+        interrupted=not outcome.complete,
+        events=outcome.events,
+    )
+
+
+class Notes:
+    """Prints notes about a resumed run on standard error."""
+
+    def started(self, record: RunStarted) -> None:
+        """Print the notes."""
+        for note in record.notes:
+            print(f"note: {note}", file=sys.stderr)
+
+
+def _store(folder: Path | None, stack: ExitStack, *, resume: bool) -> RunFolder | None:
+    if folder is None:
+        return None
+    store = RunFolder(folder)
+    stack.callback(store.close)
+    store.open(resume=resume)
+    return store

@@ -1,0 +1,36 @@
+"""What happened in a round, as the hosts of its nodes report it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Report:
+    """What happened in a round on a host: bytes, refused messages, and the protocol's remarks and measures."""
+
+    sent: dict[str, int] = field(default_factory=dict)
+    received: dict[str, int] = field(default_factory=dict)
+    refused: list[tuple[str, str, str]] = field(default_factory=list)  # (receiver, sender, reason)
+    remarks: list[tuple[str, str]] = field(default_factory=list)  # (node, text)
+    measures: list[tuple[str, str, float]] = field(default_factory=list)  # (agent, name, value)
+    present: tuple[str, ...] | None = None  # who took part to the end; None: everyone expected
+    events: list[str] = field(default_factory=list)  # other events, as sentences
+    waited: float = 0.0  # seconds spent waiting for agents, before any work
+
+    def add(self, other: Report) -> Report:
+        """This and another report together."""
+        return Report(
+            _sum(self.sent, other.sent),
+            _sum(self.received, other.received),
+            self.refused + other.refused,
+            self.remarks + other.remarks,
+            self.measures + other.measures,
+            other.present if self.present is None else self.present,
+            self.events + other.events,
+            self.waited + other.waited,
+        )
+
+
+def _sum(left: dict[str, int], right: dict[str, int]) -> dict[str, int]:
+    return {name: left.get(name, 0) + right.get(name, 0) for name in {**left, **right}}
