@@ -15,6 +15,7 @@ NAMES = [
     "Alone",
     "AvgKD",
     "Backfitting",
+    "CRS",
     "Centralised",
     "CodistillError",
     "Columns",

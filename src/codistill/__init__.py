@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from codistill.message import Message as Message
     from codistill.protocol import Protocol as Protocol
     from codistill.protocols import AKD as AKD
+    from codistill.protocols import CRS as CRS
     from codistill.protocols import DSGD as DSGD
     from codistill.protocols import EKD as EKD
     from codistill.protocols import FD as FD
@@ -63,6 +64,7 @@ _HOMES = {
     "Alone": "protocols",
     "AvgKD": "protocols",
     "Backfitting": "protocols",
+    "CRS": "protocols",
     "Centralised": "protocols",
     "CodistillError": "errors",
     "Columns": "data.columns",

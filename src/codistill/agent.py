@@ -17,7 +17,7 @@ import torch
 from codistill.base_node import Node, reason_of
 from codistill.data.labels import CLASSIFICATION, LabelEncoding, check_task
 from codistill.data.preparation import Preparation
-from codistill.data.shard import Shard
+from codistill.data.shard import Shard, as_releases
 from codistill.data.torch_datasets import is_dataset, read_dataset
 from codistill.data.validation import check_shape, encoded_samples, named_columns, plain_samples
 from codistill.effects import Receive, Send
@@ -46,6 +46,8 @@ class Agent(Node):
         test: tuple[Any, Any] | None = None,
         task: str | None = None,
         prepare: Any = None,
+        choices: Mapping[str, Any] | None = None,
+        releases: Any = None,
     ) -> None:
         if not isinstance(name, str) or not re.fullmatch(r"[\w][\w .+-]{0,63}", name) or name == HUB:
             raise RecipeError(
@@ -61,6 +63,8 @@ class Agent(Node):
         self.shard: Shard = None  # type: ignore[assignment]  # made when the number of classes is known
         self.test: tuple[np.ndarray, np.ndarray] | None = None
         self.class_mix: np.ndarray | None = None  # how many samples of each class it holds
+        self.choices = dict(choices or {})  # settings of the protocol that it chooses for itself
+        self._releases = releases  # which of its samples may be part of what it sends; None: all
         self.learned = False  # whether it has been in a run
         self.safeguard: Any = None  # set by the runtime: an AgentSafeguard, where its answers have one
         self.diverged = False  # whether its model diverged in this round, and returned to the round's start
@@ -78,6 +82,7 @@ class Agent(Node):
         encoding = encoding or LabelEncoding(CLASSIFICATION, classes)
         x, y = self._data
         self.shard = Shard(x, encoding.encode(y, f"agent '{self.name}'"), classes, self.name, self._random_items)
+        self.shard.releases = as_releases(self._releases, len(self.shard), self.name)
         self.shape = self.shard.x.shape[1:]
         self.shard.x = self.prepared.fit(self.shard.x)
         if self.shard.labels is not None:
@@ -105,7 +110,10 @@ class Agent(Node):
     def twin(self) -> Agent:
         """An agent with the same data and an untouched copy of the model."""
         model = copy.deepcopy(self.learner)
-        twin = Agent(self.name, model, *self._data, test=self._test, task=self.task, prepare=self._prepare)
+        twin = Agent(
+            self.name, model, *self._data, test=self._test, task=self.task, prepare=self._prepare,
+            choices=self.choices, releases=self._releases,
+        )  # fmt: skip
         twin._random_items = self._random_items
         return twin
 

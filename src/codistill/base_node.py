@@ -39,6 +39,7 @@ class Node(HasCalls):
         self.present: tuple[str, ...] = ()  # agents of this round, in the order of the roster
         self.seed = 0
         self.classes = 0  # of the federation: columns of an output
+        self.time = 0.0  # the number of the round; in a run without rounds, seconds since its start
         self.rejected: list[tuple[str, str]] = []  # (sender, reason) of messages refused this round
         self.unreported: list[tuple[str, str]] = []  # the same, for the report of the next round
         self.remarks: list[str] = []  # for the operator, of this round
@@ -52,7 +53,7 @@ class Node(HasCalls):
         """Enter a round (or "begin"): from here on all randomness derives from (seed, name, phase)."""
         self.present, self.remarks, self.measures, self.calls = present, [], [], []
         self.rejected, self.unreported = self.unreported, []
-        self._moment = (self.name, phase, 0)
+        self._moment, self.time = (self.name, phase, 0), float(phase) if isinstance(phase, int) else 0.0
         seed_libraries(self.seed, *self._moment)
 
     def rng(self, *keys: Key) -> np.random.Generator:

@@ -19,7 +19,7 @@ from codistill.hooks import check_hooks
 from codistill.hub import Hub
 from codistill.learners.ability import Ability
 from codistill.message import Message
-from codistill.settings import Settings, check_settings, setting
+from codistill.settings import Settings, check_settings, replaced, setting
 from codistill.source_lines import show_line
 from codistill.topology import HUB
 from codistill.verbs import shown
@@ -41,9 +41,12 @@ class Protocol(Settings):
     exchanges: ClassVar[str] = ""  # what is sent, for a person
     needs: ClassVar[Ability] = Ability.PREDICT  # checked before round 0
     topology: ClassVar[str] = "star"  # star, complete, ring or silent, unless the federation has its own
+    hub_is_optional: ClassVar[bool] = False  # a star by default, but neighbours can do without the hub
     needs_public: ClassVar[bool] = False
     pools_data: ClassVar[bool] = False  # a baseline that breaks the rule "data stays home"
     is_baseline: ClassVar[bool] = False  # there is nothing to compare it with
+    asynchronous: ClassVar[bool] = False  # can live with stale knowledge, so it can run without rounds
+    chosen_by_agents: ClassVar[tuple[str, ...]] = ()  # settings that each agent may choose for itself
     predicts_with: ClassVar[tuple[str, ...] | None] = None  # entries of `me.state` that `predict` reads; unset: all
     # Where that is said what people look for among a protocol's own settings.
     elsewhere: ClassVar[Mapping[str, str]] = {
@@ -109,6 +112,11 @@ class Protocol(Settings):
     def alone(self) -> Protocol | None:
         """What the same agents would do without one another; None: `alone`, with the settings that both have."""
         return None
+
+    def chosen(self: P, choices: Mapping[str, Any]) -> P:
+        """The same protocol with what an agent chooses for itself, as far as this protocol has such settings."""
+        known = {field.name for field in dataclasses.fields(self)} & choices.keys()
+        return replaced(self, {name: choices[name] for name in known}) if known else self
 
     def settings_for(self, other: type[P]) -> P:
         """Another protocol with the settings that both have."""

@@ -14,9 +14,11 @@ import types
 import typing
 from abc import ABCMeta
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from codistill.errors import ArgumentError, RecipeError, nearest
+
+S = TypeVar("S")
 
 
 class SettingsType(ABCMeta):
@@ -127,6 +129,13 @@ def from_table(cls: type[Any], table: Mapping[str, Any], owner: str) -> Any:
             raise RecipeError(f"[{owner}] must say '{name}'.", "no such key", f"Add it. It is: {_help(field)}")
     hints = typing.get_type_hints(cls)
     return cls(**{key: _widen(value, hints[key]) for key, value in table.items()})
+
+
+def replaced(instance: S, values: Mapping[str, Any]) -> S:
+    """A dataclass instance with other values of some fields, written as in a recipe."""
+    hints = typing.get_type_hints(type(instance))
+    made: S = dataclasses.replace(instance, **{key: _widen(value, hints[key]) for key, value in values.items()})  # type: ignore[type-var]
+    return made
 
 
 def _widen(value: Any, hint: Any) -> Any:

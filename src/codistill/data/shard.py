@@ -12,6 +12,7 @@ import torch
 
 from codistill.data.torch_datasets import read_items, seeded
 from codistill.data.validation import digest, plain_samples, validate_samples
+from codistill.errors import DataError
 from codistill.randomness import Key, derive
 
 
@@ -40,6 +41,7 @@ class Shard:
         self.owner, self.classes, self._items = owner, classes, items
         self.labels: np.ndarray | None = y if y.ndim == 1 else None
         self.targets = _one_hot(y, classes) if y.ndim == 1 else y
+        self.releases = np.ones(len(self.x), dtype=bool)  # samples that may be part of what the owner sends
         self.seed = 0
 
     @cached_property
@@ -55,6 +57,7 @@ class Shard:
         chosen.__dict__.pop("_tensors", None)
         chosen.x, chosen.targets = self.x[rows], self.targets[rows]
         chosen.labels = None if self.labels is None else self.labels[rows]
+        chosen.releases = self.releases[rows]
         chosen._items = None if self._items is None else torch.utils.data.Subset(self._items, rows.tolist())
         return chosen
 
@@ -108,6 +111,20 @@ class PublicData:
         """One pass in a new order, or exactly `steps` batches, passing over the data as often as needed."""
         for chosen in _steps(len(self), size, steps, self.seed, "public", "batches", t):
             yield PublicBatch(chosen.numpy(), self._inputs[chosen])
+
+
+def as_releases(given: Any, samples: int, owner: str) -> np.ndarray:
+    """Which samples may be part of what an agent sends, as it was given: a boolean for each sample; None: all."""
+    if given is None:
+        return np.ones(samples, dtype=bool)
+    mask = np.asarray(given)
+    if mask.dtype != bool or mask.shape != (samples,):
+        raise DataError(
+            f"releases of agent '{owner}' must be a boolean for each of its {samples} samples.",
+            f"{mask.dtype} of shape {mask.shape}",
+            "Give a mask such as consent == 'yes'.",
+        )
+    return mask
 
 
 def cut(length: int, size: int) -> list[slice]:

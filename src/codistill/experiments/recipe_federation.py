@@ -142,7 +142,8 @@ def build(recipe: Recipe, data_dir: str | None = None) -> tuple[Federation, data
         model = make_learner(entry.kind, entry.options, data.x.shape[1:], data.classes, load_own)
         if recipe.data.missing == "impute":
             model.takes_missing = False
-        agents.append(Agent(name, model, data.x[part], data.y[part], test=test, prepare=_own_scaler(recipe.data, data)))
+        scaler = _own_scaler(recipe.data, data)
+        agents.append(Agent(name, model, data.x[part], data.y[part], test=test, prepare=scaler, choices=entry.choices))
     _ask_about_labels(recipe, data, agents)
     federation = Federation(
         agents,

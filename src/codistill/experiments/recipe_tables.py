@@ -126,6 +126,7 @@ class AgentEntry:
     )
     name: str | None = setting(None, "the agent's name; unset: made from the learner's")
     count: int = setting(1, "how many such agents", at_least=1)
+    choices: dict[str, Any] = setting(factory=dict, help="settings of the protocol that it chooses for itself")
 
     def __post_init__(self) -> None:
         check_settings(self, "agents")

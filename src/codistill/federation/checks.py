@@ -11,7 +11,7 @@ from codistill.agent import Agent
 from codistill.data.labels import LabelEncoding, agree_on_labels
 from codistill.data.shard import PublicData
 from codistill.data.validation import check_shape, plain_samples
-from codistill.errors import DataError, LearnerError, RecipeError
+from codistill.errors import DataError, LearnerError, RecipeError, nearest
 from codistill.learners.ability import Ability
 from codistill.learners.kernel_ridge import KernelRidge
 from codistill.learners.plain import PlainLearner
@@ -203,6 +203,19 @@ def check_targets(agents: Sequence[Agent]) -> None:
         )
 
 
+def check_choices(agents: Sequence[Agent], protocol: Protocol) -> None:
+    """What an agent chooses for itself must be a setting that the protocol leaves to agents, and a valid one."""
+    for agent in agents if not protocol.is_baseline else ():  # a baseline takes of them what it has
+        for name in agent.choices:
+            if name not in protocol.chosen_by_agents:
+                raise RecipeError(
+                    f"Agent '{agent.name}' may choose only what {protocol.name} leaves to its agents.",
+                    f"'{name}'",
+                    nearest(name, protocol.chosen_by_agents) if protocol.chosen_by_agents else "Remove its choices.",
+                )
+        protocol.chosen(agent.choices)
+
+
 def check_topology(topology: Topology, names: Sequence[str], protocol: Protocol) -> None:
     """A topology of one's own must join these agents in a way that the protocol can use."""
     if not isinstance(topology, Topology):
@@ -215,7 +228,7 @@ def check_topology(topology: Topology, names: Sequence[str], protocol: Protocol)
             f"a topology of {', '.join(topology.names) or 'nobody'}; agents {', '.join(names)}",
             "Make it from the agents' names.",
         )
-    if protocol.topology == "star" and not topology.hub:
+    if protocol.topology == "star" and not topology.hub and not protocol.hub_is_optional:
         raise RecipeError(
             f"{protocol.name} needs a topology with a hub.",
             "a topology without",
@@ -251,6 +264,7 @@ def check_abilities(agents: Sequence[Agent], protocol: Protocol, public: PublicD
             "Pass public=..., or set [data] public in the recipe; or use a protocol without: avgkd, fedavg.",
         )
     check_targets(agents)
+    check_choices(agents, protocol)
     for agent in agents:
         has = _abilities(agent)
         missing = protocol.needs & ~has

@@ -192,6 +192,11 @@ class CanDescend(Protocol):
 class HasFeatures(Protocol):
     """FEATURES."""
 
+    @property
+    def head(self) -> torch.nn.Linear:
+        """The last linear layer, from features to outputs."""
+        ...
+
     def features(self, x: torch.Tensor) -> torch.Tensor:
         """The input of the last linear layer, with a graph."""
         ...

@@ -8,6 +8,7 @@ from codistill.protocols.alone import Alone
 from codistill.protocols.avgkd import AvgKD
 from codistill.protocols.backfitting import Backfitting
 from codistill.protocols.centralised import Centralised
+from codistill.protocols.crs import CRS
 from codistill.protocols.d_distillation import DDistillation
 from codistill.protocols.d_sgd import DSGD
 from codistill.protocols.ekd import EKD
@@ -23,12 +24,12 @@ from codistill.protocols.silo_sgd import SiloSGD
 PROTOCOLS: dict[str, type[Protocol]] = {
     protocol.name: protocol
     for protocol in (
-        AKD, Alone, AvgKD, Backfitting, Centralised, DDistillation, DSGD, EKD, FD, FedAL, FedAvg, FedDF, FedMD,
+        AKD, Alone, AvgKD, Backfitting, Centralised, CRS, DDistillation, DSGD, EKD, FD, FedAL, FedAvg, FedDF, FedMD,
         FedProto, PKD, SiloSGD,
     )
 }  # fmt: skip
 
 __all__ = [
-    "AKD", "DSGD", "EKD", "FD", "PKD", "PROTOCOLS", "Alone", "AvgKD", "Backfitting", "Centralised", "DDistillation",
-    "FedAL", "FedAvg", "FedDF", "FedMD", "FedProto", "SiloSGD",
+    "AKD", "CRS", "DSGD", "EKD", "FD", "PKD", "PROTOCOLS", "Alone", "AvgKD", "Backfitting", "Centralised",
+    "DDistillation", "FedAL", "FedAvg", "FedDF", "FedMD", "FedProto", "SiloSGD",
 ]  # fmt: skip

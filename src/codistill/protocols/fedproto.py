@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch.nn.functional import mse_loss
 
-from codistill.protocol import Ability, Agent, Hub, LearnerError, Message, Protocol, setting
+from codistill.protocol import Ability, Agent, Hub, Message, Protocol, setting
 from codistill.protocols import parts
 
 
@@ -110,21 +110,6 @@ class FedProto(Protocol):
 
     def check(self, agents: Sequence[Agent]) -> None:
         """All features must have one dimension, and the mean of a class may not be a mean of private samples."""
-        first, shown = agents[0], [agent.learner.evaluated_features(agent.shard.x[:2]) for agent in agents]
-        for agent, h in zip(agents, shown, strict=True):
-            x, model, wanted = agent.shard.x[:2].reshape(len(h), -1), agent.learner.describe(), shown[0].shape[1]
-            if h.shape[1] != wanted:
-                raise LearnerError(
-                    "fedproto compares features, so those of all agents must have the same dimension.",
-                    f"agent '{agent.name}' has {model} with {h.shape[1]} features, agent '{first.name}' has "
-                    f"{first.learner.describe()} with {wanted}",
-                    "Use models with equally wide last layers, or a protocol that exchanges outputs: fd, fedmd.",
-                )
-            if self.form == "classes" and x.any() and np.array_equal(h, x.astype(h.dtype)):
-                raise LearnerError(
-                    "Data stays home, so features that are shared by class must not be the samples themselves.",
-                    f"agent '{agent.name}' has {model}, whose features are its input",
-                    'Give it a hidden layer, or use form = "public".',
-                )
+        parts.check_features(agents, self.name, by_class=self.form == "classes")
         if self.form == "classes":
             parts.check_classes(agents, self.name)

@@ -109,9 +109,10 @@ class Host:
             return run_hook(node, self.protocol.hub, self._phase) if self._phase != BEGIN else None
         if node.name not in self._present or not isinstance(node, Agent):
             return None
+        protocol = self.protocol.chosen(node.choices)
         if self._phase == BEGIN:
-            return run_hook(node, self.protocol.begin)
-        return guarded_round(self.protocol, node, self._phase)
+            return run_hook(node, protocol.begin)
+        return guarded_round(protocol, node, self._phase)
 
     def _loop(self) -> None:
         running = len(self._tasks)

@@ -5,8 +5,17 @@ Each computes; none of them communicates. What is sent and received stands in th
 
 from codistill.protocols.parts.aggregation import KINDS, PLAIN_KINDS, Aggregation
 from codistill.protocols.parts.classes import check_classes, class_means, class_means_of_others, class_targets
+from codistill.protocols.parts.contrast import contrast, log_complement, log_other_class, log_same_class
 from codistill.protocols.parts.discriminator import Discriminator
 from codistill.protocols.parts.losses import clip_rows, distillation
+from codistill.protocols.parts.representations import (
+    accepts_representations,
+    check_features,
+    drawn_representations,
+    mean_representations,
+    own_representations,
+    recent,
+)
 from codistill.protocols.parts.ring import as_targets, ring_neighbours
 from codistill.protocols.parts.schedules import SCHEDULES, communication_steps, lr_factor, set_lr
 from codistill.protocols.parts.shared_outputs import (
@@ -32,10 +41,11 @@ from codistill.protocols.parts.weights import (
 )
 
 __all__ = [
-    "KINDS", "PLAIN_KINDS", "SCHEDULES", "Aggregation", "Discriminator", "accepted_probabilities",
-    "accepted_weights", "as_targets", "check_classes", "check_equal_weights", "class_means", "class_means_of_others",
-    "class_targets", "clip_rows", "combined_weights", "communication_steps", "coverage", "disagreement", "distillation",
-    "expected_features", "expected_outputs", "expected_reply", "groups_alike", "leave_one_out", "lr_factor",
-    "mean_weights", "on_simplex", "output_bytes", "replies", "ring_neighbours", "same_initial_weights", "set_lr",
-    "stacked", "train_locally",
+    "KINDS", "PLAIN_KINDS", "SCHEDULES", "Aggregation", "Discriminator", "accepted_probabilities", "accepted_weights",
+    "accepts_representations", "as_targets", "check_classes", "check_equal_weights", "check_features", "class_means",
+    "class_means_of_others", "class_targets", "clip_rows", "combined_weights", "communication_steps", "contrast",
+    "coverage", "disagreement", "distillation", "drawn_representations", "expected_features", "expected_outputs",
+    "expected_reply", "groups_alike", "leave_one_out", "log_complement", "log_other_class", "log_same_class",
+    "lr_factor", "mean_representations", "mean_weights", "on_simplex", "output_bytes", "own_representations",
+    "parts`.", "recent", "replies", "ring_neighbours", "same_initial_weights", "set_lr", "stacked", "train_locally",
 ]  # fmt: skip

@@ -1,0 +1,122 @@
+"""Mean features by class: an agent's own, the mean of many, and a random draw of them; where there is one is said."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from codistill.agent import Node
+from codistill.protocol import Agent, LearnerError, Message, MessageError
+from codistill.protocols.parts.aggregation import Aggregation
+from codistill.randomness import generator
+
+
+def own_representations(
+    me: Agent, average_over: int, observations: int, classes: Sequence[int] | None = None, share: float = 1.0
+) -> tuple[np.ndarray, np.ndarray]:
+    """(1 + M, C, d): the mean features of each class, then M observations of it; (C,): which classes there are.
+
+    An observation is the mean over `average_over` samples of a class drawn at random, or all if there are fewer.
+    `classes`: those that are released, None for all; `share`: of the samples that are used, always the same ones.
+    """
+    rows = np.flatnonzero(me.shard.releases)
+    if share < 1.0:
+        order = generator(me.seed, me.name, "released").permutation(len(me.shard))
+        rows = np.intersect1d(rows, order[: int(np.ceil(share * len(order)))])
+    label, rng = me.shard.targets[rows].argmax(axis=1), me.rng("observations")
+    features = me.learner.evaluated_features(me.shard.x[rows]) if len(rows) else np.zeros((0, 1), np.float32)
+    own = np.zeros((1 + observations, me.classes, features.shape[1]), np.float32)
+    held = np.zeros(me.classes, dtype=bool)
+    for c in np.unique(label) if classes is None else np.intersect1d(label, classes):
+        of_class, held[c] = features[label == c], True
+        own[0, c] = of_class.mean(axis=0)
+        for m in range(observations):
+            own[1 + m, c] = of_class[rng.permutation(len(of_class))[:average_over]].mean(axis=0)
+    return own, held
+
+
+def mean_representations(values: np.ndarray, held: np.ndarray, aggregation: Aggregation | None = None) -> np.ndarray:
+    """(C, d): for each class the mean, or another aggregate, of the rows of (K, C, d) that hold it; else zeros."""
+    if aggregation is None or aggregation.kind == "mean":
+        sums = np.einsum("kcd,kc->cd", values, held, dtype=np.float64)
+        return np.asarray(sums / np.maximum(held.sum(axis=0), 1)[:, None], dtype=np.float32)
+    means = np.zeros(values.shape[1:], np.float32)
+    for c in np.flatnonzero(held.any(axis=0)):
+        means[c] = aggregation.of_all(values[held[:, c], c][:, None, :])[0]
+    return means
+
+
+def recent(given: Mapping[str, Mapping[str, Any]], now: float, oldest: float | None) -> dict[str, Mapping[str, Any]]:
+    """What was sent no longer ago than `oldest`, by sender; None: at any time."""
+    return {name: each for name, each in given.items() if oldest is None or now - each["time"] <= oldest}
+
+
+def drawn_representations(
+    rng: np.random.Generator,
+    given: Sequence[Mapping[str, Any]],
+    count: int,
+    now: float,
+    mean: np.ndarray | None = None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """(1 + M, C, d): t̄, and M = `count` observations of each class at random; (1 + M, C): their ages, -1: no such one.
+
+    `given`: of each sender its "observations" (m, C, d), which classes it "held" (C,) and at which "time" they came.
+    The observations of a class are different ones, if there are enough. `mean`: t̄, if not the mean of all of them.
+    """
+    observed = np.concatenate([each["observations"] for each in given])
+    sizes = [len(each["observations"]) for each in given]
+    held = np.repeat(np.stack([each["held"] for each in given]), sizes, axis=0)
+    ages = np.repeat([now - each["time"] for each in given], sizes)
+    drawn = np.zeros((1 + count, *observed.shape[1:]), np.float32)
+    age = np.full((1 + count, observed.shape[1]), -1.0, np.float32)
+    drawn[0] = mean_representations(observed, held) if mean is None else mean
+    age[0, np.any([each["held"] for each in given], axis=0)] = max(now - each["time"] for each in given)
+    for c in np.flatnonzero(held.any(axis=0)) if count else ():
+        holders = np.flatnonzero(held[:, c])
+        rows = rng.choice(holders, count, replace=len(holders) < count)
+        drawn[1:, c], age[1:, c] = observed[rows, c], ages[rows]
+    return drawn, age
+
+
+def accepts_representations(
+    me: Node, sender: str, message: Message, array: str, features: int | None, most: int
+) -> bool:
+    """Whether a message holds means of features by class, at most so many of each, and which classes it has."""
+    expect: dict[str, Any] = {array: (None, me.classes, features), "held": np.empty(me.classes, bool)}
+    if not me.accepts(sender, message, expect):
+        return False
+    found = message[array]
+    if found.dtype == np.float32 and len(found) <= most:
+        return True
+    me.refuse(
+        sender,
+        MessageError(
+            f"'{array}' must be at most {most} means of each class, as float32.",
+            f"{len(found)}, as {found.dtype}",
+            "The sender must run the same protocol.",
+        ),
+    )
+    return False
+
+
+def check_features(agents: Sequence[Agent], protocol: str, *, by_class: bool) -> None:
+    """All features must have one dimension; `by_class`: and, as their means are shared, must not be the samples."""
+    first, shown = agents[0], [agent.learner.evaluated_features(agent.shard.x[:2]) for agent in agents]
+    for agent, h in zip(agents, shown, strict=True):
+        x, model, wanted = agent.shard.x[:2].reshape(len(h), -1), agent.learner.describe(), shown[0].shape[1]
+        if h.shape[1] != wanted:
+            raise LearnerError(
+                f"{protocol} compares features, so those of all agents must have the same dimension.",
+                f"agent '{agent.name}' has {model} with {h.shape[1]} features, agent '{first.name}' has "
+                f"{first.learner.describe()} with {wanted}",
+                f"Project them: TorchLearner(module, features={wanted}); or use a protocol that exchanges outputs: fd, "
+                "fedmd.",
+            )
+        if by_class and x.any() and np.array_equal(h, x.astype(h.dtype)):
+            raise LearnerError(
+                "Data stays home, so features that are shared by class must not be the samples themselves.",
+                f"agent '{agent.name}' has {model}, whose features are its input",
+                "Give it a hidden layer, or use a protocol that exchanges outputs: fd, fedmd.",
+            )
