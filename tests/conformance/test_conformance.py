@@ -124,6 +124,7 @@ CASES = [
     Case(cd.FD(batch_size=16), equal),
     Case(cd.FedProto(batch_size=16), equal),
     Case(cd.FedProto(form="public", batch_size=16, transfer_steps=3), equal),
+    Case(cd.CRS(batch_size=16, average_over=3), equal),
     Case(cd.AKD(), mixed),
     Case(cd.AKD(simultaneous=True), regressors),
     Case(cd.PKD(), mixed),

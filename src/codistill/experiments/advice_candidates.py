@@ -140,12 +140,8 @@ def _what_is_missing(setting: Setting, protocol: Protocol) -> str | None:
         return "a single agent has nobody to learn from"
     if protocol.needs_public and setting.public is None:
         return "it needs unlabelled public data that all agents share"
-    if (
-        protocol.topology == "star"
-        and not protocol.hub_is_optional
-        and setting.topology is not None
-        and not setting.topology.hub
-    ):
+    needs_hub = protocol.topology == "star" and not protocol.hub_is_optional
+    if needs_hub and setting.topology is not None and not setting.topology.hub:
         return "it needs a hub, which the topology of the recipe does not have"
     lacking = [agent for agent in setting.agents if protocol.needs not in agent.learner.abilities]
     if not lacking:
