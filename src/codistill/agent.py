@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import torch
 
+from codistill.arguments import checked_arguments
 from codistill.data.labels import CLASSIFICATION, LabelEncoding, check_task
 from codistill.data.preparation import Preparation
 from codistill.data.shard import PublicData, Shard
@@ -224,6 +225,7 @@ class Node(HasCalls):
 class Agent(Node):
     """A learner and a private shard: samples x with labels y, or a torch `Dataset` (or `DataLoader`) of pairs as x."""
 
+    @checked_arguments
     def __init__(
         self,
         name: str,

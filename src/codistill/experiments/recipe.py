@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from codistill.arguments import OF_THE_MODEL
 from codistill.data import partition as partitions
 from codistill.data.columns import Columns
 from codistill.data.label_mapping import check_label_mapping
@@ -19,7 +20,7 @@ from codistill.experiments.overrides import apply_overrides
 from codistill.experiments.user_code import is_own, protocol_class
 from codistill.faults import Fault
 from codistill.federation import RuntimeOptions
-from codistill.protocol import OF_THE_MODEL, Protocol
+from codistill.protocol import Protocol
 from codistill.protocols import PROTOCOLS
 from codistill.results.scores import as_score
 from codistill.runtimes.network.options import Network

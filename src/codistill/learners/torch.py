@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from codistill.arguments import checked_arguments
 from codistill.data.shard import cut
 from codistill.errors import LearnerError
 from codistill.learners.ability import Ability, GradientLearner
@@ -42,6 +43,7 @@ class TorchLearner(GradientLearner):
     `warm`; steps taken by a protocol through `descend` always continue from the current weights.
     """
 
+    @checked_arguments
     def __init__(
         self,
         module: nn.Module,
