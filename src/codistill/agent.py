@@ -31,7 +31,17 @@ from codistill.message import Expectation, Message
 from codistill.randomness import Key, generator, seed_libraries
 from codistill.text import printable
 from codistill.topology import HUB, Topology
-from codistill.verbs import HasCalls, as_expectation, as_measures, as_message, as_messages, misuse, shown, verb
+from codistill.verbs import (
+    HasCalls,
+    as_expectation,
+    as_measures,
+    as_message,
+    as_messages,
+    misuse,
+    plain_verb,
+    shown,
+    verb,
+)
 from codistill.wire.compression import Residue
 
 _REASON = 500  # characters that are kept of why a message was refused
@@ -144,6 +154,7 @@ class Node(HasCalls):
         """Record a message that cannot be used; the round continues without it."""
         self.rejected.append((sender, printable(str(error), _REASON)))  # the sender has chosen some of the words
 
+    @plain_verb
     def accepts(self, sender: str, message: Message, expect: Expectation) -> bool:
         """Whether a message is as expected; if not, it is refused by name."""
         try:
@@ -153,12 +164,14 @@ class Node(HasCalls):
             return False
         return True
 
+    @plain_verb
     def remark(self, text: str) -> None:
         """Log, for the operator, something that the protocol met and handled, in a few words."""
         if not isinstance(text, str):
             raise misuse("me.remark takes a text.", shown(text), 'Write me.remark(f"...").')
         self.remarks.append(text)
 
+    @plain_verb
     def measure(self, agents: str | Iterable[str], **values: Any) -> None:
         """Add figures that only the protocol knows to this round's rows: a value for one agent, or one for each.
 
@@ -331,6 +344,7 @@ class Agent(Node):
         sent = as_message("exchange", message, items)
         return await self._swap(dict.fromkeys(self.neighbours, sent), self.sources, expect)
 
+    @plain_verb
     def mix(self, own: np.ndarray, heard: Mapping[str, np.ndarray]) -> np.ndarray:
         """Own and sources' values with the topology's weights; who is missing leaves its weight to me."""
         weights = self.topology.weights(self.name)
@@ -350,6 +364,7 @@ class Agent(Node):
                 mixed = mixed + part
         return mixed.astype(own.dtype, copy=False)
 
+    @plain_verb
     def open_model(self, sender: str, message: Message) -> Any:
         """The model in a message, ready to predict on one's own data; None, and a refusal, if it is invalid."""
         try:

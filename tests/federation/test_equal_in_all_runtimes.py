@@ -60,7 +60,8 @@ def with_holes() -> cd.Federation:
 def outcome(case: str, runtime: str) -> list[object]:
     made = {"augmented": augmented, "with_holes": with_holes}[case]()
     result = made.run(2, runtime=runtime, progress=False)
-    answers = [agent.decision_function(HOLES[:9] if case == "with_holes" else X[:9]) for agent in result.agents.values()]
+    x = HOLES[:9] if case == "with_holes" else X[:9]
+    answers = [agent.decision_function(x) for agent in result.agents.values()]
     return [result.rows, result.alone_rows, result.events, np.stack(answers).tolist()]
 
 

@@ -233,11 +233,7 @@ class SklearnLearner(Learner):
                     warnings.simplefilter("ignore")  # a fit of a few rows need not converge
                     trial.fit(x[: 2 * _TRIAL_ROWS], targets[: 2 * _TRIAL_ROWS])
             except Exception as error:  # the estimator may be its owner's code
-                raise LearnerError(
-                    f"{self.describe()} of agent '{owner}' must be able to learn from its samples.",
-                    f"{type(error).__name__}: {str(error)[:200]}",
-                    "Change its options, or the data.",
-                ) from None
+                raise self._unfitted(error, owner) from None
 
     def check_travel(self, x: np.ndarray, owner: str) -> None:
         """Boosting of other libraries must have no option that plain trees do not say; a trial on few rows shows it."""
@@ -256,6 +252,15 @@ class SklearnLearner(Learner):
         except LearnerError as error:
             must = f"{self.describe()} of agent '{owner}' {error.must}"
             raise LearnerError(must, error.found, error.do) from None
+        except Exception as error:
+            raise self._unfitted(error, owner) from None
+
+    def _unfitted(self, error: Exception, owner: str) -> LearnerError:
+        return LearnerError(
+            f"{self.describe()} of agent '{owner}' must be able to learn from its samples.",
+            f"{type(error).__name__}: {' '.join(str(error).split())[:200]}",
+            "Change its options, or the data.",
+        )
 
     def advice(self, missing: Ability) -> str:
         """What would work instead."""
