@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from codistill.agent import Agent
+from codistill.arguments import checked_arguments
 from codistill.data.labels import LabelEncoding
 from codistill.data.shard import PublicData, Shard
 from codistill.data.validation import encoded_samples
@@ -55,6 +56,7 @@ class Federation:
     Everything is checked here; `run` then only runs.
     """
 
+    @checked_arguments
     def __init__(
         self,
         agents: Sequence[Agent],
@@ -162,6 +164,7 @@ class Federation:
         """The seed from which all randomness derives."""
         return self.description.seed
 
+    @checked_arguments
     def run(
         self,
         rounds: int = 10,

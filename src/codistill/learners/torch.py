@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from codistill.arguments import checked_arguments
 from codistill.data.shard import cut
 from codistill.errors import LearnerError
 from codistill.learners.ability import Ability, GradientLearner
@@ -43,6 +44,7 @@ class TorchLearner(GradientLearner):
     layer to so many features before the last layer, for protocols that compare features.
     """
 
+    @checked_arguments
     def __init__(
         self,
         module: nn.Module,
