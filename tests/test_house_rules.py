@@ -19,7 +19,7 @@ LAYERS = (
     ("message", "wire"),
     ("learners",),
     ("topology",),
-    ("agent", "base_node", "effects", "faults", "hooks", "hub", "protocol", "verbs"),
+    ("agent", "base_node", "clock", "effects", "faults", "hooks", "hub", "protocol", "verbs"),
     ("protocols",),
     ("theory",),
     ("results",),

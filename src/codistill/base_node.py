@@ -40,6 +40,8 @@ class Node(HasCalls):
         self.seed = 0
         self.classes = 0  # of the federation: columns of an output
         self.time = 0.0  # the number of the round; in a run without rounds, seconds since its start
+        self.asynchronous = False  # whether it is a run without rounds
+        self.work = 0  # gradient steps since it was last asked; counted by the guard around its learner
         self.rejected: list[tuple[str, str]] = []  # (sender, reason) of messages refused this round
         self.unreported: list[tuple[str, str]] = []  # the same, for the report of the next round
         self.remarks: list[str] = []  # for the operator, of this round

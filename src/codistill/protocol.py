@@ -29,7 +29,7 @@ __all__ = ["HUB", "Ability", "Agent", "Hub", "LearnerError", "Message", "Message
 
 P = TypeVar("P", bound="Protocol")
 OF_THE_MODEL = ("lr", "optimiser", "weight_decay", "momentum")
-_OF_THE_FEDERATION = ("seed", "public", "test", "faults", "compression", "participation")
+_OF_THE_FEDERATION = ("seed", "public", "test", "faults", "compression", "participation", "clock")
 
 
 @dataclass(frozen=True, kw_only=True)

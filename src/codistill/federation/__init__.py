@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from codistill.agent import Agent
+from codistill.clock import Clock
 from codistill.data.labels import LabelEncoding
 from codistill.data.shard import PublicData, Shard
 from codistill.data.validation import encoded_samples
@@ -27,6 +28,7 @@ from codistill.federation.checks import (
     check_shapes,
     check_topology,
 )
+from codistill.federation.clock_checks import as_clock, check_clock_runtime
 from codistill.federation.local_run import run_on_this_machine
 from codistill.federation.result import Result
 from codistill.federation.runtime_options import RuntimeOptions
@@ -71,6 +73,7 @@ class Federation:
         participation: float = 1.0,
         compression: Compression | None = None,
         safeguard: bool | Safeguard = False,
+        clock: Clock | None = None,
         watchers: Sequence[Watcher] = (),
     ) -> None:
         agents, seed, protocol = as_agents(agents), as_seed(seed), as_protocol(protocol)
@@ -108,6 +111,7 @@ class Federation:
             safeguard=as_safeguard(safeguard),
             watchers=tuple(watchers),
             encoding=encoding,
+            clock=as_clock(clock, protocol, names),
         ).introduce()
         self.description = replace(self.description, scores=_scores(self.description, scores))
         check_abilities(agents, protocol, shared)
@@ -224,6 +228,7 @@ class Federation:
                 self.protocol.name,
                 "Run it in the runtime 'simulation', as a baseline.",
             )
+        check_clock_runtime(self.description.clock, options.kind)
         used = [agent.name for agent in self.agents if agent.learned]
         if used and not resume:
             raise RecipeError(

@@ -11,6 +11,7 @@ import numpy as np
 
 from codistill.agent import Agent
 from codistill.base_node import Node
+from codistill.clock import Clock
 from codistill.data.labels import CLASSIFICATION, REGRESSION, LabelEncoding
 from codistill.data.shard import PublicData
 from codistill.faults import Faults
@@ -49,6 +50,12 @@ class RunDescription:
     reported: tuple[str, ...] = ()  # whose rows the metrics hold; empty: the agents at hand, or else all
     encoding: LabelEncoding | None = None  # of the agents' labels; None: they are numbers of classes or real values
     scores: tuple[Score, ...] = DEFAULT_SCORES  # what is measured
+    clock: Clock | None = None  # how fast agents and messages are; None: that does not matter
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether it is a run without rounds."""
+        return self.clock is not None and self.clock.asynchronous
 
     @property
     def nodes(self) -> list[Node]:
@@ -83,6 +90,7 @@ class RunDescription:
         """Tell the nodes at hand who takes part and what is shared."""
         for node in self.nodes:
             node.seed, node.topology, node.classes = self.seed, self.topology, self.classes
+            node.asynchronous = self.asynchronous
             if isinstance(node, Agent) and node.shard is None:
                 node.settle(self.classes, self.encoding)
             if self.public is not None:
