@@ -5,7 +5,9 @@ A `Federation` makes one with all agents at hand, `join` one with a single agent
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +22,8 @@ from codistill.protocol import Protocol
 from codistill.protocols.alone import baseline_of
 from codistill.results.scores import DEFAULT_SCORES, Score
 from codistill.runtimes.carrier import Carrier
-from codistill.runtimes.host import Host, Watcher
+from codistill.runtimes.host import Host
+from codistill.runtimes.outgoing import Watcher
 from codistill.runtimes.plan import Plan
 from codistill.runtimes.safeguard import AgentSafeguard, Safeguard
 from codistill.topology import Topology
@@ -139,15 +142,23 @@ class RunDescription:
             tells_class_mix=self.tells_class_mix,
             encoding=self.encoding,
             scores=self.scores,
+            # In the same time, not in as many rounds of others.
+            clock=self.clock if self.asynchronous and protocol.asynchronous else None,
         ).introduce()
 
     def host(self, nodes: list[Node], links: Carrier | None = None) -> Host:
         """A host for some of the nodes."""
         host = Host(nodes, self.protocol, self.faults, links, self.watchers, self.compression)
-        alone = self.baseline_protocol
-        if alone is not None:
-            host.after = lambda agent, t: agent.safeguard and agent.safeguard.end_round(agent, t, self.protocol, alone)
+        host.after = self.after_round
         return host
+
+    @property
+    def after_round(self) -> Callable[[Agent, int], Any] | None:
+        """What is done when an agent has ended its round t: its safeguard weighs what it was taught."""
+        alone = self.baseline_protocol
+        if alone is None:
+            return None
+        return lambda agent, t: agent.safeguard and agent.safeguard.end_round(agent, t, self.protocol, alone)
 
     def answer(self, agent: Agent, x: np.ndarray) -> np.ndarray:
         """What an agent answers: as the protocol says, and with a safeguard mixed with its own model."""
