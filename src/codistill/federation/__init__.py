@@ -36,8 +36,8 @@ from codistill.hub import Hub
 from codistill.protocol import Protocol
 from codistill.results.scores import Score, as_scores
 from codistill.runtimes.description import RunDescription
-from codistill.runtimes.outgoing import Watcher
 from codistill.runtimes.observers import check_observers
+from codistill.runtimes.outgoing import Watcher
 from codistill.runtimes.plan import Plan
 from codistill.runtimes.safeguard import Safeguard, as_safeguard
 from codistill.settings import check_setting

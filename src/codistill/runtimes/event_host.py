@@ -8,7 +8,7 @@ they were scheduled, so that a run is the same whenever it is repeated.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from codistill.base_node import Node
@@ -53,7 +53,7 @@ class EventHost:
         self._now = self._end = 0
         self._report = Report()
         self._took_part: set[str] = set()  # agents that were in a round of their own in the current period
-        self._handlers = {_START: self._start, _DUE: self._due, _ARRIVAL: self._arrive}
+        self._handlers: dict[str, Callable[..., None]] = {_START: self._start, _DUE: self._due, _ARRIVAL: self._arrive}
         for name in self.rounds:
             self._schedule(0, _START, name)
 

@@ -161,9 +161,7 @@ class Host:
 
     def _post(self, sender: str, effect: Send) -> None:
         groups: dict[int, tuple[bytes, list[str]]] = {}
-        for receiver, data in self._outgoing.packed(
-            self.nodes[sender], effect, self._phase, self._phase, self._report
-        ):
+        for receiver, data in self._outgoing.packed(self.nodes[sender], effect, self._phase, self._phase, self._report):
             if data is None:
                 self._deliver(sender, [receiver], None)
             else:

@@ -100,11 +100,8 @@ class OwnRounds:
             return self.agent
         seen, start = self._seen, copied(self._start)
         seen.learner.restore(start["learner"])
-        seen.state, seen.memo, seen.safeguard = start["state"], {}, self.agent.safeguard
-        seen.shard, seen.test, seen.public, seen.topology = (
-            self.agent.shard, self.agent.test, self.agent.public, self.agent.topology,
-        )  # fmt: skip
-        seen.unreported = self.agent.unreported
+        seen.state, seen.memo = start["state"], {}
+        seen.unreported = self.agent.unreported  # what it finds wrong is part of the next round's report
         return seen
 
     def abandon(self) -> None:
