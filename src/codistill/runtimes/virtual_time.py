@@ -19,7 +19,7 @@ class VirtualTime:
 
     def __init__(self, clock: Clock, names: Sequence[str], seed: int) -> None:
         self._clock, self._seed = clock, seed
-        self._step_time = {name: clock.step_time(name, names, seed) for name in names}
+        self._step_time = clock.step_times(names, seed)
         self.now = 0  # when the last round ended
         self._numbers: dict[tuple[str, str], int] = {}  # messages so far, by sender and receiver
         self.begin_round()
