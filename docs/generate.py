@@ -6,6 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+from codistill.clock import Clock, Offline
 from codistill.data.partition import KINDS
 from codistill.experiments.recipe_tables import AgentEntry, Data, Evaluation
 from codistill.experiments.sweep import Compare
@@ -86,7 +87,9 @@ def table(title: str, cls: Any, note: str = "") -> str:
     """One table of settings."""
     lines = [f"### {title}", "", *([note, ""] if note else []), "| key | default | what it is |", "|---|---|---|"]
     for field in dataclasses.fields(cls):
-        if field.default is dataclasses.MISSING:
+        if field.default_factory is not dataclasses.MISSING:
+            default = "`{}`"
+        elif field.default is dataclasses.MISSING:
             default = "required"
         else:
             default = "unset" if field.default is None else f"`{_toml(field.default)}`"
@@ -136,6 +139,12 @@ SAFEGUARD = """\
 and what it was taught, by samples that it holds out. See [the safeguard](safeguard.md)."""
 
 
+CLOCK = """\
+Unset: no times are computed. With it the metrics say at which virtual time (`time`, in seconds) a round has ended; it
+needs `kind = "simulation"` in `[runtime]`. With `asynchronous = true` there are no rounds: every agent starts its next
+round when it has ended the one before. See [runs without rounds](how-to/run-without-rounds.md)."""
+
+
 NETWORK = """\
 For federations between machines (`codistill hub`, `join` and `up`; see [deploy.md](deploy.md)). A simulation does not
 use it."""
@@ -171,6 +180,8 @@ def page() -> str:
     parts.append(table("[safeguard]", Safeguard, SAFEGUARD))
     parts.append(table("[compression]", Compression, COMPRESSION))
     parts.append(table("[[faults]]", Fault, FAULTS))
+    parts.append(table("[clock]", Clock, CLOCK))
+    parts.append(table("[[clock.offline]]", Offline, "An agent that is offline starts no round."))
     parts.append(table("[network]", Network, NETWORK))
     parts.append(table("[compare]", Compare, COMPARE))
     return "\n".join(parts)

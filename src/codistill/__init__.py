@@ -14,6 +14,8 @@ from codistill.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from codistill.agent import Agent as Agent
+    from codistill.clock import Clock as Clock
+    from codistill.clock import Offline as Offline
     from codistill.data.columns import Columns as Columns
     from codistill.errors import CodistillError as CodistillError
     from codistill.experiments.advice import advise as advise
@@ -66,6 +68,7 @@ _HOMES = {
     "Backfitting": "protocols",
     "CRS": "protocols",
     "Centralised": "protocols",
+    "Clock": "clock",
     "CodistillError": "errors",
     "Columns": "data.columns",
     "Compression": "wire.compression",
@@ -86,6 +89,7 @@ _HOMES = {
     "KernelRidge": "learners.kernel_ridge",
     "Learner": "learners.ability",
     "Message": "message",
+    "Offline": "clock",
     "PKD": "protocols",
     "Protocol": "protocol",
     "Result": "federation.result",

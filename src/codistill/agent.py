@@ -140,7 +140,7 @@ class Agent(Node):
     ) -> Message | None:
         """Send to the hub and wait for its reply; None if there is none, it is empty, or not as expected."""
         wanted = as_expectation(expect)
-        reply = (await self._swap({HUB: as_message("ask_hub", message, items)}, (HUB,), None)).get(HUB)
+        reply = (await self._swap({HUB: as_message("ask_hub", message, items)}, (HUB,), None, asks=True)).get(HUB)
         return reply if reply and self.accepts(HUB, reply, wanted) else None
 
     @verb

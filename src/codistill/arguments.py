@@ -16,7 +16,7 @@ T = TypeVar("T")
 OF_THE_MODEL = ("lr", "optimiser", "weight_decay", "momentum")
 _OF_THE_PROTOCOL = ("local_epochs", "local_steps", "temperature", "aggregate")
 _OF_THE_FEDERATION = (
-    "seed", "public", "test", "scores", "topology", "faults", "compression", "participation", "safeguard",
+    "seed", "public", "test", "scores", "topology", "faults", "compression", "participation", "safeguard", "clock",
 )  # fmt: skip
 _OF_THE_RUN = ("rounds", "runtime", "workers", "evaluate_every", "alone", "folder", "resume", "progress", "observers")
 # Where that is said what people look for in another place.

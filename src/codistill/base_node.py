@@ -40,6 +40,8 @@ class Node(HasCalls):
         self.seed = 0
         self.classes = 0  # of the federation: columns of an output
         self.time = 0.0  # the number of the round; in a run without rounds, seconds since its start
+        self.asynchronous = False  # whether it is a run without rounds
+        self.work = 0  # gradient steps since it was last asked; counted by the guard around its learner
         self.rejected: list[tuple[str, str]] = []  # (sender, reason) of messages refused this round
         self.unreported: list[tuple[str, str]] = []  # the same, for the report of the next round
         self.remarks: list[str] = []  # for the operator, of this round
@@ -51,9 +53,13 @@ class Node(HasCalls):
 
     def start(self, phase: Key, present: tuple[str, ...]) -> None:
         """Enter a round (or "begin"): from here on all randomness derives from (seed, name, phase)."""
-        self.present, self.remarks, self.measures, self.calls = present, [], [], []
+        self.remarks, self.measures, self.calls = [], [], []
         self.rejected, self.unreported = self.unreported, []
-        self._moment, self.time = (self.name, phase, 0), float(phase) if isinstance(phase, int) else 0.0
+        self.enter(phase, present, float(phase) if isinstance(phase, int) else 0.0)
+
+    def enter(self, phase: Key, present: tuple[str, ...], time: float) -> None:
+        """The same, and what is to be reported stays: a relay of a run without rounds, before each message."""
+        self.present, self._moment, self.time = present, (self.name, phase, 0), time
         seed_libraries(self.seed, *self._moment)
 
     def rng(self, *keys: Key) -> np.random.Generator:
@@ -149,11 +155,11 @@ class Node(HasCalls):
         return arrived
 
     async def _swap(
-        self, messages: Mapping[str, Message], senders: tuple[str, ...], expect: Expectation | None
+        self, messages: Mapping[str, Message], senders: tuple[str, ...], expect: Expectation | None, asks: bool = False
     ) -> dict[str, Message]:
         """Send, then receive."""
         self._check_links(messages)
-        arrived: dict[str, Message] = await self._yield(Send(messages), Receive(senders, as_expectation(expect)))
+        arrived: dict[str, Message] = await self._yield(Send(messages, asks), Receive(senders, as_expectation(expect)))
         return arrived
 
     def _check_links(self, messages: Mapping[str, Message]) -> None:

@@ -13,6 +13,7 @@ class Send:
     """Deliver each message to its receiver; the same object to many is encoded once."""
 
     messages: Mapping[str, Message]
+    asks: bool = False  # the sender waits for an answer at once: what it receives next
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from functools import cache
 from typing import Any
 
@@ -107,6 +107,18 @@ async def run_hook(me: HasCalls, hook: Callable[..., Coroutine[Any, Any, Any]], 
             f"{shown(returned)}{where}",
             "Keep it in me.state, or send it; me.measure and me.remark are for reports.",
         )
+
+
+def run_serve(protocol: Any, me: Any, sender: str, message: Any) -> Mapping[str, Any] | None:
+    """The relay's answer to one message; anything else is an error with its line."""
+    answer = protocol.serve(me, sender, message)
+    if answer is not None and not isinstance(answer, Mapping):
+        raise ProtocolError(
+            "serve must return a message, a table of items, or None.",
+            f"{shown(answer)}, from {show_line(type(protocol).serve.__code__)}",
+            "Write: return cd.Message.of(name=value).",
+        )
+    return answer
 
 
 def own_files(protocol: Any) -> frozenset[str]:

@@ -14,15 +14,13 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 
 from codistill.agent import Agent
-from codistill.errors import LearnerError, MessageError, ProtocolError
-from codistill.hooks import check_hooks
+from codistill.errors import LearnerError, MessageError
+from codistill.hooks import check_hooks, run_serve
 from codistill.hub import Hub
 from codistill.learners.ability import Ability
 from codistill.message import Message
 from codistill.settings import Settings, check_settings, replaced, setting
-from codistill.source_lines import show_line
 from codistill.topology import HUB
-from codistill.verbs import shown
 
 # All that a protocol's file needs, in one place.
 __all__ = ["HUB", "Ability", "Agent", "Hub", "LearnerError", "Message", "MessageError", "Protocol", "setting"]
@@ -73,13 +71,7 @@ class Protocol(Settings):
                 if message is None:
                     asking.remove(sender)
                     continue
-                answer = self.serve(me, sender, message)
-                if answer is not None and not isinstance(answer, Mapping):
-                    raise ProtocolError(
-                        "serve must return a message, a table of items, or None.",
-                        f"{shown(answer)}, from {show_line(type(self).serve.__code__)}",
-                        "Write: return cd.Message.of(name=value).",
-                    )
+                answer = run_serve(self, me, sender, message)
                 if answer is not None:
                     await me.send(sender, answer)
 

@@ -21,6 +21,7 @@ from codistill.experiments.recipe_federation import agent_names, plan_of, topolo
 from codistill.experiments.run import facts_of_protocol, make_folder, prepare, report_on, source_of
 from codistill.experiments.saved_run import RECIPE, reopen
 from codistill.faults import Faults
+from codistill.federation.clock_checks import check_clock_runtime
 from codistill.federation.joining import AgentNode, PeerNode
 from codistill.federation.nodes import check_has_hub, with_agent
 from codistill.federation.result import ELSEWHERE, TrainedAgent
@@ -42,6 +43,7 @@ def run_up(
     recipe: Recipe, folder: Path, *, data_dir: str | None, progress: bool, form: str, verbose: bool
 ) -> tuple[Summary, bool]:
     """A recipe on this machine, one process for each node; goes on with the run that is in the folder."""
+    check_clock_runtime(recipe.clock, "network")
     federation, _ = prepare(recipe, folder, data_dir=data_dir, resume=_goes_on(recipe, folder, data_dir))
     plan = plan_of(recipe)
     result = federation.run(
@@ -74,6 +76,7 @@ def run_hub(
 ) -> tuple[Summary, bool]:
     """The hub of a recipe; goes on with the run that is in the folder."""
     check_has_hub(recipe.protocol, topology_of(recipe))
+    check_clock_runtime(recipe.clock, "network")
     resume = _goes_on(recipe, folder, data_dir)
     if recipe.data.held_by_agents:
         description = describe_without_data(recipe)
@@ -136,6 +139,7 @@ def join_peers(
 ) -> bool:
     """Take part as a peer, until all rounds are done (True) or the operator stops it; `save`: as in `join_hub`."""
     mine.policy.check_protocol(recipe.protocol)
+    check_clock_runtime(recipe.clock, "network")
     names = agent_names(recipe)
     if mine.agent.name not in names:
         raise NetworkError(

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from codistill.arguments import OF_THE_MODEL
+from codistill.clock import Clock, clock_from_table
 from codistill.data import partition as partitions
 from codistill.errors import RecipeError, nearest
 from codistill.experiments.overrides import apply_overrides
@@ -48,6 +49,7 @@ class Recipe:
     topology: str | Graph | None = None  # None: that of the protocol
     network: Network = field(default_factory=Network)
     safeguard: Safeguard | None = None
+    clock: Clock | None = None
     source: dict[str, Any] = field(default_factory=dict, compare=False)  # the tables it was made from
 
 
@@ -97,6 +99,7 @@ def make_recipe(tables: Mapping[str, Any], folder: Path) -> Recipe:
         "compression",
         "network",
         "safeguard",
+        "clock",
     )
     if "sweep" in source:
         raise RecipeError(
@@ -110,7 +113,7 @@ def make_recipe(tables: Mapping[str, Any], folder: Path) -> Recipe:
         if key not in source:
             raise RecipeError(f"A recipe must have [{key}].", "no such table", "See recipes/ for examples.")
     _expect(source, list, "agents", "faults")
-    _expect(source, dict, "data", "partition", "protocol", "runtime", "evaluation", "compression", "network")
+    _expect(source, dict, "data", "partition", "protocol", "runtime", "evaluation", "compression", "network", "clock")
     if not source["agents"]:
         raise RecipeError("A recipe must have at least one agent.", "an empty list", "Add an [[agents]] table.")
     protocol, rounds, topology = _protocol(source["protocol"])
@@ -150,6 +153,7 @@ def make_recipe(tables: Mapping[str, Any], folder: Path) -> Recipe:
         topology=topology,
         network=from_table(Network, source.get("network", {}), "network"),
         safeguard=_safeguard(source.get("safeguard", False)),
+        clock=clock_from_table(source["clock"]) if "clock" in source else None,
         source=source,
     )
 

@@ -158,6 +158,7 @@ def build(recipe: Recipe, data_dir: str | None = None) -> tuple[Federation, data
         participation=recipe.participation,
         compression=recipe.compression,
         safeguard=recipe.safeguard or False,
+        clock=recipe.clock,
     )
     return federation, data
 

@@ -18,6 +18,7 @@ from codistill.experiments.recipe_federation import build, hand_out, plan_of
 from codistill.experiments.saved_run import RECIPE, read_facts, read_summary
 from codistill.experiments.user_code import digests_of
 from codistill.federation import Federation
+from codistill.federation.clock_checks import check_clock_runtime
 from codistill.federation.run_facts import FACTS, versions
 from codistill.files import locked, write_atomically, writing
 from codistill.results.summary import Summary
@@ -58,6 +59,7 @@ def execute(
             f"{folder} is the folder of a hub, or of 'codistill up'",
             "Give the same command again, with the same --out: it goes on from its checkpoint.",
         )
+    check_clock_runtime(recipe.clock, recipe.runtime.kind)
     federation, _ = prepare(recipe, folder, data_dir=data_dir, resume=resume)
     plan = plan_of(recipe)
     result = federation.run(

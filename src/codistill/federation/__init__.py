@@ -11,6 +11,7 @@ import numpy as np
 
 from codistill.agent import Agent
 from codistill.arguments import checked_arguments
+from codistill.clock import Clock
 from codistill.data.labels import LabelEncoding
 from codistill.data.shard import PublicData, Shard
 from codistill.data.validation import encoded_samples
@@ -28,6 +29,7 @@ from codistill.federation.checks import (
     check_shapes,
     check_topology,
 )
+from codistill.federation.clock_checks import as_clock, check_clock_runtime
 from codistill.federation.local_run import run_on_this_machine
 from codistill.federation.result import Result
 from codistill.federation.runtime_options import RuntimeOptions
@@ -35,8 +37,8 @@ from codistill.hub import Hub
 from codistill.protocol import Protocol
 from codistill.results.scores import Score, as_scores
 from codistill.runtimes.description import RunDescription
-from codistill.runtimes.host import Watcher
 from codistill.runtimes.observers import check_observers
+from codistill.runtimes.outgoing import Watcher
 from codistill.runtimes.plan import Plan
 from codistill.runtimes.safeguard import Safeguard, as_safeguard
 from codistill.settings import check_setting
@@ -73,6 +75,7 @@ class Federation:
         participation: float = 1.0,
         compression: Compression | None = None,
         safeguard: bool | Safeguard = False,
+        clock: Clock | None = None,
         watchers: Sequence[Watcher] = (),
     ) -> None:
         agents, seed, protocol = as_agents(agents), as_seed(seed), as_protocol(protocol)
@@ -110,6 +113,7 @@ class Federation:
             safeguard=as_safeguard(safeguard),
             watchers=tuple(watchers),
             encoding=encoding,
+            clock=as_clock(clock, protocol, names),
         ).introduce()
         self.description = replace(self.description, scores=_scores(self.description, scores))
         check_abilities(agents, protocol, shared)
@@ -227,6 +231,7 @@ class Federation:
                 self.protocol.name,
                 "Run it in the runtime 'simulation', as a baseline.",
             )
+        check_clock_runtime(self.description.clock, options.kind)
         used = [agent.name for agent in self.agents if agent.learned]
         if used and not resume:
             raise RecipeError(

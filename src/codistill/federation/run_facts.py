@@ -78,6 +78,7 @@ def _facts_of(description: RunDescription) -> dict[str, Any]:
         "topology": None if description.topology.hub else as_plain(description.topology),
         "compression": None if compression is None else dataclasses.asdict(compression),
         "faults": [dataclasses.asdict(fault) for fault in description.faults.injected],
+        "clock": None if description.clock is None else dataclasses.asdict(description.clock),
         "seed": description.seed,
         "protocol": {"name": protocol.name or type(protocol).__name__, "settings": dataclasses.asdict(protocol)},
         "versions": versions(),

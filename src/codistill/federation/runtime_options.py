@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from codistill.runtimes.asynchronous import AsynchronousSimulation
 from codistill.runtimes.description import RunDescription
 from codistill.runtimes.processes import Processes
 from codistill.runtimes.runtime import Runtime
@@ -40,6 +41,8 @@ def make_runtime(
     node_logs: str | None = None,
 ) -> Runtime:
     """The runtime of a run on this machine; the network also takes the run's folder, its timeouts and its logs."""
+    if description.asynchronous and options.kind == "simulation":
+        return AsynchronousSimulation(description)
     # Pooling data is for a baseline, and never leaves this process.
     if options.kind == "simulation" or description.protocol.pools_data:
         return Simulation(description)

@@ -22,6 +22,7 @@ class Alone(Protocol):
     needs = Ability.LABELS
     topology = "silent"
     is_baseline = True
+    asynchronous = True
 
     local_epochs: int = setting(1, "epochs of local training per round", at_least=0)
     local_steps: int | None = setting(None, "gradient steps per round, instead of epochs", at_least=0)

@@ -5,12 +5,15 @@ A `Federation` makes one with all agents at hand, `join` one with a single agent
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from codistill.agent import Agent
 from codistill.base_node import Node
+from codistill.clock import Clock
 from codistill.data.labels import CLASSIFICATION, REGRESSION, LabelEncoding
 from codistill.data.shard import PublicData
 from codistill.faults import Faults
@@ -19,7 +22,8 @@ from codistill.protocol import Protocol
 from codistill.protocols.alone import baseline_of
 from codistill.results.scores import DEFAULT_SCORES, Score
 from codistill.runtimes.carrier import Carrier
-from codistill.runtimes.host import Host, Watcher
+from codistill.runtimes.host import Host
+from codistill.runtimes.outgoing import Watcher
 from codistill.runtimes.plan import Plan
 from codistill.runtimes.safeguard import AgentSafeguard, Safeguard
 from codistill.topology import Topology
@@ -49,6 +53,12 @@ class RunDescription:
     reported: tuple[str, ...] = ()  # whose rows the metrics hold; empty: the agents at hand, or else all
     encoding: LabelEncoding | None = None  # of the agents' labels; None: they are numbers of classes or real values
     scores: tuple[Score, ...] = DEFAULT_SCORES  # what is measured
+    clock: Clock | None = None  # how fast agents and messages are; None: that does not matter
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether it is a run without rounds."""
+        return self.clock is not None and self.clock.asynchronous
 
     @property
     def nodes(self) -> list[Node]:
@@ -83,6 +93,7 @@ class RunDescription:
         """Tell the nodes at hand who takes part and what is shared."""
         for node in self.nodes:
             node.seed, node.topology, node.classes = self.seed, self.topology, self.classes
+            node.asynchronous = self.asynchronous
             if isinstance(node, Agent) and node.shard is None:
                 node.settle(self.classes, self.encoding)
             if self.public is not None:
@@ -131,15 +142,23 @@ class RunDescription:
             tells_class_mix=self.tells_class_mix,
             encoding=self.encoding,
             scores=self.scores,
+            # In the same time, not in as many rounds of others.
+            clock=self.clock if self.asynchronous and protocol.asynchronous else None,
         ).introduce()
 
     def host(self, nodes: list[Node], links: Carrier | None = None) -> Host:
         """A host for some of the nodes."""
         host = Host(nodes, self.protocol, self.faults, links, self.watchers, self.compression)
-        alone = self.baseline_protocol
-        if alone is not None:
-            host.after = lambda agent, t: agent.safeguard and agent.safeguard.end_round(agent, t, self.protocol, alone)
+        host.after = self.after_round
         return host
+
+    @property
+    def after_round(self) -> Callable[[Agent, int], Any] | None:
+        """What is done when an agent has ended its round t: its safeguard weighs what it was taught."""
+        alone = self.baseline_protocol
+        if alone is None:
+            return None
+        return lambda agent, t: agent.safeguard and agent.safeguard.end_round(agent, t, self.protocol, alone)
 
     def answer(self, agent: Agent, x: np.ndarray) -> np.ndarray:
         """What an agent answers: as the protocol says, and with a safeguard mixed with its own model."""

@@ -14,14 +14,16 @@ from typing import TYPE_CHECKING, Any
 from codistill.agent import Agent
 from codistill.base_node import Node
 from codistill.effects import Effect, Receive, Send
-from codistill.errors import MessageError, ProtocolError
+from codistill.errors import ProtocolError
 from codistill.hooks import own_files, run_hook
 from codistill.hub import Hub
 from codistill.message import Message
 from codistill.runtimes.deadlock import deadlock
 from codistill.runtimes.divergence import guarded_round
-from codistill.runtimes.message_in_transit import Parcel, room_of
+from codistill.runtimes.message_in_transit import Parcel, opened, room_of
+from codistill.runtimes.outgoing import Outgoing, Watcher
 from codistill.runtimes.round_report import Report
+from codistill.runtimes.virtual_time import VirtualTime
 from codistill.source_lines import add_line
 from codistill.topology import HUB
 from codistill.wire.codec import SIZE_LIMIT
@@ -31,8 +33,6 @@ if TYPE_CHECKING:
     from codistill.faults import Faults
     from codistill.protocol import Protocol
     from codistill.runtimes.carrier import Carrier, Frame
-
-Watcher = Callable[[str, str, bytes], None]  # sender, receiver, encoded message
 
 BEGIN = -1  # the phase before round 0
 
@@ -64,8 +64,10 @@ class Host:
         self.compression = compression
         self.message_limit = message_limit  # bytes of a message, as it arrives and decoded
         self.nodes = {node.name: node for node in nodes}
-        self.protocol, self.faults, self.links, self.watchers = protocol, faults, links, watchers
+        self.protocol, self.links = protocol, links
+        self._outgoing = Outgoing(faults, watchers, compression)
         self.after: Callable[[Agent, int], Any] | None = None  # called when an agent has ended a round
+        self.time: VirtualTime | None = None  # of a run with a clock; `begin` takes no time
         self._early: list[Frame] = []
         self._queues: dict[tuple[str, str], deque[Parcel | None]] = {}
         self._unused: dict[str, int] = {}  # bytes in the queues, by sender
@@ -78,19 +80,20 @@ class Host:
         finally:
             for task in self._tasks.values():
                 task.coroutine.close()
+        if self._time:
+            self._time.end_round()
         for node in self.nodes.values():
-            self._report.refused += [(node.name, sender, reason) for sender, reason in node.rejected]
-            self._report.remarks += [(node.name, text) for text in node.remarks]
-            self._report.measures += node.measured()
-            node.rejected, node.remarks, node.measures = [], [], []
+            self._report.collect(node)
         return self._report
 
     def _open(self, phase: int, present: tuple[str, ...]) -> None:
         self._phase, self._present = phase, present
         self._report = Report()
+        self._time = None if phase == BEGIN else self.time
+        if self._time:
+            self._time.begin_round()
         self._queues, self._unused = {}, {}
-        self._numbers: dict[tuple[str, str], int] = {}
-        self._told: dict[str, dict[int, tuple[Message, Message]]] = {}  # by Byzantine agent: (honest, sent)
+        self._outgoing.begin_phase()
         self._waiting: dict[str, set[str]] = {}  # sender -> local nodes that wait for it
         self._tasks: dict[str, _Task] = {}
         for name, node in self.nodes.items():
@@ -132,23 +135,28 @@ class Host:
         answer: Any = None
         if not task.started:
             task.started = True
+            node.work = 0
             node.start("begin" if self._phase == BEGIN else self._phase, self._present)
         else:
             answer = self._open_parcels(task)
         try:
             while True:
                 effect = task.coroutine.send(answer)
+                if self._time:
+                    self._time.computed(node)
                 if isinstance(effect, Send):
                     self._post(node.name, effect)
                     answer = None
                     continue
                 if not isinstance(effect, Receive):
-                    task.coroutine.throw(_foreign(effect))
+                    task.coroutine.throw(foreign(effect))
                 self._await(task, effect)
                 if task.pending:
                     return False
                 answer = self._open_parcels(task)
         except StopIteration:
+            if self._time:
+                self._time.computed(node)
             self._end(node.name)
             if self.links:
                 self.links.post_end(self._phase, node.name, node.topology.receivers(node.name))
@@ -165,41 +173,13 @@ class Host:
 
     def _post(self, sender: str, effect: Send) -> None:
         groups: dict[int, tuple[bytes, list[str]]] = {}
-        faulty = bool(self.faults)
-        for receiver, message in effect.messages.items():
-            told = self._tell(sender, message) if faulty else message
-            data = self._encoded(sender, told)
-            self._report.sent[sender] = self._report.sent.get(sender, 0) + len(data)
-            for watch in self.watchers:
-                watch(sender, receiver, told.encoded if getattr(watch, "before_compression", False) else data)
-            if faulty and self._is_struck(sender, receiver):
+        for receiver, data in self._outgoing.packed(self.nodes[sender], effect, self._phase, self._phase, self._report):
+            if data is None:
                 self._deliver(sender, [receiver], None)
             else:
                 groups.setdefault(id(data), (data, []))[1].append(receiver)
         for data, receivers in groups.values():
             self._deliver(sender, receivers, data)
-
-    def _encoded(self, sender: str, message: Message) -> bytes:
-        if not self.compression:
-            return message.encoded
-        return message.compressed(self.compression, self.nodes[sender].residue, by=(sender, self._phase))
-
-    def _tell(self, sender: str, message: Message) -> Message:
-        """The message, or a Byzantine one instead: the same for all who receive it."""
-        if not self.faults.is_byzantine(self._phase, sender):
-            return message
-        told = self._told.setdefault(sender, {})
-        if id(message) not in told:  # kept to the end of the phase, so that no other message gets its id
-            told[id(message)] = message, self.faults.as_sent(self._phase, sender, len(told) + 1, message)
-        return told[id(message)][1]
-
-    def _is_struck(self, sender: str, receiver: str) -> bool:
-        number = self._numbers[sender, receiver] = self._numbers.get((sender, receiver), 0) + 1
-        fate = self.faults.strikes(self._phase, sender, receiver, number)
-        if fate not in (None, "split"):  # a split has one event, when it begins
-            what = "was lost on the way" if fate == "drop" else "came too late"
-            self._report.refused.append((receiver, sender, f"The message {what} (injected fault)."))
-        return fate is not None
 
     def _deliver(self, sender: str, receivers: list[str], data: bytes | None) -> None:
         """To local nodes at once, to others by their host's link; None stands for a lost message."""
@@ -231,6 +211,8 @@ class Host:
     def _arrive(self, sender: str, receivers: Sequence[str], parcel: Parcel | None) -> None:
         for receiver in receivers:
             self._queues.setdefault((sender, receiver), deque()).append(parcel)
+            if self._time:
+                self._time.sent(sender, receiver)
             self._unused[sender] = self._unused.get(sender, 0) + room_of(parcel)
             task = self._tasks.get(receiver)
             if task and sender in task.pending:
@@ -253,32 +235,24 @@ class Host:
         if queue:
             parcel = queue.popleft()
             self._unused[sender] -= room_of(parcel)
+            if self._time:
+                self._time.received(sender, task.node.name)
             if parcel is not None:
                 task.parcels[sender] = parcel
         elif sender not in self._ended and (sender == HUB or sender in self._present):
             self._waiting.setdefault(sender, set()).add(task.node.name)
             return
+        elif self._time:
+            self._time.ended(sender, task.node.name)
         task.pending.discard(sender)
         if wake and not task.pending:
             self._ready.append(task)
 
     def _open_parcels(self, task: _Task) -> dict[str, Message]:
         """The valid messages, in the order of the senders asked for; the others are refused."""
-        arrived: dict[str, Message] = {}
-        name = task.node.name
-        for sender in task.wish.senders:
-            parcel = task.parcels.get(sender)
-            if parcel is None:
-                continue
-            self._report.received[name] = self._report.received.get(name, 0) + len(parcel.data)
-            try:
-                if isinstance(parcel.message, MessageError):
-                    raise parcel.message
-                parcel.message.check(task.wish.expect)
-                arrived[sender] = parcel.message
-            except MessageError as error:
-                task.node.refuse(sender, error)
-        return arrived
+        for parcel in task.parcels.values():
+            self._report.count_received(task.node.name, parcel.data)
+        return opened(task.node, task.wish, task.parcels)
 
     def backlog(self, sender: str) -> int:
         """Bytes of a sender that have arrived here and have not been used yet, with some for each message."""
@@ -289,7 +263,7 @@ class Host:
         return {name: sorted(task.pending) for name, task in self._tasks.items() if task.pending}
 
 
-def _foreign(effect: Any) -> ProtocolError:
+def foreign(effect: Any) -> ProtocolError:
     """The error for a protocol that awaits something else than its node."""
     return ProtocolError(
         "A protocol may only await the verbs of 'me'.",

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cached_property
 
+from codistill.base_node import Node
+from codistill.effects import Receive
 from codistill.errors import MessageError
 from codistill.message import Message
 from codistill.wire.compression import Compression
@@ -28,6 +31,23 @@ class Parcel:
     def open(self) -> None:
         """Decode the message before it is used."""
         _ = self.message
+
+
+def opened(node: Node, wish: Receive, parcels: Mapping[str, Parcel]) -> dict[str, Message]:
+    """The valid messages, in the order of the senders asked for; the others are refused."""
+    arrived: dict[str, Message] = {}
+    for sender in wish.senders:
+        parcel = parcels.get(sender)
+        if parcel is None:
+            continue
+        try:
+            if isinstance(parcel.message, MessageError):
+                raise parcel.message
+            parcel.message.check(wish.expect)
+            arrived[sender] = parcel.message
+        except MessageError as error:
+            node.refuse(sender, error)
+    return arrived
 
 
 def room_of(parcel: Parcel | None) -> int:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from codistill.base_node import Node
+
 
 @dataclass
 class Report:
@@ -17,6 +19,17 @@ class Report:
     present: tuple[str, ...] | None = None  # who took part to the end; None: everyone expected
     events: list[str] = field(default_factory=list)  # other events, as sentences
     waited: float = 0.0  # seconds spent waiting for agents, before any work
+
+    def collect(self, node: Node) -> None:
+        """Take over what a node has to report: refused messages, remarks and measures."""
+        self.refused += [(node.name, sender, reason) for sender, reason in node.rejected]
+        self.remarks += [(node.name, text) for text in node.remarks]
+        self.measures += node.measured()
+        node.rejected, node.remarks, node.measures = [], [], []
+
+    def count_received(self, name: str, data: bytes) -> None:
+        """Count the bytes of a message that a node has received."""
+        self.received[name] = self.received.get(name, 0) + len(data)
 
     def add(self, other: Report) -> Report:
         """This and another report together."""
