@@ -58,8 +58,10 @@ def execute(
             f"{folder} is the folder of a hub, or of 'codistill up'",
             "Give the same command again, with the same --out: it goes on from its checkpoint.",
         )
-    federation, _ = prepare(recipe, folder, data_dir=data_dir, resume=resume)
     plan = plan_of(recipe)
+    if recipe.runtime.kind == "network":
+        plan.check_for_network()
+    federation, _ = prepare(recipe, folder, data_dir=data_dir, resume=resume)
     result = federation.run(
         plan.rounds,
         runtime=recipe.runtime.kind,
@@ -71,6 +73,7 @@ def execute(
         folder=folder,
         resume=resume,
         checkpoint_every=plan.checkpoint_every,
+        features_at=plan.features_at,
         progress=progress,
     )
     return report_on(folder), not result.interrupted
