@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from matplotlib.collections import PathCollection
+from matplotlib.image import imread
 
+from codistill.cli import main
+from codistill.experiments.saved_run import read_summary
+from codistill.experiments.sweep import read_sweep
+from codistill.experiments.sweep_features import features_grid
 from codistill.plots import feature_plot
 from codistill.plots.feature_plot import draw_features, embed, shown_agents
 from codistill.results.feature_space import FeatureSpace
@@ -84,3 +91,52 @@ def test_any_features_have_finite_places(features: np.ndarray) -> None:
 def test_a_map_is_the_same_again() -> None:
     features = RNG.normal(size=(40, 4))
     assert np.array_equal(embed(features), embed(features))
+
+
+def test_of_coinciding_agents_both_are_seen() -> None:
+    """Where all points coincide, what is drawn last at a place is now one agent, now the other."""
+    one = space(agents=1)
+    twice = FeatureSpace(1, one.samples, one.labels, {"a": one.by_agent["agent 0"], "b": one.by_agent["agent 0"]})
+    axes = draw_features([twice], ()).axes[0]
+    parts = [part for part in axes.collections if len(part.get_offsets())]
+    on_top = [tuple(part.get_facecolors()[0][:3]) for part in parts[1::2]]
+    assert len(set(on_top)) == 2
+
+
+SWEEP = """
+[data]
+name = "wine"
+[[agents]]
+learner = "mlp"
+count = 2
+[protocol]
+name = "alone"
+rounds = 2
+[evaluation]
+alone = false
+features_at = [1, 2]
+[runtime]
+kind = "simulation"
+[sweep]
+protocol = [{ name = "alone", label = "IL" }, { name = "fedavg", label = "FL" }]
+"""
+
+
+@pytest.mark.usefixtures("no_report")
+def test_a_sweep_is_drawn_with_a_row_per_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe, out = tmp_path / "sweep.toml", tmp_path / "out"
+    recipe.write_text(SWEEP)
+    assert main(["sweep", str(recipe), "--out", str(out)]) == 0
+    assert capsys.readouterr().out.endswith(f"feature space: {out / 'features.png'}\n")
+    height, width = imread(out / "features.png").shape[:2]
+    assert (height, width) == (671, 660)
+    grid = features_grid(read_sweep(recipe), out)
+    assert [[panel and panel[0] for panel in row] for row in grid] == [
+        ["protocol=IL, round 1", "protocol=IL, round 2"],
+        ["protocol=FL, round 1", "protocol=FL, round 2"],
+    ]
+    shown, kept = grid[1][1], read_summary(out / "FL").features[1]
+    assert shown is not None
+    assert shown[1].encode() == kept.encode()
+    first, second = kept.by_agent.values()
+    assert np.array_equal(first, second)  # after a round of fedavg all have the same weights

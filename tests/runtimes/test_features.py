@@ -235,19 +235,23 @@ def test_the_network_refuses_in_python() -> None:
         federation(cd.AvgKD()).run(1, features_at=(1,), **QUIET | {"runtime": "network"})
 
 
+def start(command: str, folder: Path) -> None:
+    """What 'codistill run', 'up' and 'hub' do with a recipe for the network."""
+    options: dict[str, Any] = {"data_dir": None, "progress": False}
+    match command:
+        case "run":
+            execute(recipe(kind="network"), folder, progress=False)
+        case "up":
+            run_up(recipe(), folder, form="text", verbose=False, **options)
+        case "hub":
+            run_hub(recipe(), folder, None, "127.0.0.1:0", should_stop=lambda: False, form="text", **options)
+
+
 @pytest.mark.parametrize("command", ["run", "up", "hub"])
 def test_the_network_refuses_before_anything_is_written(tmp_path: Path, command: str) -> None:
-    folder = tmp_path / "run"
-    options: dict[str, Any] = {"data_dir": None, "progress": False}
     with pytest.raises(RecipeError, match=STAY):
-        match command:
-            case "run":
-                execute(recipe(kind="network"), folder, progress=False)
-            case "up":
-                run_up(recipe(), folder, form="text", verbose=False, **options)
-            case "hub":
-                run_hub(recipe(), folder, None, "127.0.0.1:0", should_stop=lambda: False, form="text", **options)
-    assert not folder.exists()
+        start(command, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 # --- files and the report ---------------------------------------------------------------------------

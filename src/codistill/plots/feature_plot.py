@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Mapping, Sequence
 
 import matplotlib
 import numpy as np
@@ -17,6 +18,8 @@ from codistill.plots.axes import plain
 from codistill.plots.style import COLOURS, INK, PAPER, STYLE
 from codistill.results.feature_space import FeatureSpace
 
+Panel = tuple[str, FeatureSpace, Sequence[str]]  # title, features, names of the classes
+
 MOST_AGENTS = 20  # as many as differ in colour or marker
 MOST_POINTS = 2_000  # of a panel
 MOST_SHAPES = 1_500  # beyond, an image is smaller than as many shapes
@@ -28,6 +31,7 @@ _FAINTEST = 0.3  # the opacity of the first class; that of the last is 1
 _NEAR = 0.06  # of the map's width: names that are closer would run into one another
 _PERPLEXITY = 30.0
 _SEED = 0
+_SLICES = 20
 
 
 def shown_agents(space: FeatureSpace) -> list[str]:
@@ -40,17 +44,29 @@ def shown_agents(space: FeatureSpace) -> list[str]:
 
 def draw_features(spaces: Sequence[FeatureSpace], class_names: Sequence[str]) -> Figure:
     """One panel per round: each point is a test sample as one agent sees it."""
-    names = list(dict.fromkeys(name for space in spaces for name in shown_agents(space)))
+    panels = [(f"after round {space.round}", space, class_names) for space in spaces]
+    wrapped = [panels[start : start + COLUMNS] for start in range(0, len(panels), COLUMNS)]
+    return draw_feature_grid([[*row, *[None] * (COLUMNS - len(row))] for row in wrapped], width=4.5)
+
+
+def draw_feature_grid(grid: Sequence[Sequence[Panel | None]], width: float = 3.0) -> Figure:
+    """Panels in rows of equal length, each so many inches wide; None leaves a place empty."""
+    spaces = [panel[1] for row in grid for panel in row if panel is not None]
+    names = list(dict.fromkeys(name for space in spaces for name in shown_agents(space)))[:MOST_AGENTS]
     styles = {name: (COLOURS[i % len(COLOURS)], _MARKERS[i // len(COLOURS)]) for i, name in enumerate(names)}
-    rows = -(-len(spaces) // COLUMNS)
+    many = sum(len(shown_agents(space)) * _samples(space) for space in spaces) > MOST_SHAPES
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(9, 4.3 * rows + 0.4), layout="constrained")
-        places = figure.subplots(rows, COLUMNS, squeeze=False).ravel()
-        for axes in places:
-            axes.set_axis_off()
-        many = sum(len(shown_agents(space)) * _samples(space) for space in spaces) > MOST_SHAPES
-        for axes, space in zip(places, spaces, strict=False):
-            _panel(axes, space, styles, class_names, rasterized=many)
+        size = (width * len(grid[0]), 0.95 * width * len(grid) + 0.4)
+        figure = Figure(figsize=size, layout="constrained")
+        places = figure.subplots(len(grid), len(grid[0]), squeeze=False)
+        for axes, panel in zip(places.flat, itertools.chain.from_iterable(grid), strict=True):
+            if panel is None:
+                axes.set_axis_off()
+                continue
+            title, space, class_names = panel
+            axes.set(xticks=[], yticks=[], title=plain(title, longest=40))
+            axes.spines[:].set_visible(True)
+            _points(axes, space, styles, class_names, area=3.6 * width, rasterized=many)
         handles = [
             Line2D([], [], linestyle="", marker=marker, color=colour, markersize=7, label=plain(name))
             for name, (colour, marker) in styles.items()
@@ -76,30 +92,29 @@ def _samples(space: FeatureSpace) -> int:
     return min(len(space.samples), MOST_POINTS // max(1, len(shown_agents(space))))
 
 
-def _panel(
+def _points(
     axes: Axes,
     space: FeatureSpace,
-    styles: dict[str, tuple[str, str]],
+    styles: Mapping[str, tuple[str, str]],
     class_names: Sequence[str],
     *,
+    area: float,
     rasterized: bool,
 ) -> None:
-    agents, samples = shown_agents(space), _samples(space)
-    axes.set_axis_on()
-    axes.set(xticks=[], yticks=[], title=f"after round {space.round}")
-    axes.spines[:].set_visible(True)
+    agents, samples = [name for name in shown_agents(space) if name in styles], _samples(space)
     if not agents:
         return
     places = embed(np.concatenate([space.by_agent[name][:samples] for name in agents]))
     labels = np.zeros(samples, int) if space.labels is None else space.labels[:samples]
     opacity = np.linspace(1.0 if space.labels is None else _FAINTEST, 1.0, max(2, int(labels.max(initial=0)) + 1))
-    # In slices of samples, the agents in turn: where agents coincide, no agent hides all points of another.
-    for part in np.array_split(np.arange(samples), 10):
-        for index, name in enumerate(agents):
-            colour, marker = styles[name]
+    # In slices of samples, each with another agent on top: where agents coincide, none hides all points of another.
+    for number, part in enumerate(np.array_split(np.arange(samples), _SLICES)):
+        for turn in range(len(agents)):
+            index = (turn + number) % len(agents)
+            colour, marker = styles[agents[index]]
             x, y = places[index * samples + part].T
             axes.scatter(
-                x, y, s=16, marker=marker, linewidths=0, rasterized=rasterized,
+                x, y, s=area, marker=marker, linewidths=0, rasterized=rasterized,
                 c=[to_rgba(colour, alpha) for alpha in opacity[labels[part]]],
             )  # fmt: skip
     if space.labels is not None:

@@ -23,6 +23,7 @@ def features_section(summary: Summary) -> str:
         "apart have features of their own.",
         "Only which points are close has a meaning: axes, sizes and distances between clusters have none, and each "
         "panel is a map of its own.",
+        "Points of equal features hide each other.",
         "" if last.labels is None else "The opacity tells the class: from faint for the first to full for the last.",
     ]
     if left := len(summary.agents) - len(shown):
