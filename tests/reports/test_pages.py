@@ -2,8 +2,8 @@ import os
 import re
 import subprocess
 import sys
-from dataclasses import replace
 from collections import Counter
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -168,7 +168,7 @@ def test_the_table_is_derived_from_the_rows(page_of_two):
         ["a", "linear", "50.0 %", "90.0 %", "+40.0", "25.0 %", "45.0 %", "+20.0", "2.0 kB", "6.0 kB"],
         ["b", "forest", "60.0 %", "70.0 %", "+10.0", "30.0 %", "35.0 %", "+5.0", "2.0 kB", "6.0 kB"],
         ["mean (bytes: sum)", "", "55.0 %", "80.0 %", "+25.0", "27.5 %", "40.0 %", "+12.5", "4.0 kB", "12.0 kB"],
-        ["worst agent", "", "50.0 %", "70.0 %", "+10.0", "25.0 %", "35.0 %", "+5.0", "", ""],
+        ["worst", "", "50.0 %", "70.0 %", "+10.0", "25.0 %", "35.0 %", "+5.0", "", ""],
         ["spread", "", "± 7.1", "± 14.1", "± 21.2", "± 3.5", "± 7.1", "± 10.6", "", ""],
     ]
 
