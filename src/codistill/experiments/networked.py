@@ -199,6 +199,7 @@ def describe_without_data(recipe: Recipe) -> RunDescription:
         faults=recipe.faults,
         participation=recipe.participation,
         compression=recipe.compression,
+        clock=recipe.clock,
     )
 
 
@@ -212,6 +213,7 @@ def describe_terms(recipe: Recipe) -> RunDescription:
         plan=plan_of(recipe),
         faults=Faults(recipe.faults, tuple(agent_names(recipe)), recipe.seed, recipe.participation),
         compression=recipe.compression,
+        clock=recipe.clock,
     )
 
 

@@ -16,6 +16,7 @@ from codistill.runtimes.description import RunDescription
 from codistill.runtimes.host import BEGIN
 from codistill.runtimes.network.answers import checked_report, checked_view
 from codistill.runtimes.network.connections import Connections
+from codistill.runtimes.network.control import Control
 from codistill.runtimes.network.event_log import timestamp
 from codistill.runtimes.network.frame_header import Turn
 from codistill.runtimes.network.hub_agents import POLL, HubAgents
@@ -121,15 +122,20 @@ class HubRuntime(Runtime):
         )
         scores: dict[str, Scores] = {}
         for name, answer in self.agents.collect(number, free).items():
-            scores[name] = self.agents.commands.scores(name, answer, self.description.task_scores)
-            if views is not None and self.description.test is not None:
-                labels, classes = self.description.test[1], int(self.agents.terms["classes"])
-                view = self.agents.commands.checked(name, checked_view, answer.arrays, labels, classes)
-                views.update({} if view is None else {name: view})
+            scores[name] = self._take_scores(name, answer, views)
         if views:
             ordered = {name: views[name] for name in self.description.names if name in views}
             views.clear()
             views.update(ordered)
+        return scores
+
+    def _take_scores(self, name: str, answer: Control, views: dict[str, View] | None) -> Scores:
+        """The scores of an answer; its outputs are put into `views`, if that is given."""
+        scores = self.agents.commands.scores(name, answer, self.description.task_scores)
+        if views is not None and self.description.test is not None:
+            labels, classes = self.description.test[1], int(self.agents.terms["classes"])
+            view = self.agents.commands.checked(name, checked_view, answer.arrays, labels, classes)
+            views.update({} if view is None else {name: view})
         return scores
 
     def measure_baseline(self) -> dict[str, Scores]:
@@ -181,12 +187,15 @@ class HubRuntime(Runtime):
             self._tell_missed(ready)
             self._connections.command(*ready, do="stop", why="done", number=0)
             told.update(ready)
-            missing = [name for name in self.description.names if name not in told]
+            missing = [name for name in self._awaited_at_the_end() if name not in told]
             if not missing or time.monotonic() > end or self.agents.stopping():
                 return
             if ready or end - time.monotonic() > linger - POLL:
                 self._connections.tell(f"done; waiting up to {linger:g} s to tell {', '.join(missing)}")
             self.agents.pump(POLL)
+
+    def _awaited_at_the_end(self) -> Sequence[str]:
+        return self.description.names
 
     def close(self) -> None:
         """Close all connections."""

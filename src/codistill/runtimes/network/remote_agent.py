@@ -17,6 +17,7 @@ from codistill.results.records import Scores
 from codistill.results.scores import PREFIXES, SAFEGUARD_WEIGHT
 from codistill.runtimes.description import RunDescription
 from codistill.runtimes.network.answers import report_content
+from codistill.runtimes.network.asynchronous_agent import AsynchronousAgent, OwnReport
 from codistill.runtimes.network.commanded_agent import CommandedAgent
 from codistill.runtimes.network.connections import Connections
 from codistill.runtimes.network.control import Control
@@ -140,7 +141,8 @@ class RemoteAgent:
         if self._description is None:
             self._terms, self._description = content["terms"], self._describe(content["terms"])
             self._agent = self._description.agents[0]
-            self._work = CommandedAgent(self._description, self._connections)
+            make = AsynchronousAgent if self._description.asynchronous else CommandedAgent
+            self._work: Any = make(self._description, self._connections)
         elif content["terms"] != self._terms:
             raise NetworkError(
                 "A restarted hub must have the same terms.", "different terms", "Join again with a new process."
@@ -156,7 +158,8 @@ class RemoteAgent:
             self._work.states = StateStore(None if self._folder is None else self._folder / run)
             if self._folder is not None:
                 self._work.states.begin_with(self._folder / START)
-        self._work.states.return_to(done)
+        if not self._description.asynchronous:  # without rounds, the hub counts none of this agent's
+            self._work.states.return_to(done)
         for note in self._work.states.take_notes():
             self._connections.tell(note)
         at = self._done = self._work.return_to(done)
@@ -181,15 +184,20 @@ class RemoteAgent:
                 )
             # The current round is finished first, unless the hub does not count it for a while.
             if self._stopping() and (not self._work.uncounted or time.monotonic() - self._answered > _COUNTED):
+                self._leave_rounds()
                 self._connections.command(HUB, do="leaving", why="its operator has stopped it")
                 return False
-            control = self._connections.next_control(0.2)
+            going = isinstance(self._work, AsynchronousAgent) and self._work.is_going
+            control = self._connections.next_control(0.0 if going else 0.2)
             if control is None:
+                if going:
+                    self._advance()
                 continue
             if control.do == "refused":
                 raise _refusal(control)
             if control.do == "stop":
                 if control.content.get("why") == "done":
+                    self._leave_rounds()
                     self._watch("done", int(self._terms["rounds"]), {})
                     return True
                 self._connections.tell("the hub has paused the run; waiting for it to come back")
@@ -197,6 +205,9 @@ class RemoteAgent:
                 continue
             if control.do == "missed":
                 self._note_missed(control)
+                continue
+            if control.do == "go" and isinstance(self._work, AsynchronousAgent):
+                self._checked("go", self._work.go, control)
                 continue
             self._execute(control)
         self._connections.tell("the hub disconnected; waiting for it to come back")
@@ -215,19 +226,28 @@ class RemoteAgent:
 
     def _execute(self, control: Control) -> None:
         """Check a command of the hub, execute it and answer."""
-        try:
-            act, number = self._parse(control)
-        except (KeyError, TypeError, ValueError) as error:
-            self._connections.sessions.strike(HUB, f"an invalid command '{control.do[:40]}': {error!r}"[:300])
+        parsed = self._checked(control.do, self._parse, control)
+        if parsed is None:
             return
+        act, number = parsed
         arrays, answer = act()
         self._answered = time.monotonic()
         self._connections.command(HUB, do="answer", number=number, arrays=arrays, **answer)
+
+    def _checked(self, do: str, check: Callable[[Control], Any], control: Control) -> Any:
+        """What a check says of a command; None and a strike if it is invalid."""
+        try:
+            return check(control)
+        except (KeyError, TypeError, ValueError) as error:
+            self._connections.sessions.strike(HUB, f"an invalid command '{do[:40]}': {error!r}"[:300])
+            return None
 
     def _parse(self, control: Control) -> tuple[Callable[[], tuple[View, dict[str, Any]]], int]:
         """What a command asks for, and its number; all of it is checked before anything is executed."""
         content, rounds = control.content, int(self._terms["rounds"])
         number = _integer(content["number"], 1 << 62)
+        if self._agent.asynchronous and control.do != "evaluate":
+            raise ValueError("unknown command of a run without rounds")
         match control.do:
             case "run":
                 phase, attempt = content["turn"]
@@ -250,6 +270,27 @@ class RemoteAgent:
                 return lambda: ({}, {"scores": self._alone(samples, number)}), number
         raise ValueError("unknown command")
 
+    # --- without rounds -----------------------------------------------------------------------------
+
+    def _advance(self) -> None:
+        self._check_hub()
+        told = self._work.advance()
+        if told is not None:
+            self._done = told.done
+            self._watch("running", told.done, told.scores)
+            self._send_report(told)
+
+    def _send_report(self, told: OwnReport) -> None:
+        report = self._policy.reported(report_content(told.report))
+        scores = self._told(told.scores)
+        self._connections.command(HUB, do="report", own_rounds=told.done, report=report, scores=scores)
+
+    def _leave_rounds(self) -> None:
+        if isinstance(self._work, AsynchronousAgent):
+            self._work.end()
+
+    # --- with rounds --------------------------------------------------------------------------------
+
     def _round(self, turn: Turn, present: tuple[str, ...], samples: int) -> dict[str, Any]:
         self._check_hub()
         return self._policy.reported(report_content(self._work.run_round(turn, present, samples)))
@@ -257,7 +298,8 @@ class RemoteAgent:
     def _keep(self, done: int, *, store: bool) -> str | None:
         self._done = done
         self._watch("running", done, {})
-        return self._work.keep(done, store=store)
+        trouble: str | None = self._work.keep(done, store=store)
+        return trouble
 
     def _alone(self, samples: int, number: int) -> Scores:
         if not self._policy.report.alone:
@@ -281,6 +323,8 @@ class RemoteAgent:
 
     def _evaluate(self, part: int | None, samples: int, *, views: bool) -> tuple[View, dict[str, Any]]:
         view, scores = self._work.evaluate(part, samples, views=views and self._policy.report.outputs)
+        if isinstance(self._work, AsynchronousAgent):  # of all its rounds, the last ones included
+            self._send_report(self._work.last_report())
         self._watch("running", self._done, scores)
         return view, {"scores": self._told(scores)}
 

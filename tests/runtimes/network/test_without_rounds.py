@@ -1,0 +1,283 @@
+"""Runs without rounds between machines: everybody at its own pace, whoever is slow, away, restarted, or floods."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.runtimes.network.fakes import FakeTransport, Killed, Life, Net, describe, with_node
+
+from codistill.agent import Hub
+from codistill.clock import Clock
+from codistill.message import Message
+from codistill.protocol import Protocol
+from codistill.runtimes.description import RunDescription
+from codistill.runtimes.network import connections
+from codistill.runtimes.network.asynchronous_hub import AsynchronousHub
+from codistill.runtimes.network.connections import Connections
+from codistill.runtimes.network.frame_header import FrameKind, Turn
+from codistill.runtimes.network.options import Network
+from codistill.runtimes.plan import Plan
+from codistill.runtimes.running import Outcome, run
+from codistill.runtimes.store import RunFolder
+from codistill.topology import HUB
+
+NAMES = ("a", "b", "c", "d")
+WORK: dict[str, Callable[[Any], None]] = {}  # what agents do in each round, by name
+
+
+@pytest.fixture(autouse=True)
+def no_work() -> Iterator[None]:
+    WORK.clear()
+    yield
+    WORK.clear()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Newest(Protocol):
+    """Everyone tells the relay its round, and asks it for the newest round of each."""
+
+    name = "newest"
+    asynchronous = True
+
+    async def begin(self, me: Any) -> None:
+        me.state["rounds"], me.state["times"] = 0, []
+        me.learner.fit(me.shard.x, me.shard.targets)
+
+    async def round(self, me: Any, t: int) -> None:
+        WORK.get(me.name, lambda _: time.sleep(0.005))(me)
+        assert t == me.state["rounds"]  # its rounds follow one another, whatever happens to it
+        heard = await me.ask_hub()
+        if heard is not None:
+            me.state["heard"] = dict(zip(heard["names"], heard["rounds"].tolist(), strict=True))
+        me.state["rounds"] = t + 1
+        me.state["times"] = [*me.state["times"][-50:], me.time]
+        await me.send(HUB, x=np.full(1, float(t + 1)))
+
+    def serve(self, me: Any, sender: str, message: Message) -> Message | None:
+        kept = me.state.setdefault("newest", {})
+        me.state["served"] = me.state.get("served", 0) + 1
+        if "x" in message:
+            if me.accepts(sender, message, {"x": (1,)}):
+                kept[sender] = float(message["x"][0])
+            return None
+        return Message.of(names=list(kept), rounds=np.array([*kept.values()]))
+
+
+def whole_run(names: tuple[str, ...] = NAMES, periods: int = 8, period: float = 0.2, **clock: Any) -> RunDescription:
+    made = describe(names, periods, Newest())
+    rng = np.random.default_rng(0)
+    test = rng.normal(size=(6, 2)).astype(np.float32), np.arange(6) % 2
+    plan = Plan(rounds=periods, baseline=False)
+    return replace(made, clock=Clock(asynchronous=True, period=period, **clock), plan=plan, test=test)
+
+
+class Relay(threading.Thread):
+    """A hub in a thread: it can be killed, and started again with what it has stored."""
+
+    def __init__(self, net: Net, whole: RunDescription, folder: Path | None = None, **network: Any) -> None:
+        super().__init__(daemon=True, name=HUB)
+        self.told: list[str] = []
+        self.node = Hub()
+        self.network = Network(**{"linger": 2.0, **network})
+        self.wire = FakeTransport(net, HUB, whole.topology.names, self.network.message_limit or 1 << 20)
+        self.lines = Connections(self.wire, self.network, self.told.append, leads=True)  # type: ignore[arg-type]
+        self.runtime = AsynchronousHub(with_node(whole, self.node), self.lines, run="run1")
+        self.folder, self.result = folder, None
+        self.rows: list[Any] = []
+        self.start()
+
+    def round_ended(self, record: Any) -> None:
+        self.rows += record.rows
+
+    def run(self) -> None:
+        store = None
+        try:
+            if self.folder is not None:
+                store = RunFolder(self.folder)
+                store.open(resume=True)
+            self.result = run(self.runtime.description, self.runtime, store=store, observers=[self])
+        except Killed:
+            self.result = "killed"
+        except Exception as error:
+            self.result = error
+        finally:
+            if store is not None:
+                store.close()
+            self.wire.close()
+
+    def end(self) -> Outcome:
+        self.join(timeout=30)
+        assert not self.is_alive(), f"the hub has not ended: {self.told}"
+        assert isinstance(self.result, Outcome), self.result
+        assert self.result.complete
+        return self.result
+
+    def of(self, name: str, column: str) -> list[Any]:
+        return [row.get(column) for row in self.rows if row["agent"] == name]
+
+
+def test_nobody_waits_for_an_agent_that_is_slow() -> None:
+    net, whole = Net(), whole_run(slowness={"d": 20.0})
+    WORK["d"] = lambda me: time.sleep(0.1)  # and 19 times longer by the clock: longer than the run
+    lives = {name: Life(net, name, whole) for name in NAMES}
+    began = time.monotonic()
+    hub = Relay(net, whole)
+    rows = hub.end().rows
+    assert time.monotonic() - began < 6  # 8 periods of 0.2 s; one round of d takes 2 s
+    assert [life.end() for life in lives.values()] == [True] * 4
+    assert hub.of("a", "time") == pytest.approx([0.2 * r for r in range(1, 9)])
+    assert len(rows) == 8 * 4
+    fast = [hub.of(name, "own_rounds")[-1] for name in "abc"]
+    assert min(fast) >= 20
+    assert hub.of("d", "own_rounds")[-1] == 0
+    assert lives["d"].agent.state["rounds"] == 0  # returned to the end of its last round: there was none
+    # The others go on in the rows in which d has nothing to say yet, and all are evaluated at the end.
+    assert hub.of("a", "own_rounds") == sorted(hub.of("a", "own_rounds"))
+    assert hub.of("d", "accuracy")[:-1] == [None] * 7
+    assert all(row["accuracy"] is not None for row in rows[-4:])
+    # The last figures are those of the models at the end.
+    assert {name: lives[name].agent.state["rounds"] for name in "abc"} == dict(zip("abc", fast, strict=True))
+    times = lives["a"].agent.state["times"]
+    assert times == sorted(times)
+    assert times[-1] <= 1.6 + 2  # seconds of the run, as the hub counts them
+
+
+def test_two_of_four_go_on_and_a_third_joins_later() -> None:
+    net, whole = Net(), whole_run(periods=10)
+    first = {name: Life(net, name, whole) for name in "ab"}
+    hub = Relay(net, whole)
+    _until(lambda: len(hub.rows) >= 3 * 4)
+    late = Life(net, "c", whole)
+    hub.end()
+    assert [life.end() for life in (*first.values(), late)] == [True] * 3
+    assert [row["present"] for row in hub.rows[:4]] == [True, True, False, False]
+    assert hub.of("a", "own_rounds")[2] > 0
+    assert hub.of("c", "own_rounds")[2] == 0
+    assert hub.of("c", "own_rounds")[-1] > 0
+    assert late.agent.state["heard"]["a"] > 0  # of what others sent before it came
+    assert late.agent.state["times"][0] >= 0.6  # seconds since the run's start, not since its own
+    assert hub.of("d", "present") == [False] * 10
+    assert not any("waiting up to" in text for text in hub.told)  # nobody waits to tell d, which never came
+
+
+def test_an_agent_that_was_killed_goes_on_with_its_last_stored_state(tmp_path: Path) -> None:
+    net, whole = Net(), whole_run(("a", "b"), periods=14)
+    lives = {name: Life(net, name, whole, tmp_path / name) for name in "ab"}
+    hub = Relay(net, whole)
+    _until(lambda: hub.of("b", "own_rounds")[-1:] > [5])
+    lives["b"].wire.kill()
+    assert lives["b"].end() == "killed"
+    before = len(hub.rows)
+    _until(lambda: len(hub.rows) >= before + 4)
+    back = Life(net, "b", whole, tmp_path / "b")
+    hub.end()
+    assert [life.end() for life in (lives["a"], back)] == [True, True]
+    assert any("with the state of round" in text for text in back.told)
+    assert back.agent.state["rounds"] == hub.of("b", "own_rounds")[-1] > 10  # `round` has checked that none is missing
+    assert not all(hub.of("b", "present"))
+    assert all(hub.of("a", "present"))
+
+
+def test_a_hub_that_was_killed_goes_on_with_what_it_had_relayed(tmp_path: Path) -> None:
+    net, whole = Net(), whole_run(("a", "b"), periods=12)
+    lives = {name: Life(net, name, whole) for name in "ab"}
+    first = Relay(net, whole, tmp_path / "hub")
+    _until(lambda: len(first.rows) >= 4 * 2)
+    first.wire.kill()
+    first.join(10)
+    assert first.result == "killed"
+    reached = {name: lives[name].agent.state["rounds"] for name in "ab"}
+    second = Relay(net, whole, tmp_path / "hub")
+    served = second.node.state.get("served", 0)
+    outcome = second.end()
+    assert [life.end() for life in lives.values()] == [True, True]
+    assert {row["round"] for row in outcome.rows} == set(range(1, 13))
+    assert min(row["round"] for row in second.rows) >= 4  # it did not begin anew
+    assert second.node.state["served"] > served
+    assert second.node.state["newest"].keys() == {"a", "b"}
+    for name in "ab":  # they did not lose a round, and have gone on
+        assert lives[name].agent.state["rounds"] > reached[name]
+    assert second.of("a", "time")[-1] == pytest.approx(12 * 0.2)
+
+
+def test_a_member_that_floods_the_relay_is_refused_by_name_and_the_others_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connections, "_UNREAD", 500)
+    net, whole = Net(), whole_run(("a", "b", "c"), periods=10)
+    lives = {name: Life(net, name, whole) for name in "abc"}
+    message = Message.of(x=np.full(1, 1e6)).encoded
+
+    def flood(me: Any) -> None:
+        for _ in range(1500):
+            lives["c"].wire.send([HUB], FrameKind.ASK, Turn(0), message)
+
+    WORK["c"] = flood
+    hub = Relay(net, whole)
+    hub.end()
+    assert [lives[name].end() for name in "ab"] == [True, True]
+    strikes = [text for text in hub.told if text.startswith("'c': strike")]
+    assert len(strikes) == 3
+    assert all("more messages per second than a run without rounds allows" in text for text in strikes)
+    assert any("'c' is excluded" in text for text in hub.told)
+    assert not any(text.startswith(("'a': strike", "'b': strike")) for text in hub.told)
+    assert min(hub.of(name, "own_rounds")[-1] for name in "ab") > 10
+    assert isinstance(lives["c"].end(), Exception)  # it is told why
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"own_rounds": -1}, "A number of rounds"),
+        ({"scores": {"accuracy": 7.0}}, "Scores must be within"),
+        ({"report": {}}, "A report must be well-formed"),
+        ({"report": "many"}, "A report must be well-formed"),
+    ],
+    ids=["rounds", "scores", "empty", "text"],
+)
+def test_a_false_report_is_a_strike_and_changes_no_row(changed: dict[str, Any], why: str) -> None:
+    net, whole = Net(), whole_run(("a", "b"), periods=3)
+    lives = [Life(net, name, whole) for name in "ab"]
+
+    def lie(me: Any) -> None:
+        time.sleep(0.005)
+        if me.state["rounds"] == 3:
+            empty = {"sent": {}, "received": {}, "refused": [], "remarks": [], "measures": []}
+            content = {"own_rounds": 10**6, "report": empty, "scores": {}, **changed}
+            lives[1].member._connections.command(HUB, do="report", **content)
+
+    WORK["b"] = lie
+    hub = Relay(net, whole)
+    hub.end()
+    assert [life.end() for life in lives] == [True, True]
+    [strike] = [text for text in hub.told if "strike" in text]
+    assert strike.startswith("'b': strike 1 of 3")
+    assert why in strike
+    assert hub.of("b", "own_rounds")[-1] < 10**6
+
+
+@pytest.mark.parametrize("do", ["run", "keep", "alone", "store", "go"])
+def test_an_agent_without_rounds_executes_no_other_command(do: str) -> None:
+    net, whole = Net(), whole_run(("a", "b"), periods=6)
+    lives = [Life(net, name, whole) for name in "ab"]
+    hub = Relay(net, whole)
+    _until(lambda: len(hub.rows) >= 2)
+    wrong = {"elapsed": float("inf"), "samples": 1, "part": None, "evaluate_every": 1, "store_every": 1}
+    hub.lines.command("a", do=do, number=9, **(wrong if do == "go" else {"samples": 3, "round": 1, "store": True}))
+    hub.end()
+    assert [life.end() for life in lives] == [True, True]
+    assert any(f"strike 1 of 3: an invalid command '{do}'" in text for text in lives[0].told)
+
+
+def _until(holds: Callable[[], bool]) -> None:
+    end = time.monotonic() + 20
+    while not holds():
+        assert time.monotonic() < end, "it has not come to that"
+        time.sleep(0.01)
