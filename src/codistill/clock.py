@@ -76,23 +76,25 @@ class Clock(Settings):
             if name not in names:
                 raise RecipeError("A clock must name agents.", f"'{name}'", nearest(name, names))
 
-    def factor(self, name: str, names: Sequence[str], seed: int) -> float:
-        """How many times longer than at the fastest agent a step takes at this one.
+    def factors(self, names: Sequence[str], seed: int) -> dict[str, float]:
+        """For each agent, how many times longer than at the fastest one a step takes.
 
         Of the agents that have no factor of their own, the fastest has 1, the slowest `slowest`, and the others
         slowest^u with u uniform between 0 and 1.
         """
-        if name in self.slowness:
-            return self.slowness[name]
-        drawn = {each: generator(seed, "slowness", each).random() for each in names if each not in self.slowness}
-        if drawn[name] == min(drawn.values()):
-            return 1.0
-        u = 1.0 if drawn[name] == max(drawn.values()) else float(drawn[name])
-        return float(self.slowest**u)
+        drawn = {name: generator(seed, "slowness", name).random() for name in names if name not in self.slowness}
+        lowest, highest = min(drawn.values(), default=0), max(drawn.values(), default=0)
+        made = {name: self.slowest ** (1.0 if u == highest else u) for name, u in drawn.items()}
+        made |= {name: 1.0 for name, u in drawn.items() if u == lowest}
+        return {name: float(self.slowness.get(name, made.get(name, 1.0))) for name in names}
 
-    def step_time(self, name: str, names: Sequence[str], seed: int) -> int:
-        """Nanoseconds of one gradient step of an agent."""
-        return max(1, nanoseconds(self.step * self.factor(name, names, seed)))
+    def factor(self, name: str, names: Sequence[str], seed: int) -> float:
+        """The factor of one of these agents."""
+        return self.factors(names, seed)[name]
+
+    def step_times(self, names: Sequence[str], seed: int) -> dict[str, int]:
+        """Nanoseconds of one gradient step of each agent."""
+        return {name: max(1, nanoseconds(self.step * f)) for name, f in self.factors(names, seed).items()}
 
     def delay_of(self, sender: str, receiver: str, number: int, seed: int) -> int:
         """Nanoseconds that the sender's message of this number to the receiver is on its way."""

@@ -10,7 +10,7 @@ from codistill.faults import Fault
 from codistill.plots import score_plots, style
 from codistill.plots.axes import plain
 from codistill.plots.gain_plot import draw_gains, omitted_agents
-from codistill.plots.score_plots import draw_rounds, draw_runs, draw_traffic
+from codistill.plots.score_plots import draw_rounds, draw_runs, draw_times, draw_traffic
 from codistill.results.metric_text import score_text
 from codistill.results.run_scores import scores_of
 from codistill.results.summary import Summary
@@ -170,9 +170,25 @@ def test_runs_are_drawn_together():
     rounds = draw_runs(list(enumerate(runs))).axes[0]
     assert line(rounds, gid="run-0").get_ydata() == pytest.approx([0.4, 0.7])
     assert line(rounds, gid="run-1").get_xydata().tolist() == [[1, 0.3]]
-    against = draw_runs(list(enumerate(runs)), against_bytes=True).axes[0]
+    against = draw_runs(list(enumerate(runs)), against="bytes").axes[0]
     assert line(against, gid="run-0").get_xdata().tolist() == [800, 1600]
     assert line(against, gid="run-1").get_ydata() == pytest.approx([0.3, 0.3])  # level: it has no bytes
+
+
+def timed(scores, seconds, **options):
+    made = summary(scores, **options)
+    return replace(made, rows=[row | {"time": seconds * row["round"]} for row in made.rows])
+
+
+def test_runs_with_a_clock_are_drawn_against_time():
+    assert scores_of(summary(TWO)).times is None
+    slow, fast = scores_of(timed(TWO, 2.5)), scores_of(timed({"a": [0.3, None, 0.9]}, 0.5))
+    axes = draw_times(slow).axes[0]
+    assert line(axes, label="mean").get_xydata() == pytest.approx(np.array([[2.5, 0.4], [5, 0.7]]))
+    assert axes.get_xlim()[0] == 0
+    together = draw_runs([(0, slow), (3, fast)], against="time").axes[0]
+    assert line(together, gid="run-0").get_xdata().tolist() == [2.5, 5]
+    assert line(together, gid="run-3").get_xydata().tolist() == [[0.5, 0.3], [1.5, 0.9]]
 
 
 def test_names_are_drawn_as_they_are():

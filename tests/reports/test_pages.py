@@ -2,6 +2,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from collections import Counter
 from html.parser import HTMLParser
 from pathlib import Path
@@ -403,6 +404,19 @@ def test_one_agent_and_one_round(report):
     page = report(make(1, 1))
     assert "protocol: 1 agent, 1 round" in page.texts["dt"]
     assert "label" not in page.texts
+
+
+def with_times(summary):
+    return replace(summary, rows=[row | {"time": 0.5 * row["round"]} for row in summary.rows])
+
+
+def test_scores_against_time_are_of_runs_with_a_clock(report, comparison):
+    assert "Accuracy against time" in report(with_times(make(2, 3))).texts["h2"]
+    assert "Accuracy against time" not in report(make(2, 3)).texts["h2"]
+    page = comparison(make(2, 3, title="plain"), with_times(make(2, 3, title="timed")))
+    assert "Mean accuracy against time" in page.texts["h2"]
+    assert "Without a clock, and so not drawn: plain." in page.source
+    assert "Mean accuracy against time" not in comparison(make(2, 3), make(2, 3)).texts["h2"]
 
 
 def test_no_messages(report):

@@ -33,7 +33,13 @@ def page(summary: Summary, folder: Path) -> str:
 
 
 def test_what_every_row_holds_is_no_measure() -> None:
-    odd = run(word=lambda t, i: "text", yes=lambda t, i: True, gone=lambda t, i: float("nan"), none=lambda t, i: [1.0])
+    odd = run(
+        time=lambda t, i: 0.5 * t,
+        word=lambda t, i: "text",
+        yes=lambda t, i: True,
+        gone=lambda t, i: float("nan"),
+        none=lambda t, i: [1.0],
+    )
     assert measures(odd) == []
 
 

@@ -262,6 +262,15 @@ def test_runs_side_by_side():
     assert ["short", "fedmd", "2", "1", "-", "55.0 %", "-", "60.0 %", "-", "-", "100 B", "1 min 15 s"] in lines
 
 
+def test_the_clock_of_a_run_is_beside_its_time():
+    timed = summary([{**each, "time": 2.5 * each["round"]} for each in ROWS])
+    assert timed.clock_seconds == 7.5
+    assert summary(ROWS).clock_seconds is None
+    table = comparison_table([timed, summary(ROWS)])
+    assert list(table.columns[-1].cells) == ["7.5 s", "-"]
+    assert "clock" not in [column.header for column in comparison_table([summary(ROWS)]).columns]
+
+
 @pytest.mark.parametrize(
     ("count", "text"),
     [(0, "0 B"), (999, "999 B"), (1234, "1.2 kB"), (5_600_000, "5.6 MB"), (7.8e9, "7.8 GB"), (9e12, "9.0 TB")],

@@ -275,6 +275,7 @@ CASES: dict[str, tuple[cd.Protocol, dict[str, Any]]] = {
         },
     ),
     "safeguard": (CRS, {"safeguard": True, "topology": RING, "compression": cd.Compression(bits=8)}),
+    "fedmd": (cd.FedMD(batch_size=16, transfer_steps=2, less_forgetting=1.0), {}),
     "alone": (cd.Alone(), {}),
 }  # fmt: skip
 all_cases = pytest.mark.parametrize("case", CASES)

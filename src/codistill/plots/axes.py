@@ -78,6 +78,12 @@ def bytes_axis(axes: Axes, traffic: np.ndarray) -> None:
     axes.xaxis.set_major_formatter(lambda count, _: tick_text(count))
 
 
+def time_axis(axes: Axes) -> None:
+    """Seconds below, from the start of the run on."""
+    axes.set_xlim(left=0)
+    axes.xaxis.set_major_locator(MaxNLocator(steps=[1, 2, 5, 10]))
+
+
 def tick_text(count: float) -> str:
     """2,000,000 -> '2 MB'."""
     return bytes_text(count).replace(".0 ", " ")

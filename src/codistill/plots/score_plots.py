@@ -1,4 +1,4 @@
-"""Scores per round and against bytes: of one run, and of several runs together."""
+"""Scores per round, against bytes and against time: of one run, and of several runs together."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from codistill.plots.axes import LEGEND, bytes_axis, canvas, markers, mean_and_range, rounds_axis
+from codistill.plots.axes import LEGEND, bytes_axis, canvas, markers, mean_and_range, rounds_axis, time_axis
 from codistill.plots.fault_bands import shade_faults
 from codistill.plots.style import INK, MUTED, STYLE, series_style
 from codistill.results.metric_text import in_percent
@@ -21,6 +21,7 @@ from codistill.results.run_scores import RunScores
 MOST_SWITCHES = 20  # agents that have a colour, and a switch in the report, of their own
 MOST_POINTS = 40_000  # of all agents' lines together, so that the page stays small
 _BYTES = "bytes sent and received, all agents together"
+_TIME = "seconds since the start, by the clock of the run"
 
 
 def draw_rounds(run: RunScores) -> Figure:
@@ -61,21 +62,35 @@ def draw_traffic(run: RunScores) -> Figure:
     return figure
 
 
-def draw_runs(runs: Sequence[tuple[int, RunScores]], against_bytes: bool = False) -> Figure:
-    """Mean score of several numbered runs, per round or against bytes; lines have the gid 'run-<number>'."""
+def draw_times(run: RunScores) -> Figure:
+    """Score against the time since the start, of a run with a clock."""
+    assert run.times is not None
+    with matplotlib.rc_context(STYLE):
+        figure, axes = canvas(9, 4)
+        _mean_range_alone(axes, run, run.times)
+        _finish(axes, run, _TIME)
+        time_axis(axes)
+    return figure
+
+
+def draw_runs(runs: Sequence[tuple[int, RunScores]], against: str = "round") -> Figure:
+    """Mean score of several numbered runs against "round", "bytes" or "time"; lines have the gid 'run-<number>'."""
     with matplotlib.rc_context(STYLE):
         figure, axes = canvas(9, 4)
         for index, run in runs:
             colour, dash = series_style(index)
             gid = f"run-{index}"
-            if against_bytes and run.traffic[-1] == 0:
+            if against == "bytes" and run.traffic[-1] == 0:
                 axes.axhline(run.mean[-1], color=colour, linestyle=dash, linewidth=1.2, alpha=0.8, gid=gid)
                 continue
-            x = run.traffic if against_bytes else run.rounds
+            x = {"round": run.rounds, "bytes": run.traffic, "time": run.times}[against]
+            assert x is not None
             axes.plot(x, run.mean, color=colour, linestyle=dash, linewidth=2, gid=gid, **markers(len(x)))
-        _finish(axes, runs[0][1], _BYTES if against_bytes else "round")
-        if against_bytes:
+        _finish(axes, runs[0][1], {"round": "round", "bytes": _BYTES, "time": _TIME}[against])
+        if against == "bytes":
             bytes_axis(axes, np.concatenate([run.traffic for _, run in runs if run.traffic.any()]))
+        elif against == "time":
+            time_axis(axes)
         else:
             rounds_axis(axes, np.concatenate([run.rounds for _, run in runs]))
     return figure

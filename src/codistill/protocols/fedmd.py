@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from codistill.protocol import Ability, Agent, Hub, Protocol, setting
+from codistill.protocol import Ability, Agent, Hub, Message, Protocol, setting
 from codistill.protocols import parts
 
 
@@ -22,6 +22,9 @@ class FedMD(Protocol):
     all; with itself removed that is f_-n, and it takes a step down KL(ψ(f_-n, E) ‖ ψ(f_n, E)). With `less_forgetting`
     = 1 this is FedMD-LF: each stage also holds the model to what it was before the stage, (13) and (14).
 
+    It can do without rounds: the hub then keeps the latest f of each agent for each public sample, and f_-n is the mean
+    of those of the others; samples for which nobody else has sent any are left out of (4).
+
     Black-box form, for learners that only fit and predict: f_n = log p_n, a logit up to a constant that cancels in ψ,
     so both kinds mix. Such an agent keeps ψ(f_-n, E) of public samples that it has seen, and is fitted anew at the end
     of a round, on its labels and these. Deviations: outputs of training mode, as in the next step; no (13) in round 1.
@@ -32,6 +35,7 @@ class FedMD(Protocol):
     exchanges = "outputs on public data, to and from the hub"
     needs = Ability.PREDICT
     needs_public = True
+    asynchronous = True
     message_bytes = parts.output_bytes
 
     local_epochs: int = setting(1, "epochs of local training per round", at_least=0)
@@ -65,14 +69,12 @@ class FedMD(Protocol):
 
     async def _transfer(self, me: Agent, t: int) -> None:
         old = me.learner.snapshot(training=True) if self.less_forgetting else None
-        for _, u in me.public.batches(t, self.batch_size, self.transfer_steps):
+        for ids, u in me.public.batches(t, self.batch_size, self.transfer_steps):
             f = me.learner(u)
-            sent = f.detach().numpy()
-            reply = await me.ask_hub(f=sent, **parts.coverage(me, self.aggregate), expect=parts.expected_reply(sent))
-            others = parts.leave_one_out(reply, sent)  # (5): f_-n
+            others, known = await self._outputs_of_others(me, ids, f.detach().numpy())
             if others is None:
                 continue
-            loss = parts.distillation(f, torch.from_numpy(others), self.temperature)  # (4)
+            loss = parts.distillation(f[known], torch.from_numpy(others[known]), self.temperature)  # (4)
             if old is not None:  # (14)
                 loss = loss + self.less_forgetting * parts.distillation(f, old(u), self.temperature)
             me.learner.descend(loss)
@@ -82,19 +84,44 @@ class FedMD(Protocol):
         f = np.log(np.maximum(me.learner.predict(me.public.x), self.floor)).astype(np.float32)
         soft = me.state.setdefault("soft", np.zeros_like(f))  # ψ(f_-n, E); 0 where a sample has not been seen yet
         for ids, _ in me.public.batches(t, self.batch_size, self.transfer_steps):
-            sent = f[ids]
-            reply = await me.ask_hub(f=sent, **parts.coverage(me, self.aggregate), expect=parts.expected_reply(sent))
-            others = parts.leave_one_out(reply, sent)
+            others, known = await self._outputs_of_others(me, ids, f[ids])
             if others is not None:
-                soft[ids] = torch.softmax(torch.from_numpy(others) / self.temperature, dim=1).numpy()  # (6)
+                soft[ids[known]] = torch.softmax(
+                    torch.from_numpy(others[known]) / self.temperature, dim=1
+                ).numpy()  # (6)
         seen = soft.any(axis=1)
         if seen.any():
             x = np.concatenate([me.shard.x, me.public.x[seen]])
             me.learner.fit(x, np.concatenate([me.shard.targets, soft[seen]]))
 
+    async def _outputs_of_others(
+        self, me: Agent, ids: np.ndarray, f: np.ndarray
+    ) -> tuple[np.ndarray | None, slice | np.ndarray]:
+        """f_-n for a public batch, if anybody was heard, and for which of its samples."""
+        shares = parts.coverage(me, self.aggregate)
+        if me.asynchronous:
+            reply = await me.ask_hub(f=f, ids=ids.astype(np.int32), **shares, expect=parts.expected_latest(f))
+            return (None, slice(0)) if reply is None else (reply["told"], np.flatnonzero(reply["known"]))
+        reply = await me.ask_hub(f=f, **shares, expect=parts.expected_reply(f))
+        return parts.leave_one_out(reply, f), slice(None)  # (5)
+
+    @property
+    def _aggregation(self) -> parts.Aggregation:
+        return parts.Aggregation(kind=self.aggregate, trim=self.trim, temperature=self.temperature)
+
+    def serve(self, me: Hub, sender: str, message: Message) -> Message:
+        """Without rounds: keep an agent's outputs, and answer with the aggregate of the others' latest ones."""
+        if not parts.keep_latest(me, sender, message, self.batch_size + 1, self.aggregate):
+            return Message()
+        told, known = parts.latest_of_others(me, sender, message["ids"], self._aggregation)
+        if not known.any():
+            return Message()
+        me.measure([sender], disagreement=parts.disagreement(message["f"][None, known], told[known]))
+        return Message.of(told=told, known=known)
+
     async def hub(self, me: Hub, t: int) -> None:
-        """Aggregate the outputs that arrived, batch by batch."""
-        aggregation = parts.Aggregation(kind=self.aggregate, trim=self.trim, temperature=self.temperature)
+        """With rounds: aggregate the outputs that arrived, batch by batch."""
+        aggregation = self._aggregation
         for ids, _ in me.public.batches(t, self.batch_size, self.transfer_steps) if len(me.present) > 1 else ():
             heard = await me.gather(expect=parts.expected_outputs(me, len(ids), self.aggregate))
             if not heard:

@@ -18,7 +18,7 @@ from codistill.text import bytes_text, duration_text
 def chart_sections(alike: Sequence[tuple[int, RunScores]]) -> list[str]:
     """The charts of numbered runs that were measured in the same way."""
     first = alike[0][1]
-    headings = [f"Mean {metric_name(first.metric)} {along}" for along in ("per round", "against bytes")]
+    headings = [f"Mean {metric_name(first.metric)} {along}" for along in ("per round", "against bytes", "against time")]
     evaluated = [(index, run) for index, run in alike if len(run.rounds)]
     if not evaluated:
         return [html.section(headings[0], html.note("These runs were not evaluated."))]
@@ -27,15 +27,22 @@ def chart_sections(alike: Sequence[tuple[int, RunScores]]) -> list[str]:
     ]
     switches = f"<form class='switches'>{''.join(boxes)}</form>"
     titles = {f"run-{index}": run.title for index, run in evaluated}
-    names = [f"{chart}-{first.metric}{'-own' if first.own else ''}" for chart in ("rounds", "traffic")]
+    names = [f"{chart}-{first.metric}{'-own' if first.own else ''}" for chart in ("rounds", "traffic", "times")]
     rounds = switches + html.chart(draw_runs(evaluated), names[0], headings[0], titles)
     silent = [run.title for _, run in evaluated if run.traffic[-1] == 0]
     if len(silent) == len(evaluated):
         traffic = html.note("The agents exchanged nothing.")
     else:
-        traffic = html.chart(draw_runs(evaluated, against_bytes=True), names[1], headings[1], titles)
+        traffic = html.chart(draw_runs(evaluated, against="bytes"), names[1], headings[1], titles)
         traffic += html.note(f"Without messages, drawn as a level line: {', '.join(silent)}." if silent else "")
-    return [html.section(headings[0], rounds), html.section(headings[1], traffic)]
+    sections = [html.section(headings[0], rounds), html.section(headings[1], traffic)]
+    timed = [(index, run) for index, run in evaluated if run.times is not None]
+    if timed:
+        without = [run.title for _, run in evaluated if run.times is None]
+        times = html.chart(draw_runs(timed, against="time"), names[2], headings[2], titles)
+        times += html.note(f"Without a clock, and so not drawn: {', '.join(without)}." if without else "")
+        sections.append(html.section(headings[2], times))
+    return sections
 
 
 def all_outputs(summaries: Sequence[Summary]) -> str:

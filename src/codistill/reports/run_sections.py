@@ -8,7 +8,7 @@ from codistill.plots.gain_plot import draw_gains, omitted_agents, with_gain
 from codistill.plots.heatmaps import MOST_NUMBERS, draw_outputs
 from codistill.plots.measure_plot import draw_measure
 from codistill.plots.partition_plot import draw_partition
-from codistill.plots.score_plots import MOST_SWITCHES, draw_rounds, draw_traffic, thinning
+from codistill.plots.score_plots import MOST_SWITCHES, draw_rounds, draw_times, draw_traffic, thinning
 from codistill.reports import html
 from codistill.reports.score_cells import measured_on
 from codistill.results.agent_lines import AgentLine, honest_lines
@@ -85,6 +85,14 @@ def traffic_section(run: RunScores) -> str:
         return html.note("The agents exchanged nothing.")
     note = "Bytes are those of the encoded messages that all agents sent and received since the first round."
     return html.chart(draw_traffic(run), "traffic", f"{metric_name(run.metric)} against bytes") + html.note(note)
+
+
+def times_section(run: RunScores) -> str:
+    """Score against time; empty for a run without a clock."""
+    if run.times is None:
+        return ""
+    note = "Time is that of the run's clock: virtual in a simulation, where this machine's speed does not matter."
+    return html.chart(draw_times(run), "times", f"{metric_name(run.metric)} against time") + html.note(note)
 
 
 def gains_section(summary: Summary, run: RunScores) -> str:

@@ -12,7 +12,7 @@ from codistill.faults import Fault
 from codistill.results.summary import Summary
 
 # What a row may hold beside scores that is not a protocol's measure.
-_OTHER_KEYS = {"round", "agent", "present", "sent", "received", "from_hub", "lies", "test_samples"}
+_OTHER_KEYS = {"round", "agent", "present", "sent", "received", "from_hub", "lies", "time", "test_samples"}
 # Title and explanation of what the bundled protocols measure.
 _KNOWN = {
     "discriminator_accuracy": (
@@ -28,6 +28,10 @@ _KNOWN = {
     "safeguard_weight": (
         "weight of the safeguard: how much of an agent's answer is from what it was taught",
         "At zero an agent answers with its own model, as if it were alone; at one, as the protocol taught it.",
+    ),
+    "own_rounds": (
+        "rounds of its own that an agent has completed",
+        "In a run without rounds every agent goes on at its own pace; a round of this chart is a period of time.",
     ),
     "disagreement": (
         "disagreement: public samples on which an agent's prediction differs from that of the mean",

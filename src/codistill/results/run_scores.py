@@ -23,6 +23,7 @@ class RunScores:
     rounds: np.ndarray  # those that were evaluated
     values: list[np.ndarray]  # of each such round: the scores of the honest agents that were evaluated
     traffic: np.ndarray  # bytes sent and received by all agents up to each such round
+    times: np.ndarray | None  # seconds since the start at the end of each such round, if the run had a clock
     curves: dict[str, tuple[list[int], list[float]]]  # of each agent: rounds and scores
     faults: tuple[Fault, ...] = ()  # those that were injected
     test_part: str = "test"
@@ -72,10 +73,13 @@ def scores_of(summary: Summary) -> RunScores:
     key = f"own_{metric}" if own else metric
     by_round: dict[int, list[float]] = {}
     traffic: dict[int, int] = {}
+    times: dict[int, float] = {}
     curves: dict[str, tuple[list[int], list[float]]] = {name: ([], []) for name in summary.agents}
     for row in summary.rows:
         done = int(row["round"])
         traffic[done] = traffic.get(done, 0) + row["sent"] + row["received"]
+        if "time" in row:
+            times[done] = row["time"]
         if key in row:
             if not row.get("lies"):
                 by_round.setdefault(done, []).append(row[key])
@@ -92,6 +96,7 @@ def scores_of(summary: Summary) -> RunScores:
         rounds=np.array(rounds),
         values=[np.array(by_round[done]) for done in rounds],
         traffic=np.array([up_to[done] for done in rounds], dtype=float),
+        times=np.array([times[done] for done in rounds]) if rounds and times.keys() >= set(rounds) else None,
         curves=curves,
         faults=summary.faults,
         test_part=summary.test_part,

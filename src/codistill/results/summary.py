@@ -98,6 +98,11 @@ class Summary:
         return int(tested[-1]) if tested else 0
 
     @property
+    def clock_seconds(self) -> float | None:
+        """Seconds since the start, by the clock of the run, at its last row; None: it had no clock."""
+        return max((float(row["time"]) for row in self.rows if "time" in row), default=None)
+
+    @property
     def by_own(self) -> bool:
         """Whether agents were measured on their own test data alone."""
         own = {f"own_{score.name}" for score in self.shown_scores}
@@ -267,6 +272,10 @@ def comparison_table(summaries: Sequence[Summary]) -> Table:
     for heading in ("agents", "rounds", "alone", "together", "gain", "own data", "own gain", "better", "bytes", "time"):
         table.add_column(heading, justify="right")
     notes = ["better: agents that are better than alone on their own data"]
+    timed = any(summary.clock_seconds is not None for summary in summaries)
+    if timed:
+        table.add_column("clock", justify="right")
+        notes.append("clock: seconds by the clock of the run, virtual in a simulation")
     for summary in summaries:
         lines, against = summary.lines(), summary.against_alone()
         byzantine = len(lines) - len(honest_lines(lines))
@@ -279,6 +288,7 @@ def comparison_table(summaries: Sequence[Summary]) -> Table:
             f"{len(lines)} ({byzantine} Byzantine)" if byzantine else f"{len(lines)}", str(summary.rounds),
             *summary._scores(counted_lines(lines)), "-" if against is None else against.share,
             bytes_text(sum(line.sent + line.received for line in lines)), duration_text(summary.seconds),
+            *([] if not timed else ["-" if summary.clock_seconds is None else f"{summary.clock_seconds:.4g} s"]),
         )  # fmt: skip
     table.caption, table.caption_justify = "\n".join(notes), "left"
     return table

@@ -39,7 +39,7 @@ class EventHost:
             clock, seed, description.faults, description.compression,
         )  # fmt: skip
         self._period = nanoseconds(clock.period)
-        self._step_time = {name: clock.step_time(name, names, seed) for name in names}
+        self._step_time = clock.step_times(names, seed)
         self.rounds = {
             agent.name: OwnRounds(agent, description.protocol, description.after_round) for agent in description.agents
         }

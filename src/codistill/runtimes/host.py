@@ -23,6 +23,7 @@ from codistill.runtimes.divergence import guarded_round
 from codistill.runtimes.message_in_transit import Parcel, opened, room_of
 from codistill.runtimes.outgoing import Outgoing, Watcher
 from codistill.runtimes.round_report import Report
+from codistill.runtimes.virtual_time import VirtualTime
 from codistill.source_lines import add_line
 from codistill.topology import HUB
 from codistill.wire.codec import SIZE_LIMIT
@@ -66,6 +67,7 @@ class Host:
         self.protocol, self.links = protocol, links
         self._outgoing = Outgoing(faults, watchers, compression)
         self.after: Callable[[Agent, int], Any] | None = None  # called when an agent has ended a round
+        self.time: VirtualTime | None = None  # of a run with a clock; `begin` takes no time
         self._early: list[Frame] = []
         self._queues: dict[tuple[str, str], deque[Parcel | None]] = {}
         self._unused: dict[str, int] = {}  # bytes in the queues, by sender
@@ -78,6 +80,8 @@ class Host:
         finally:
             for task in self._tasks.values():
                 task.coroutine.close()
+        if self._time:
+            self._time.end_round()
         for node in self.nodes.values():
             self._report.collect(node)
         return self._report
@@ -85,6 +89,9 @@ class Host:
     def _open(self, phase: int, present: tuple[str, ...]) -> None:
         self._phase, self._present = phase, present
         self._report = Report()
+        self._time = None if phase == BEGIN else self.time
+        if self._time:
+            self._time.begin_round()
         self._queues, self._unused = {}, {}
         self._outgoing.begin_phase()
         self._waiting: dict[str, set[str]] = {}  # sender -> local nodes that wait for it
@@ -128,12 +135,15 @@ class Host:
         answer: Any = None
         if not task.started:
             task.started = True
+            node.work = 0
             node.start("begin" if self._phase == BEGIN else self._phase, self._present)
         else:
             answer = self._open_parcels(task)
         try:
             while True:
                 effect = task.coroutine.send(answer)
+                if self._time:
+                    self._time.computed(node)
                 if isinstance(effect, Send):
                     self._post(node.name, effect)
                     answer = None
@@ -145,6 +155,8 @@ class Host:
                     return False
                 answer = self._open_parcels(task)
         except StopIteration:
+            if self._time:
+                self._time.computed(node)
             self._end(node.name)
             if self.links:
                 self.links.post_end(self._phase, node.name, node.topology.receivers(node.name))
@@ -199,6 +211,8 @@ class Host:
     def _arrive(self, sender: str, receivers: Sequence[str], parcel: Parcel | None) -> None:
         for receiver in receivers:
             self._queues.setdefault((sender, receiver), deque()).append(parcel)
+            if self._time:
+                self._time.sent(sender, receiver)
             self._unused[sender] = self._unused.get(sender, 0) + room_of(parcel)
             task = self._tasks.get(receiver)
             if task and sender in task.pending:
@@ -221,11 +235,15 @@ class Host:
         if queue:
             parcel = queue.popleft()
             self._unused[sender] -= room_of(parcel)
+            if self._time:
+                self._time.received(sender, task.node.name)
             if parcel is not None:
                 task.parcels[sender] = parcel
         elif sender not in self._ended and (sender == HUB or sender in self._present):
             self._waiting.setdefault(sender, set()).add(task.node.name)
             return
+        elif self._time:
+            self._time.ended(sender, task.node.name)
         task.pending.discard(sender)
         if wake and not task.pending:
             self._ready.append(task)

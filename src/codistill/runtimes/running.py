@@ -193,7 +193,7 @@ def _phases(description: RunDescription, runtime: Runtime, t: int) -> Report:
         report = runtime.run(BEGIN, description.names)
         report.present = None
     present = description.faults.present(t)
-    return report.add(runtime.run(t, present)) if present or description.asynchronous else report
+    return report.add(runtime.run(t, present)) if present or description.clock is not None else report
 
 
 def _tested(description: RunDescription, t: int) -> int:

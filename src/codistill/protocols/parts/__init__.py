@@ -7,6 +7,7 @@ from codistill.protocols.parts.aggregation import KINDS, PLAIN_KINDS, Aggregatio
 from codistill.protocols.parts.classes import check_classes, class_means, class_means_of_others, class_targets
 from codistill.protocols.parts.contrast import contrast, log_complement, log_other_class, log_same_class
 from codistill.protocols.parts.discriminator import Discriminator
+from codistill.protocols.parts.latest_outputs import expected_latest, keep_latest, latest_of_others
 from codistill.protocols.parts.losses import clip_rows, distillation
 from codistill.protocols.parts.representations import (
     accepts_representations,
@@ -44,8 +45,9 @@ __all__ = [
     "KINDS", "PLAIN_KINDS", "SCHEDULES", "Aggregation", "Discriminator", "accepted_probabilities", "accepted_weights",
     "accepts_representations", "as_targets", "check_classes", "check_equal_weights", "check_features", "class_means",
     "class_means_of_others", "class_targets", "clip_rows", "combined_weights", "communication_steps", "contrast",
-    "coverage", "disagreement", "distillation", "drawn_representations", "expected_features", "expected_outputs",
-    "expected_reply", "groups_alike", "leave_one_out", "log_complement", "log_other_class", "log_same_class",
-    "lr_factor", "mean_representations", "mean_weights", "on_simplex", "output_bytes", "own_representations",
-    "parts`.", "recent", "replies", "ring_neighbours", "same_initial_weights", "set_lr", "stacked", "train_locally",
+    "coverage", "disagreement", "distillation", "drawn_representations", "expected_features", "expected_latest",
+    "expected_outputs", "expected_reply", "groups_alike", "keep_latest", "latest_of_others", "leave_one_out",
+    "log_complement", "log_other_class", "log_same_class", "lr_factor", "mean_representations", "mean_weights",
+    "on_simplex", "output_bytes", "own_representations", "recent", "replies", "ring_neighbours", "same_initial_weights",
+    "set_lr", "stacked", "train_locally",
 ]  # fmt: skip
