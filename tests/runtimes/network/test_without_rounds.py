@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.runtimes.network.fakes import FakeTransport, Killed, Life, Net, describe, with_node
+from tests.runtimes.network.fakes import FakeTransport, Killed, Life, Net, agent, describe, with_node
 
 from codistill.agent import Hub
 from codistill.clock import Clock
@@ -20,13 +20,14 @@ from codistill.protocol import Protocol
 from codistill.runtimes.description import RunDescription
 from codistill.runtimes.network import connections
 from codistill.runtimes.network.asynchronous_hub import AsynchronousHub
+from codistill.runtimes.network.asynchronous_peer import AsynchronousPeer
 from codistill.runtimes.network.connections import Connections
 from codistill.runtimes.network.frame_header import FrameKind, Turn
 from codistill.runtimes.network.options import Network
 from codistill.runtimes.plan import Plan
 from codistill.runtimes.running import Outcome, run
 from codistill.runtimes.store import RunFolder
-from codistill.topology import HUB
+from codistill.topology import HUB, Topology
 
 NAMES = ("a", "b", "c", "d")
 WORK: dict[str, Callable[[Any], None]] = {}  # what agents do in each round, by name
@@ -281,3 +282,102 @@ def _until(holds: Callable[[], bool]) -> None:
     while not holds():
         assert time.monotonic() < end, "it has not come to that"
         time.sleep(0.01)
+
+
+# --- peers ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rumour(Protocol):
+    """Everyone tells its neighbours its round, and keeps the newest of each."""
+
+    name = "rumour"
+    topology = "ring"
+    asynchronous = True
+
+    async def begin(self, me: Any) -> None:
+        me.state["rounds"], me.state["heard"] = 0, {}
+        me.learner.fit(me.shard.x, me.shard.targets)
+
+    async def round(self, me: Any, t: int) -> None:
+        WORK.get(me.name, lambda _: time.sleep(0.02))(me)
+        assert t == me.state["rounds"]
+        heard = await me.exchange({"x": np.full(1, float(t + 1))}, expect={"x": (1,)})
+        before = me.state["heard"]
+        for name, message in heard.items():
+            assert message["x"][0] > before.get(name, 0)  # the newest, and never the same twice
+        me.state["heard"] = {**before, **{name: float(message["x"][0]) for name, message in heard.items()}}
+        me.state["rounds"] = t + 1
+
+
+class Peer(threading.Thread):
+    """A peer in a thread."""
+
+    def __init__(self, net: Net, name: str, folder: Path, periods: int = 8, **clock: Any) -> None:
+        super().__init__(daemon=True, name=name)
+        self.agent, self.told = agent(name), []  # type: Any, list[str]
+        whole = describe(NAMES, periods, Rumour(), Topology.ring(NAMES))
+        plan = Plan(rounds=periods, baseline=False)
+        test = np.zeros((4, 2), np.float32), np.arange(4) % 2
+        whole = replace(whole, clock=Clock(asynchronous=True, period=0.2, **clock), plan=plan, test=test)
+        self.whole = with_node(whole, self.agent)
+        self.wire = FakeTransport(net, name, whole.topology.neighbours(name))
+        self.folder = folder / name
+        self.rows: list[Any] = []
+        self.result: Any = None
+        self.start()
+
+    def round_ended(self, record: Any) -> None:
+        self.rows += record.rows
+
+    def run(self) -> None:
+        store = RunFolder(self.folder)
+        store.open(resume=True)
+        try:
+            lines = Connections(self.wire, Network(), self.told.append)  # type: ignore[arg-type]
+            runtime = AsynchronousPeer(self.whole, lines)
+            self.result = run(self.whole, runtime, store=store, observers=[self]).complete
+        except Killed:
+            self.result = "killed"
+        except Exception as error:
+            self.result = error
+        finally:
+            store.close()
+            self.wire.close()
+
+    def end(self) -> Any:
+        self.join(timeout=30)
+        assert not self.is_alive(), f"{self.name} has not ended: {self.told}"
+        return self.result
+
+
+def test_peers_on_a_ring_end_and_wait_for_nobody(tmp_path: Path) -> None:
+    net = Net()
+    WORK["c"] = lambda me: time.sleep(0.5)  # several periods
+    peers = {name: Peer(net, name, tmp_path) for name in NAMES}
+    assert [peer.end() for peer in peers.values()] == [True] * 4
+    for name, peer in peers.items():
+        assert [row["time"] for row in peer.rows] == pytest.approx([0.2 * r for r in range(1, 9)])
+        assert peer.rows[-1]["own_rounds"] == peer.agent.state["rounds"]
+        assert peer.rows[-1]["accuracy"] is not None, name
+        assert not any("strike" in text for text in peer.told)
+    assert min(peers[name].agent.state["rounds"] for name in "abd") >= 15
+    assert peers["c"].agent.state["rounds"] <= 4
+    # In a ring of four, a has b and d.
+    assert peers["a"].agent.state["heard"].keys() == {"b", "d"}
+    assert peers["a"].agent.state["heard"]["b"] >= 10
+    assert peers["c"].agent.state["heard"]["b"] > 1  # it skips what is old
+
+
+def test_a_peer_that_was_killed_goes_on_with_its_last_checkpoint(tmp_path: Path) -> None:
+    net = Net()
+    peers = {name: Peer(net, name, tmp_path, periods=16) for name in NAMES}
+    _until(lambda: len(peers["b"].rows) >= 4)
+    peers["b"].wire.kill()
+    assert peers["b"].end() == "killed"
+    back = Peer(net, "b", tmp_path, periods=16)
+    assert [back.end(), *(peers[name].end() for name in "acd")] == [True] * 4
+    assert back.rows[0]["round"] > 3
+    assert back.rows[0]["own_rounds"] > 0  # `round` has checked that none is missing
+    assert back.agent.state["rounds"] > peers["b"].rows[3]["own_rounds"]
+    assert peers["a"].agent.state["heard"]["b"] > peers["b"].rows[-1]["own_rounds"]

@@ -39,6 +39,7 @@ class OwnPace:
         self._slowness = clock.factor(self._agent.name, description.topology.names, description.seed)
         self._outgoing = Outgoing(description.faults, description.watchers, description.compression)
         self._report = Report()  # since the last one was taken
+        self.refused: list[tuple[str, str, str]] = []  # in the last round: (receiver, sender, reason)
         self._newest: dict[str, Parcel] = {}  # the last message of each sender, if the agent has not used it
         self._waits = False  # for the hub's answer
         self._sent: dict[str, int] = {}  # messages to each receiver: by their numbers delays are drawn
@@ -85,7 +86,9 @@ class OwnPace:
                 self._connections.turn = Turn(rounds.done)  # the audit log counts rounds by it
                 self._compute(lambda: rounds.begin(self._now))
         elif rounds.effect is None:
+            before = len(self._report.refused)
             self._compute(lambda: rounds.end(self._report))
+            self.refused = self._report.refused[before:]
             return True
         elif isinstance(rounds.effect, Send):
             self._send(rounds.effect)

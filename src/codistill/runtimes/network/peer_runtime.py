@@ -158,9 +158,7 @@ class PeerRuntime(Runtime):
         With a deadline, a neighbour that is visible and does not join is waited for that long, and so is the quorum.
         """
         began = reminded = time.monotonic()
-        others, patience = self._connections.transport.others, self._connections.network.patience
-        if patience is None and self._at >= 0:  # restarted: some may never come back
-            patience = RETURN
+        others = self._connections.transport.others
         while True:
             self._pump(0)
             self._repeat_hellos()
@@ -169,11 +167,7 @@ class PeerRuntime(Runtime):
                 raise self._refused_by_all()
             connected = [name for name in possible if self._connections.is_connected(name)]
             waited = time.monotonic() - began
-            everybody = not self._started and (patience is None or waited < patience)
-            share = 1.0 if everybody else self._connections.network.quorum
-            deadline = self._connections.network.deadline
-            late = self._started and deadline is not None and waited > deadline
-            if late or len(connected) >= math.ceil(share * len(possible) - 1e-9):
+            if self._are_enough(len(connected), len(possible), waited):
                 if not self._started:
                     self._agent.learner.join(sum(self._samples.values()))
                 self._started = True
@@ -184,6 +178,16 @@ class PeerRuntime(Runtime):
                 reminded = time.monotonic()
                 self._connections.tell(f"waiting for {', '.join(name for name in possible if name not in connected)}")
             self._pump(_POLL)
+
+    def _are_enough(self, connected: int, possible: int, waited: float) -> bool:
+        """Whether to go on with so many of those that may join, after so many seconds."""
+        patience, deadline = self._connections.network.patience, self._connections.network.deadline
+        if patience is None and self._at >= 0:  # restarted: some may never come back
+            patience = RETURN
+        everybody = not self._started and (patience is None or waited < patience)
+        share = 1.0 if everybody else self._connections.network.quorum
+        late = self._started and deadline is not None and waited > deadline
+        return late or connected >= math.ceil(share * possible - 1e-9)
 
     def _refused_by_all(self) -> NetworkError:
         reasons = "; ".join(f"'{name}' says: {why}" for name, why in self._refusals.items())
