@@ -2,8 +2,8 @@ import os
 import re
 import subprocess
 import sys
-from dataclasses import replace
 from collections import Counter
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 

@@ -44,9 +44,3 @@ def check_clock_runtime(clock: Clock | None, runtime: str) -> None:
             f"clock.offline of '{clock.offline[0].agent}', in the runtime '{runtime}'",
             "Leave it out, or use the runtime 'simulation'.",
         )
-    if not clock.asynchronous:
-        raise RecipeError(
-            "A clock with rounds is for the simulation.",
-            f"a clock with rounds, in the runtime '{runtime}'",
-            "Use the runtime 'simulation', set clock.asynchronous, or leave out the clock.",
-        )

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.runtimes.network.fakes import FakeTransport, Killed, Life, Net, agent, describe, with_node
+from tests.runtimes.network.fakes import HOOKS, Centre, FakeTransport, Killed, Life, Net, agent, describe, with_node
 
 from codistill.agent import Hub
 from codistill.clock import Clock
@@ -35,9 +35,9 @@ WORK: dict[str, Callable[[Any], None]] = {}  # what agents do in each round, by 
 
 @pytest.fixture(autouse=True)
 def no_work() -> Iterator[None]:
-    WORK.clear()
     yield
     WORK.clear()
+    HOOKS.clear()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,18 +190,19 @@ def test_a_hub_that_was_killed_goes_on_with_what_it_had_relayed(tmp_path: Path) 
     net, whole = Net(), whole_run(("a", "b"), periods=12)
     lives = {name: Life(net, name, whole) for name in "ab"}
     first = Relay(net, whole, tmp_path / "hub")
+    first.node.state["mark"] = "kept"
     _until(lambda: len(first.rows) >= 4 * 2)
     first.wire.kill()
     first.join(10)
     assert first.result == "killed"
     reached = {name: lives[name].agent.state["rounds"] for name in "ab"}
     second = Relay(net, whole, tmp_path / "hub")
-    served = second.node.state.get("served", 0)
     outcome = second.end()
     assert [life.end() for life in lives.values()] == [True, True]
     assert {row["round"] for row in outcome.rows} == set(range(1, 13))
     assert min(row["round"] for row in second.rows) >= 4  # it did not begin anew
-    assert second.node.state["served"] > served
+    assert second.node.state["mark"] == "kept"
+    assert second.runtime._relay.served == second.node.state["served"]  # both as they were, and then one by one
     assert second.node.state["newest"].keys() == {"a", "b"}
     for name in "ab":  # they did not lose a round, and have gone on
         assert lives[name].agent.state["rounds"] > reached[name]
@@ -381,3 +382,37 @@ def test_a_peer_that_was_killed_goes_on_with_its_last_checkpoint(tmp_path: Path)
     assert back.rows[0]["own_rounds"] > 0  # `round` has checked that none is missing
     assert back.agent.state["rounds"] > peers["b"].rows[3]["own_rounds"]
     assert peers["a"].agent.state["heard"]["b"] > peers["b"].rows[-1]["own_rounds"]
+
+
+# --- the run's clock --------------------------------------------------------------------------------
+
+
+def test_delays_of_the_clock_are_imitated() -> None:
+    net, whole = Net(), whole_run(("a", "b"), delay=0.2, delays="constant")
+    lives = [Life(net, name, whole) for name in "ab"]
+    hub = Relay(net, whole)
+    hub.end()
+    assert [life.end() for life in lives] == [True, True]
+    # A round asks (0.2 s there, 0.2 s back) and sends (0.2 s): at most two in 1.6 s.
+    assert 1 <= hub.of("a", "own_rounds")[-1] <= 2
+
+
+def test_with_rounds_everybody_waits_for_the_slowest() -> None:
+    net, whole = Net(), describe(("a", "b"), 2)
+    whole = replace(whole, clock=Clock(slowness={"b": 6.0}, delay=0.05, delays="constant"))
+    for t in range(2):
+        HOOKS["b", t] = lambda me: time.sleep(0.1)
+    lives = [Life(net, name, whole) for name in "ab"]
+    centre = Centre(net, whole)
+    reports = [centre.runtime.run(t, ("a", "b")) for t in range(2)]
+    saved = centre.runtime.save()
+    centre.finish()
+    assert [life.end() for life in lives] == [True, True]
+    times = [report.measures[0][2] for report in reports]
+    assert [name for report in reports for _, name, _ in report.measures] == ["time"] * 4
+    assert times[0] >= 0.6 + 0.1  # the messages there and back
+    assert times[1] >= 2 * (0.6 + 0.1)
+    again = Centre(net, whole)
+    again.runtime.load(saved)
+    assert again.runtime._stopwatch.elapsed >= times[1]  # it goes on from there
+    again.runtime.close()

@@ -13,6 +13,7 @@ from codistill.runtimes.evaluation import score
 from codistill.runtimes.host import BEGIN
 from codistill.runtimes.network.connections import Connections
 from codistill.runtimes.network.frame_header import Turn
+from codistill.runtimes.network.imitated_time import imitated_time
 from codistill.runtimes.network.limits import derived_limit
 from codistill.runtimes.network.state_store import StateStore
 from codistill.runtimes.round_report import Report
@@ -31,6 +32,7 @@ class CommandedAgent:
         self._description, self._connections = description, connections
         self._agent = description.agents[0]
         self._host = description.host([self._agent], connections)
+        self._host.time = imitated_time(description)
         connections.backlog = self._host.backlog
         self._host.message_limit = connections.network.message_limit or derived_limit(description)
         connections.transport.accept(self._host.message_limit)

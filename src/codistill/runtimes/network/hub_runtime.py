@@ -20,9 +20,11 @@ from codistill.runtimes.network.control import Control
 from codistill.runtimes.network.event_log import timestamp
 from codistill.runtimes.network.frame_header import Turn
 from codistill.runtimes.network.hub_agents import POLL, HubAgents
+from codistill.runtimes.network.imitated_time import Stopwatch
 from codistill.runtimes.network.waiting import MissedRounds, Unreliable, missed_text
 from codistill.runtimes.round_report import Report
 from codistill.runtimes.runtime import Runtime, ShouldStop, load_nodes, never, one_thread, save_nodes
+from codistill.topology import HUB
 
 
 class HubRuntime(Runtime):
@@ -34,6 +36,7 @@ class HubRuntime(Runtime):
         self._connections = connections
         self.agents = HubAgents(description, connections, run=run)
         self._host = description.host(description.nodes, connections)
+        self._stopwatch = Stopwatch()
         self._unstored: set[str] = set()  # who has kept its last round in memory only
         self._missed, self._unreliable = MissedRounds(), Unreliable()
         self._single = ExitStack()
@@ -53,8 +56,10 @@ class HubRuntime(Runtime):
         if phase == BEGIN:  # each agent begins by itself, at its first command
             began = time.monotonic()
             self.agents.wait_for(self.description.names)  # all of them, also those whom the first rounds leave out
+            self._stopwatch.start()
             return Report(waited=time.monotonic() - began)
         attempt, waited = 0, 0.0
+        self._stopwatch.start()
         before = save_nodes(self.description.nodes)
         while True:
             began = time.monotonic()
@@ -87,6 +92,9 @@ class HubRuntime(Runtime):
         self.agents.keeping = dict.fromkeys(done, number)
         report.events = self._connections.take_events()
         report.waited = waited
+        if self.description.clock is not None:
+            elapsed = self._stopwatch.elapsed
+            report.measures += [(name, "time", elapsed) for name in self.description.names]
         self.agents.tell_state(status="running", round=self.agents.done, present=list(done), moved=timestamp())
         return report
 
@@ -160,11 +168,12 @@ class HubRuntime(Runtime):
         self.agents.keeping = {}
         behind = [name for name in self.description.names if name in self._unstored and self.agents.is_free(name)]
         self._unstored -= self.agents.collect(self.agents.commands.ask(behind, do="store"), behind).keys()
-        return save_nodes(self.description.nodes)
+        return self._stopwatch.save(self.description)
 
     def load(self, saved: dict[str, bytes]) -> None:
         """Restore the hub's saved state; agents restore theirs when they join."""
         load_nodes(self.description.nodes, saved)
+        self._stopwatch.load(saved[HUB])
 
     def finish(self, *, complete: bool) -> None:
         """Tell all agents that the run is over, or that the hub pauses it."""

@@ -22,12 +22,13 @@ from codistill.runtimes.host import BEGIN
 from codistill.runtimes.network.connections import Connections
 from codistill.runtimes.network.control import Control
 from codistill.runtimes.network.frame_header import FrameKind, Turn
+from codistill.runtimes.network.imitated_time import Stopwatch, imitated_time
 from codistill.runtimes.network.inbox import Refusal
 from codistill.runtimes.network.options import RETURN
 from codistill.runtimes.network.terms import difference, terms_of
 from codistill.runtimes.round_report import Report
 from codistill.runtimes.running import measure_alone
-from codistill.runtimes.runtime import Runtime, ShouldStop, Stopped, load_nodes, never, one_thread, save_nodes
+from codistill.runtimes.runtime import Runtime, ShouldStop, Stopped, load_nodes, never, one_thread
 from codistill.text import printable
 
 _POLL = 0.2  # seconds between checks while waiting for neighbours
@@ -46,6 +47,8 @@ class PeerRuntime(Runtime):
         self._stopping: ShouldStop = never
         self._agent: Agent = description.agents[0]
         self._host = description.host([self._agent], connections)
+        self._host.time = imitated_time(description)
+        self._stopwatch = Stopwatch()
         self._at = BEGIN - 1  # the last phase that it has entered
         self._resume_at = BEGIN  # phases before this one are skipped
         self._skipped = False
@@ -76,6 +79,7 @@ class PeerRuntime(Runtime):
         began = time.monotonic()
         self._wait_for_neighbours()
         waited = time.monotonic() - began
+        self._stopwatch.start()
         self._skipped = phase != BEGIN and phase < self._resume_at
         if self._skipped:
             return Report(present=(), waited=waited)
@@ -96,6 +100,8 @@ class PeerRuntime(Runtime):
             )
         report.events += self._connections.take_events()
         report.waited = waited
+        if self.description.clock is not None and phase != BEGIN:
+            report.measures.append((self._agent.name, "time", self._stopwatch.elapsed))
         return report
 
     def evaluate(self, samples: int | None, views: dict[str, View] | None = None) -> dict[str, Scores]:
@@ -106,11 +112,12 @@ class PeerRuntime(Runtime):
 
     def save(self) -> dict[str, bytes]:
         """Its own state."""
-        return save_nodes(self.description.nodes)
+        return self._stopwatch.save(self.description)
 
     def load(self, saved: dict[str, bytes]) -> None:
         """Return to what was saved."""
         load_nodes(self.description.nodes, saved)
+        self._stopwatch.load(saved[self._agent.name])
 
     def finish(self, *, complete: bool) -> None:
         """Say that it is done, and stay for a while until its neighbours have heard all that it said."""
