@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 import codistill as cd
-from bench import bare, bare_fedal
+from bench import bare, bare_crs, bare_fedal
 from bench.measure import Figure, alternate, ratio, seconds, speedup
 from bench.network import network
 from bench.peers import peers
@@ -47,6 +47,15 @@ def playing() -> list[Figure]:
         ours, bares = alternate(REPEATS, Rounds(runtime, names, 1), partial(two.run, 1), turns=ROUNDS)
         two.close()
     return [ratio("fedal: a round of ten LeNet-5, tau 5, against two bare processes", ours, bares, 1.15)]
+
+
+def sharing() -> list[Figure]:
+    """A round of crs, ten LeNet-5 on 1,200 samples, against two bare processes with the same losses."""
+    with started(lenets(cd.CRS())) as (runtime, names):
+        two = bare.BareProcesses([bare_crs.Sharing(5, 120)] * 2)
+        ours, bares = alternate(REPEATS, Rounds(runtime, names, 1), partial(two.run, 1), turns=ROUNDS)
+        two.close()
+    return [ratio("crs: W1 round, against two bare processes", ours, bares, 1.1)]
 
 
 def travelling() -> list[Figure]:
@@ -167,6 +176,7 @@ BENCHES: dict[str, Callable[[], list[Figure]]] = {
     "fedavg": lambda: training(cd.FedAvg(), 0),
     "fedmd": lambda: training(cd.FedMD(transfer_steps=TRANSFER), TRANSFER),
     "fedal": playing,
+    "crs": sharing,
     "avgkd": travelling,
     "safeguard": safeguarding,
     "evaluation": evaluation,

@@ -27,7 +27,8 @@ from codistill.experiments.sweep import read_sweep
 from codistill.learners.zoo import registry
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+README = ROOT / "README.md"
+PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
 FENCE = re.compile(
     r"(?:^<!-- not run: (?P<reason>[^\n]+) -->\n)?"
     r"^```(?P<language>\w*)(?: title=\"(?P<title>[^\"]+)\")?[^\n]*\n(?P<text>.*?)^```$",
@@ -98,7 +99,7 @@ def write_titled(page: Path, folder: Path) -> None:
             (folder / block.title).write_text(block.text, "utf-8")
 
 
-@pytest.mark.parametrize("page", with_blocks("python"), ids=named)
+@pytest.mark.parametrize("page", [page for page in with_blocks("python") if page != README], ids=named)
 def test_python_runs(page: Path, folder: Path) -> None:
     write_titled(page, folder)
     module = types.ModuleType("snippets")
@@ -111,6 +112,20 @@ def test_python_runs(page: Path, folder: Path) -> None:
     for name, function in list(vars(module).items()):
         if name.startswith("test_") and inspect.isfunction(function):
             function(**({"tmp_path": folder / name} if "tmp_path" in inspect.signature(function).parameters else {}))
+
+
+def test_the_readme_runs_and_shows_what_it_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    """In the same form, and in figures that another processor may change by rounding."""
+    (code,) = [block for block in blocks(README) if block.language == "python"]
+    shown = next(block for block in blocks(README) if "┏" in block.text)
+    exec(compile("\n" * (code.line - 1) + code.text, "README.md", "exec"), {"__name__": "readme"})
+    printed, told = capsys.readouterr().out.split(), shown.text.split()
+    number = re.compile(r"[+-]?\d+\.\d")
+    for found, claimed in zip(printed[: printed.index("time:")], told[: told.index("time:")], strict=True):
+        if number.fullmatch(claimed):
+            assert float(found) == pytest.approx(float(claimed), abs=3)
+        elif not number.search(claimed):
+            assert found == claimed
 
 
 @pytest.mark.parametrize("page", with_blocks("toml"), ids=named)

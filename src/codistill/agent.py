@@ -14,6 +14,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 
+from codistill.arguments import checked_arguments
 from codistill.base_node import Node, reason_of
 from codistill.data.labels import CLASSIFICATION, LabelEncoding, check_task
 from codistill.data.preparation import Preparation
@@ -28,7 +29,7 @@ from codistill.learners.ability import Ability, AnyLearner
 from codistill.learners.portable import ReceivedModel, checked_predictions, open_model
 from codistill.message import Expectation, Message
 from codistill.topology import HUB
-from codistill.verbs import as_expectation, as_message, misuse, shown, verb
+from codistill.verbs import as_expectation, as_message, misuse, plain_verb, shown, verb
 
 __all__ = ["Agent", "Hello", "Hub", "Learner", "Node", "Receive", "Send"]
 
@@ -36,6 +37,7 @@ __all__ = ["Agent", "Hello", "Hub", "Learner", "Node", "Receive", "Send"]
 class Agent(Node):
     """A learner and a private shard: samples x with labels y, or a torch `Dataset` (or `DataLoader`) of pairs as x."""
 
+    @checked_arguments
     def __init__(
         self,
         name: str,
@@ -149,6 +151,7 @@ class Agent(Node):
         sent = as_message("exchange", message, items)
         return await self._swap(dict.fromkeys(self.neighbours, sent), self.sources, expect)
 
+    @plain_verb
     def mix(self, own: np.ndarray, heard: Mapping[str, np.ndarray]) -> np.ndarray:
         """Own and sources' values with the topology's weights; who is missing leaves its weight to me."""
         weights = self.topology.weights(self.name)
@@ -168,6 +171,7 @@ class Agent(Node):
                 mixed = mixed + part
         return mixed.astype(own.dtype, copy=False)
 
+    @plain_verb
     def open_model(self, sender: str, message: Message) -> Any:
         """The model in a message, ready to predict on one's own data; None, and a refusal, if it is invalid."""
         try:

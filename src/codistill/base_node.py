@@ -19,7 +19,7 @@ from codistill.message import Expectation, Message
 from codistill.randomness import Key, generator, seed_libraries
 from codistill.text import printable
 from codistill.topology import HUB, Topology
-from codistill.verbs import HasCalls, as_expectation, as_measures, as_message, misuse, shown, verb
+from codistill.verbs import HasCalls, as_expectation, as_measures, as_message, misuse, plain_verb, shown, verb
 from codistill.wire.compression import Residue
 
 _REASON = 500  # characters that are kept of why a message was refused
@@ -117,6 +117,7 @@ class Node(HasCalls):
         """Record a message that cannot be used; the round continues without it."""
         self.rejected.append((sender, reason_of(error)))
 
+    @plain_verb
     def accepts(self, sender: str, message: Message, expect: Expectation) -> bool:
         """Whether a message is as expected; if not, it is refused by name."""
         try:
@@ -126,12 +127,14 @@ class Node(HasCalls):
             return False
         return True
 
+    @plain_verb
     def remark(self, text: str) -> None:
         """Log, for the operator, something that the protocol met and handled, in a few words."""
         if not isinstance(text, str):
             raise misuse("me.remark takes a text.", shown(text), 'Write me.remark(f"...").')
         self.remarks.append(text)
 
+    @plain_verb
     def measure(self, agents: str | Iterable[str], **values: Any) -> None:
         """Add figures that only the protocol knows to this round's rows: a value for one agent, or one for each.
 

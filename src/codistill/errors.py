@@ -100,7 +100,7 @@ class PolicyError(NetworkError):
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """The sentence that follows an unknown name: the most similar known name, or all of them."""
-    names = sorted(map(str, known))
+    names = sorted(set(map(str, known)))
     spelt = {each.lower(): each for each in names}
     close = difflib.get_close_matches(str(name).lower(), spelt, n=1, cutoff=0.6)
     if close:

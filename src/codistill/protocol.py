@@ -26,8 +26,6 @@ from codistill.topology import HUB
 __all__ = ["HUB", "Ability", "Agent", "Hub", "LearnerError", "Message", "MessageError", "Protocol", "setting"]
 
 P = TypeVar("P", bound="Protocol")
-OF_THE_MODEL = ("lr", "optimiser", "weight_decay", "momentum")
-_OF_THE_FEDERATION = ("seed", "public", "test", "faults", "compression", "participation", "clock")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,12 +44,6 @@ class Protocol(Settings):
     asynchronous: ClassVar[bool] = False  # can live with stale knowledge, so it can run without rounds
     chosen_by_agents: ClassVar[tuple[str, ...]] = ()  # settings that each agent may choose for itself
     predicts_with: ClassVar[tuple[str, ...] | None] = None  # entries of `me.state` that `predict` reads; unset: all
-    # Where that is said what people look for among a protocol's own settings.
-    elsewhere: ClassVar[Mapping[str, str]] = {
-        "rounds": "Say it where the protocol is run: federation.run(rounds=...).",
-        **{key: f"It belongs to the model: codistill.TorchLearner(module, {key}=...)." for key in OF_THE_MODEL},
-        **{key: f"Say it to the federation: Federation(..., {key}=...)." for key in _OF_THE_FEDERATION},
-    }
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()

@@ -16,7 +16,8 @@ from abc import ABCMeta
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from codistill.errors import ArgumentError, RecipeError, nearest
+from codistill.arguments import check_call
+from codistill.errors import RecipeError, nearest
 
 S = TypeVar("S")
 
@@ -46,29 +47,9 @@ class Settings(metaclass=SettingsType):
 
 
 def _check_arguments(cls: type[Any], values: Sequence[Any], named: Mapping[str, Any]) -> None:
-    fields = [field for field in dataclasses.fields(cls) if field.init]
-    names = [field.name for field in fields]
-    for key in named:
-        if key not in names:
-            elsewhere: Mapping[str, str] = getattr(cls, "elsewhere", {})
-            do = elsewhere.get(key) or (nearest(key, names) if names else "Leave it out.")
-            raise ArgumentError(f"{cls.__name__} takes only arguments that it has.", f"'{key}'", do)
-    by_place = [field for field in fields if not field.kw_only]
-    if len(values) > len(by_place):
-        some = ", ".join(f"{name}=..." for name in names[:3])
-        must = f"{cls.__name__} takes its arguments by name." if not by_place else (
-            f"{cls.__name__} takes at most {len(by_place)} arguments by place."
-        )  # fmt: skip
-        raise ArgumentError(must, f"{values[len(by_place)]!r}"[:80], f"Write {cls.__name__}({some}).")
-    for field in by_place[: len(values)]:
-        if field.name in named:
-            raise ArgumentError(f"{cls.__name__} takes each argument once.", f"'{field.name}' twice", "Remove one.")
-    given = {*named, *(field.name for field in by_place[: len(values)])}
-    for field in fields:
-        if field.name not in given and _is_required(field):
-            raise ArgumentError(
-                f"{cls.__name__} must be given '{field.name}'.", "no such argument", f"Add it. It is: {_help(field)}"
-            )
+    helps = {field.name: field.metadata.get("help", "") for field in dataclasses.fields(cls)}
+    parameters = tuple(cls.__signature__.parameters.values())
+    check_call(cls.__name__, parameters, values, named, helps)
 
 
 def _is_required(field: dataclasses.Field[Any]) -> bool:

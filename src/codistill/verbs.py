@@ -93,6 +93,23 @@ def verb(function: Callable[Concatenate[N, P], Coroutine[Any, Any, T]]) -> Calla
     return call
 
 
+def plain_verb(function: Callable[P, T]) -> Callable[P, T]:
+    """Make a method that is not awaited a verb: a call with other arguments is an error with its line."""
+    signature = inspect.signature(function)
+
+    @wraps(function)
+    def call(*values: P.args, **named: P.kwargs) -> T:
+        try:
+            signature.bind(*values, **named)
+        except TypeError as error:
+            raise misuse(
+                f"me.{function.__name__} is called as {form_of(function)}.", str(error), "Change it."
+            ) from None
+        return function(*values, **named)
+
+    return call
+
+
 def form_of(function: Callable[..., Any]) -> str:
     """A method as it is called: me.send(to, message=None, /, **items)."""
     _self, *others = inspect.signature(function).parameters.values()

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from sklearn.datasets import load_iris
+from sklearn.decomposition import PCA
 from sklearn.ensemble import (
     ExtraTreesClassifier,
     GradientBoostingClassifier,
@@ -75,6 +76,8 @@ def test_two_of_three_classes_stand_in_their_columns(model, tmp_path):
 def test_a_model_without_a_graph_says_which_have_one(tmp_path):
     with pytest.raises(LearnerError, match=r"agent 'a'.*forests.*GaussianNB"):
         trained(GaussianNB(), X, Y).save(tmp_path / "a.onnx")
+    with pytest.raises(LearnerError, match=r"with scalers before it. Found: PCA in a pipeline, which has no ONNX form"):
+        trained(make_pipeline(StandardScaler(), PCA(2), LogisticRegression()), X, Y).save(tmp_path / "a.onnx")
     agents = [cd.Agent(name, Ridge(), X[i::2], Y[i::2]) for i, name in enumerate("ab")]
     result = cd.Federation(agents, cd.EKD()).run(1, runtime="simulation", alone=False, progress=False)
     with pytest.raises(LearnerError, match="answers with what ekd has collected"):

@@ -9,7 +9,7 @@ from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
 import codistill as cd
-from codistill.errors import NetworkError, RecipeError
+from codistill.errors import DataError, NetworkError, RecipeError
 from codistill.reports.further_section import further_section
 from codistill.runtimes.network.terms import description_under, terms_of
 
@@ -38,6 +38,23 @@ def test_any_names_of_the_classes_give_the_same_run_and_come_back():
     assert results["words"].agents["b"].classes_.tolist() == ["benign", "odd", "severe"]
     assert results["from one"].summary().class_names == ("1", "2", "3")
     assert "classification, 3 classes" in repr(results["from one"])
+
+
+def test_columns_of_zeros_and_one_are_classes_to_a_classifier():
+    result = federation(np.eye(3)[CODES]).run(1, **QUIET)
+    assert result.rows == federation(CODES).run(1, **QUIET).rows
+    assert "classification, 3 classes" in repr(result)
+    said = federation(np.eye(3)[CODES], (Ridge(), DecisionTreeRegressor()), task="classification").run(1, **QUIET)
+    assert "accuracy" in said.rows[-1]
+    values = federation(np.eye(3)[CODES], (Ridge(), DecisionTreeRegressor())).run(1, **QUIET)
+    assert "rmse" in values.rows[-1]  # a regressor may predict them as they are
+
+
+def test_negative_labels_are_asked_about_and_can_be_named():
+    with pytest.raises(DataError, match=r"agent 'a' must not be negative.*Does -1 mean.*classes=\[-1, 0, 1\]"):
+        federation(CODES - 1)
+    named = federation(CODES - 1, classes=[-1, 0, 1]).run(1, **QUIET)
+    assert named.rows == federation(CODES).run(1, **QUIET).rows
 
 
 def test_booleans_come_back_as_booleans():

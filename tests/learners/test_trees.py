@@ -10,11 +10,12 @@ import pytest
 import xgboost_models
 from lightgbm import LGBMClassifier, LGBMRegressor
 from sklearn.ensemble import RandomForestClassifier
-from sklearn.linear_model import LogisticRegression
+from sklearn.linear_model import LogisticRegression, LogisticRegressionCV
 from sklearn.multioutput import MultiOutputRegressor
 from sklearn.naive_bayes import GaussianNB
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import QuantileTransformer, StandardScaler
+from sklearn.svm import LinearSVR
 
 import codistill as cd
 from codistill.errors import LearnerError
@@ -118,6 +119,11 @@ def test_what_plain_trees_cannot_say_is_told_before_the_first_round(options, fou
         learner.check_travel(x, "Ann")
 
 
+def test_a_model_that_cannot_be_fitted_at_all_is_told_before_the_first_round():
+    with pytest.raises(LearnerError, match="LGBMClassifier of agent 'Ann' must be able to learn.*Change its options"):
+        SklearnLearner(LGBMClassifier(num_leaves=-3)).check_travel(data(2)[0], "Ann")
+
+
 def test_a_model_of_lightgbm_takes_part_where_models_travel():
     """The same bits whether a model of its own library or its trees predict: both are the sums of the same leaves."""
     x, targets = data(2)
@@ -216,11 +222,13 @@ def test_a_tree_by_hand():
     ("model", "said"),
     [
         (GaussianNB(), "keep training rows inside"),
+        (LinearSVR(), "^LinearSVR is not among the estimators that travel"),
+        (LogisticRegressionCV(), "^LogisticRegressionCV is not among the estimators that travel"),
         (make_pipeline(StandardScaler(), LGBMClassifier()), "LGBMClassifier travels by itself.*out of Pipeline"),
         (make_pipeline(QuantileTransformer(), LogisticRegression()), "QuantileTransformer does not travel: use Stand"),
         (type("Own", (LogisticRegression,), {})(), "Own is a class of your own, which others do not have"),
     ],
-    ids=["rows inside", "in a pipeline", "a step", "own"],
+    ids=["rows inside", "linear", "not listed", "in a pipeline", "a step", "own"],
 )
 def test_a_model_that_cannot_travel_is_told_why(model, said):
     learner = SklearnLearner(model)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import sklearn.metrics
-from sklearn.metrics import fbeta_score, make_scorer
+from sklearn.metrics import fbeta_score, make_scorer, matthews_corrcoef
 
 from codistill.errors import RecipeError
 from codistill.results.scores import (
@@ -135,13 +135,26 @@ def test_scores_of_ones_own():
         (["accuracy", "accuracy"], "classification", "'accuracy' more than once"),
         ([3], "classification", "must be a name, a Score"),
         (5, "classification", "must be a list"),
-        ([lambda y, answers: 1.0], "classification", "A score's name"),
-        ([lambda y: 1.0], "classification", "A score's name"),
+        ([lambda y, answers: 1.0], "classification", "A score must have a name. Found: a lambda"),
+        ([lambda y: 1.0], "classification", "A score must have a name. Found: a lambda"),
     ],
 )
 def test_scores_are_checked_before_anything_runs(scores, task, words):
     with pytest.raises(RecipeError, match=words):
         as_scores(scores, task, 3)
+
+
+def test_a_metric_of_scikit_learn_is_no_function_of_answers_and_that_is_said_before_anything_runs():
+    y = np.array([0, 1, 0, 1])
+    with pytest.raises(RecipeError, match=r"'matthews_corrcoef'.*ValueError.*answers \(4, 2\).*make_scorer"):
+        as_scores([matthews_corrcoef], "classification", 2, None, y)
+    assert as_scores([matthews_corrcoef], "classification", 2, None, y[::2])  # one class: perhaps it needs both
+
+
+def test_a_list_of_known_names_has_each_once():
+    with pytest.raises(RecipeError) as caught:
+        as_score("xyz")
+    assert caught.value.do.count(" accuracy,") == 1
 
 
 def test_a_function_that_fails_is_named_before_anything_runs():

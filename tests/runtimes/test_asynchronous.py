@@ -155,6 +155,31 @@ def test_a_relay_answers_at_once_and_nobody_waits_for_anybody() -> None:
     assert column(result, "own_rounds", "b") == [2]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Eager(Probe):
+    """A relay that answers whatever arrives; agents ask it only now and then."""
+
+    async def round(self, me: cd.Agent, t: int) -> None:
+        self.compute(me)
+        await me.send("hub", number=t)
+        unasked = await me.receive("hub")
+        asked = await me.ask_hub(number=t + 100)
+        silent = await me.ask_hub(number=-1)
+        me.state.setdefault("notes", []).append([unasked, None if asked is None else asked["number"], silent])
+
+    def serve(self, me: Hub, sender: str, message: Message) -> dict[str, Any] | None:
+        return None if message["number"] < 0 else {"number": message["number"]}
+
+
+def test_only_who_asks_is_answered() -> None:
+    clock = cd.Clock(asynchronous=True, step=1.0, delay=1.0, delays="constant", period=40.0)
+    result = probed(Eager(), "ab", 1, clock)
+    assert states(result)["a"]["notes"] == [[None, 100 + t, None] for t in range(5)]  # 4 + 2 + 2 s each
+    # Two answers for each round; of the sixth, which begins at 40, none yet.
+    length = len(Message.of(number=100).encoded)
+    assert column(result, "received", "b") == [5 * length]
+
+
 def test_messages_do_not_overtake_one_another() -> None:
     """With random delays an upload would often arrive after the question that is sent right after it."""
     clock = cd.Clock(asynchronous=True, step=0.1, delay=5.0, period=400.0)

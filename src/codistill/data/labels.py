@@ -41,7 +41,7 @@ class LabelEncoding:
         if self.task == REGRESSION:
             return _real_values(y, owner)
         if _dimensions(y) == 2:
-            return y
+            return np.asarray(y).argmax(axis=1) if is_one_hot(y) else y
         if self.names is None:
             values = plain_labels(y, owner)
             if values.dtype.kind == "U":
@@ -80,13 +80,17 @@ def agree_on_labels(
     task: str | None = None,
     classes: int | Sequence[Any] | None = None,
     regressors: Sequence[str] = (),
+    has_classifier: bool = False,
 ) -> LabelEncoding:
     """One encoding for all labels of a federation: (owner, labels) of every agent and of every test set.
 
     `task` and `classes` (how many, or their names) as far as they are said. `regressors`: agents whose models predict
-    real values, in words: many integers are asked about then, as they may be no classes.
+    real values, in words: many integers are asked about then, as they may be no classes. `has_classifier`: whether a
+    model predicts class probabilities: columns of which one is 1 in each row are classes then.
     """
     check_task(task)
+    if task is None and has_classifier and given and all(is_one_hot(y) for _, y in given):
+        task = CLASSIFICATION
     for owner, y in given:
         if _dimensions(y) == 2 and np.asarray(y).dtype.kind not in "biuf":
             raise DataError(
@@ -105,6 +109,7 @@ def agree_on_labels(
         ask_about_values(values, sum(len(y) for _, y in labelled), regressors)
     names = _names(values, classes)
     if names is None and classes is None:
+        _ask_about_negative(labelled, values)
         _check_numbering(values, sum(len(y) for _, y in labelled))
     if names is not None:
         return LabelEncoding(CLASSIFICATION, len(names), names)
@@ -265,6 +270,30 @@ def _check_numbering(values: np.ndarray, samples: int) -> None:
             f"a label {classes - 1} among {samples} labels",
             "Are some of them wrong? If not, name the classes: classes=[...], or number them anew.",
         )
+
+
+def _ask_about_negative(labelled: Sequence[tuple[str, Any]], values: np.ndarray) -> None:
+    for owner, y in labelled:
+        labels = plain_labels(y, owner)
+        if labels.dtype.kind == "i" and labels.min(initial=0) < 0:
+            row = int((labels < 0).argmax())
+            shown = ", ".join(map(str, values[:8].tolist())) + (", ..." if len(values) > 8 else "")
+            raise DataError(
+                f"Integer labels of {owner} must not be negative, unless all are -1 or 1.",
+                f"{labels[row]} in row {row} (counted from 0)",
+                f"Does {labels[row]} mean that the label is missing? Then remove such samples. If it is a class, name "
+                f"all classes: classes=[{shown}] in Python; or number them from 0.",
+            )
+
+
+def is_one_hot(y: Any) -> bool:
+    """Whether labels are a matrix of at least two columns, of which one is 1 in each row and all others are 0."""
+    if _dimensions(y) != 2:
+        return False
+    array = np.asarray(y)
+    if array.dtype.kind not in "biuf" or array.shape[1] < 2 or not len(array):
+        return False
+    return bool(((array == 0) | (array == 1)).all() and (array.sum(axis=1) == 1).all())
 
 
 def _real_values(y: Any, owner: str) -> np.ndarray:

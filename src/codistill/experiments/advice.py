@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from codistill.agent import Agent
+from codistill.arguments import checked_arguments
 from codistill.errors import RecipeError
 from codistill.experiments.advice_candidates import ALONE, Setting, copy_of, find_candidates
 from codistill.experiments.advice_gains import NOTHING, Gain, Gains, combined_gains
@@ -67,6 +68,7 @@ class Advice:
         return as_text(self)
 
 
+@checked_arguments
 def advise(
     agents: Sequence[Agent],
     *,

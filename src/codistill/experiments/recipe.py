@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from codistill.arguments import OF_THE_MODEL
 from codistill.clock import Clock, clock_from_table
 from codistill.data import partition as partitions
 from codistill.errors import RecipeError, nearest
@@ -19,7 +20,7 @@ from codistill.experiments.recipe_tables import AgentEntry, Data, Evaluation
 from codistill.experiments.user_code import protocol_class
 from codistill.faults import Fault
 from codistill.federation.runtime_options import RuntimeOptions
-from codistill.protocol import OF_THE_MODEL, Protocol
+from codistill.protocol import Protocol
 from codistill.protocols import PROTOCOLS
 from codistill.runtimes.network.options import Network
 from codistill.runtimes.safeguard import Safeguard, as_safeguard

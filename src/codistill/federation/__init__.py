@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from codistill.agent import Agent
+from codistill.arguments import checked_arguments
 from codistill.clock import Clock
 from codistill.data.labels import LabelEncoding
 from codistill.data.shard import PublicData, Shard
@@ -57,6 +58,7 @@ class Federation:
     Everything is checked here; `run` then only runs.
     """
 
+    @checked_arguments
     def __init__(
         self,
         agents: Sequence[Agent],
@@ -166,6 +168,7 @@ class Federation:
         """The seed from which all randomness derives."""
         return self.description.seed
 
+    @checked_arguments
     def run(
         self,
         rounds: int = 10,

@@ -163,7 +163,11 @@ def agree_on_all_labels(
     given += [(f"the test data of agent '{agent.name}'", agent._test[1]) for agent in agents if agent._test is not None]
     given += [] if test is None else [("the test set", test[1])]
     return agree_on_labels(
-        given, task=next(iter(said), None), classes=as_classes(classes), regressors=regressors(agents)
+        given,
+        task=next(iter(said), None),
+        classes=as_classes(classes),
+        regressors=regressors(agents),
+        has_classifier=any(agent.learner.probabilistic for agent in agents),
     )
 
 

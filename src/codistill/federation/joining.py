@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from codistill.agent import Agent
+from codistill.arguments import checked_arguments
 from codistill.certs.credentials import Credentials
 from codistill.data.shard import PublicData
 from codistill.errors import CodistillError, NetworkError, RecipeError
@@ -46,6 +47,7 @@ from codistill.runtimes.safeguard import Safeguard, as_safeguard
 from codistill.topology import HUB
 
 
+@checked_arguments
 def join(
     agent: Agent,
     hub: str,

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from codistill.arguments import checked_arguments
 from codistill.certs.credentials import Credentials
 from codistill.clock import Clock
 from codistill.data.labels import CLASSIFICATION, REGRESSION, LabelEncoding, agree_on_labels, check_task
@@ -64,6 +65,7 @@ from codistill.topology import HUB, KINDS, Topology
 from codistill.wire.compression import Compression
 
 
+@checked_arguments
 def serve(
     protocol: Protocol,
     agents: Sequence[str],

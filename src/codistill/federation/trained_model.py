@@ -17,6 +17,7 @@ from typing import Any, cast
 import numpy as np
 
 from codistill.agent import Agent
+from codistill.arguments import checked_arguments
 from codistill.data.labels import CLASSIFICATION, REGRESSION, LabelEncoding
 from codistill.data.preparation import Preparation
 from codistill.errors import CheckpointError, CodistillError, LearnerError, RecipeError
@@ -142,6 +143,7 @@ def _safeguard_of(trained: TrainedAgent) -> dict[str, Any] | None:
     }
 
 
+@checked_arguments
 def load(path: str | Path, *, model: Any = None, protocol: Protocol | None = None, prepare: Any = None) -> TrainedModel:
     """Open a model that `save` or `codistill export` has written; nothing in the file is executed.
 

@@ -56,6 +56,7 @@ class Training:
     epochs: int | None = setting(None, "passes over the data where a protocol fits the model", at_least=0)
     batch_size: int | None = setting(None, "samples per step where a protocol fits the model", at_least=1)
     warm: bool | None = setting(None, "continue from the current weights when fitted again")
+    projection: int | None = setting(None, "features that a linear layer before the last one projects to", at_least=1)
 
     def __post_init__(self) -> None:
         check_settings(self, "learner")

@@ -9,6 +9,7 @@ import numpy as np
 import scipy.linalg
 from sklearn.metrics.pairwise import pairwise_kernels
 
+from codistill.arguments import checked_arguments
 from codistill.errors import LearnerError
 from codistill.learners.ability import Ability, Learner
 from codistill.learners.portable.model_limits import BLOCK
@@ -24,6 +25,7 @@ class KernelRidge(Learner):
     `reveal_inputs=True`.
     """
 
+    @checked_arguments
     def __init__(
         self,
         kernel: str = "rbf",

@@ -1,9 +1,10 @@
-"""Which scikit-learn estimators take samples with missing values (NaN)."""
+"""Which scikit-learn estimators take samples with missing values (NaN), and columns without any value."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from sklearn.compose import ColumnTransformer
 from sklearn.pipeline import Pipeline
 from sklearn.utils import get_tags
@@ -17,6 +18,12 @@ def takes_missing(estimator: Any) -> bool:
         if not get_tags(step).input_tags.allow_nan:
             return False
     return True
+
+
+def without_empty_columns(rows: np.ndarray) -> np.ndarray:
+    """Rows to fit to, with 0 in each column that has no value: nothing can be learnt from it, but some fits fail."""
+    empty = np.isnan(rows).all(axis=0)
+    return np.where(empty, rows.dtype.type(0), rows) if empty.any() else rows
 
 
 def _steps(estimator: Any) -> list[Any]:

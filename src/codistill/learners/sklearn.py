@@ -21,7 +21,7 @@ from codistill.learners.estimator_options import (
     silence_lightgbm,
     use_one_thread,
 )
-from codistill.learners.missing_values import takes_missing
+from codistill.learners.missing_values import takes_missing, without_empty_columns
 from codistill.learners.portable.constant_models import ConstantModel, class_frequencies, export_constant
 from codistill.message import Message
 
@@ -69,7 +69,7 @@ class SklearnLearner(Learner):
 
     def fit(self, x: np.ndarray, targets: np.ndarray) -> None:
         """Fit anew on soft labels or real values."""
-        rows = np.asarray(x).reshape(len(x), -1)
+        rows = without_empty_columns(np.asarray(x).reshape(len(x), -1))
         self._columns = targets.shape[1]
         self._constant = None
         if not self.classifies:
@@ -101,7 +101,8 @@ class SklearnLearner(Learner):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a fit of a few rows need not converge
             try:
-                clone(self.estimator).fit(rows[np.arange(len(labels)) % len(rows)], labels)
+                trial = without_empty_columns(rows[np.arange(len(labels)) % len(rows)])
+                clone(self.estimator).fit(trial, labels)
             except Exception:  # the estimator may be its owner's code
                 return False
         return True
@@ -232,11 +233,7 @@ class SklearnLearner(Learner):
                     warnings.simplefilter("ignore")  # a fit of a few rows need not converge
                     trial.fit(x[: 2 * _TRIAL_ROWS], targets[: 2 * _TRIAL_ROWS])
             except Exception as error:  # the estimator may be its owner's code
-                raise LearnerError(
-                    f"{self.describe()} of agent '{owner}' must be able to learn from its samples.",
-                    f"{type(error).__name__}: {str(error)[:200]}",
-                    "Change its options, or the data.",
-                ) from None
+                raise self._unfitted(error, owner) from None
 
     def check_travel(self, x: np.ndarray, owner: str) -> None:
         """Boosting of other libraries must have no option that plain trees do not say; a trial on few rows shows it."""
@@ -255,6 +252,15 @@ class SklearnLearner(Learner):
         except LearnerError as error:
             must = f"{self.describe()} of agent '{owner}' {error.must}"
             raise LearnerError(must, error.found, error.do) from None
+        except Exception as error:
+            raise self._unfitted(error, owner) from None
+
+    def _unfitted(self, error: Exception, owner: str) -> LearnerError:
+        return LearnerError(
+            f"{self.describe()} of agent '{owner}' must be able to learn from its samples.",
+            f"{type(error).__name__}: {' '.join(str(error).split())[:200]}",
+            "Change its options, or the data.",
+        )
 
     def advice(self, missing: Ability) -> str:
         """What would work instead."""

@@ -11,12 +11,14 @@ import numpy as np
 import torch
 from torch import nn
 
+from codistill.arguments import checked_arguments
 from codistill.data.shard import cut
 from codistill.errors import LearnerError
 from codistill.learners.ability import Ability, GradientLearner
 from codistill.learners.batch_norm import forward
 from codistill.learners.optimisers import OPTIMISERS, MakeOptimiser, lay_out_alike, make_optimiser
 from codistill.learners.portable import onnx_models as portable_onnx
+from codistill.learners.projection import with_projection
 from codistill.message import Message
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -38,9 +40,11 @@ class TorchLearner(GradientLearner):
 
     `loss` is "cross_entropy", "squared" or a function of (outputs, targets); `optimiser` is "adam",
     "adamw", "sgd" or a function of the parameters. `fit` starts from a fresh initialisation unless
-    `warm`; steps taken by a protocol through `descend` always continue from the current weights.
+    `warm`; steps taken by a protocol through `descend` always continue from the current weights. `projection`: a linear
+    layer to so many features before the last layer, for protocols that compare features.
     """
 
+    @checked_arguments
     def __init__(
         self,
         module: nn.Module,
@@ -53,6 +57,7 @@ class TorchLearner(GradientLearner):
         epochs: int = 5,
         batch_size: int = 32,
         warm: bool = False,
+        projection: int | None = None,
     ) -> None:
         if isinstance(loss, str) and loss not in _LOSSES:
             raise LearnerError("loss must be one of cross_entropy, squared, or a function.", repr(loss), "Fix it.")
@@ -62,6 +67,8 @@ class TorchLearner(GradientLearner):
                 repr(optimiser),
                 "Fix it.",
             )
+        if projection is not None:
+            module = with_projection(module, projection)
         self.module = module
         self.probabilistic = loss == "cross_entropy"
         self.epochs, self.batch_size, self.warm = epochs, batch_size, warm

@@ -79,7 +79,7 @@ def _agents_table(summary: Summary, run: RunScores) -> str:
     foot = [[mean, *empty, *_figures(run.metric, counted, run.lines)]]
     if len(counted) > 1:
         worst, spread = worst_and_spread(run, counted)
-        foot += [[html.cell("worst agent"), *empty, *worst], [html.cell("spread"), *empty, *spread]]
+        foot += [[html.cell("worst"), *empty, *worst], [html.cell("spread"), *empty, *spread]]
     return html.table(heads, rows, left=(0, 1), foot=foot) + html.note(
         f"Alone, together and gain: {summary.scope()}.",
         f"Own data: {metric_name(run.metric)} on the agent's own test data, or on the common test set weighted by its "

@@ -59,7 +59,7 @@ def footer(summary: Summary, scores: tuple[Score, ...]) -> dict[str, list[str]]:
         worst = worst_of_known(together, greater_is_better=score.greater_is_better)
         found.setdefault(mean_label(lines), []).append(_cell(score, mean_of_known(together), mean_of_known(gains)))
         if len(counted) > 1:
-            found.setdefault("worst agent", []).append(_cell(score, worst, worst_of_known(gains)))
+            found.setdefault("worst", []).append(_cell(score, worst, worst_of_known(gains)))
             found.setdefault("spread", []).append(spread_text(score.name, spread_of_known(together)))
     return found
 

@@ -21,6 +21,7 @@ from codistill.errors import RecipeError, nearest
 from codistill.results import score_formulas as formulas
 from codistill.results.score_formulas import WORST
 from codistill.results.sklearn_scorers import is_scorer, of_scorer, of_scorer_name, sklearn_names
+from codistill.settings import Settings
 
 PREFIXES = ("", "own_", "taught_", "taught_own_")  # of a score's name in a row: on the common test set, on the agent's
 # own data; and, under a safeguard, both of what the protocol taught, before it is weighed against the own model.
@@ -33,7 +34,7 @@ _RESERVED = (
 
 
 @dataclass(frozen=True)
-class Score:
+class Score(Settings):
     """A score: `function(y, answers)` returns a number, or None where it cannot be computed.
 
     `name` is the score's key in the rows of a run. For one's own score `Score("cost", function,
@@ -85,14 +86,27 @@ class Score:
         except ValueError:
             return None
         except Exception as error:  # a function of the user's own
-            raise RecipeError(
-                f"Score '{self.name}' must return a number for (y, answers).",
-                f"{type(error).__name__}: {error}"[:200],
-                f"Correct it. It gets y {y.shape} and answers {answers.shape}.",
-            ) from error
+            raise self._refusal(error, y, answers) from error
         if number is None or math.isnan(number):
             return None
         return min(max(number, self.lowest), self.highest)
+
+    def check_computable(self, y: np.ndarray, answers: np.ndarray) -> None:
+        """Raise unless the function itself takes such labels and answers, of which all classes occur."""
+        try:
+            with warnings.catch_warnings(), np.errstate(all="ignore"):
+                warnings.simplefilter("ignore")
+                self.function(y, answers, *([np.ones(len(y))] if self.weighted else []))
+        except Exception as error:
+            raise self._refusal(error, y, answers) from error
+
+    def _refusal(self, error: Exception, y: np.ndarray, answers: np.ndarray) -> RecipeError:
+        return RecipeError(
+            f"Score '{self.name}' must return a number for (y, answers).",
+            f"{type(error).__name__}: {error}"[:200],
+            f"It gets y {y.shape} and answers {answers.shape}: correct it. A metric of scikit-learn is "
+            "named, or made a score by make_scorer.",
+        )
 
     def gain(self, before: float | None, after: float | None) -> float | None:
         """By how much the score is better than before: positive is better, whichever way the score goes."""
@@ -173,11 +187,9 @@ def as_score(given: Any, classes: Sequence[Any] | None = None) -> Score:
         return Score(**of_scorer(given, classes))
     if callable(given):
         name = str(getattr(given, "__name__", type(given).__name__))
-        return Score(
-            name if name.isidentifier() and name[0].isalpha() else "own score",  # a lambda has no name: refused
-            given,
-            greater_is_better=bool(getattr(given, "greater_is_better", True)),
-        )
+        if name == "<lambda>":
+            raise RecipeError("A score must have a name.", "a lambda", 'Write Score("name", lambda y, answers: ...).')
+        return Score(name, given, greater_is_better=bool(getattr(given, "greater_is_better", True)))
     raise RecipeError(
         "A score must be a name, a Score, a function of (y, answers), or a result of make_scorer.",
         f"{given!r}"[:80],
@@ -247,6 +259,8 @@ def _try(score: Score, columns: int, y: np.ndarray | None, *, known: bool) -> No
         return
     answered = np.where(np.arange(len(y)) % 4, y, (y + 1) % columns)  # three of four are right
     answers = np.full((len(y), columns), 0.4 / columns) + 0.6 * np.eye(columns)[answered]
+    if not known and len(np.unique(y)) == columns:
+        score.check_computable(y, answers)
     if score.of(y, answers) is None and known:
         raise RecipeError(
             f"A score must be defined for {columns} classes.",

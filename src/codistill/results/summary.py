@@ -199,7 +199,7 @@ class Summary:
         table.add_row(mean_label(lines), *[""] * (1 + missed), *self._scores(counted), *traffic)
         if len(counted) > 1:
             worst, spread = self._worst_and_spread(counted)
-            table.add_row("worst agent", *[""] * (1 + missed), *worst, "", "")
+            table.add_row("worst", *[""] * (1 + missed), *worst, "", "")
             table.add_row("spread", *[""] * (1 + missed), *spread, "", "")
         table.caption, table.caption_justify = "\n".join(self._notes(lines)), "left"
         return table

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from codistill.arguments import checked_arguments
 from codistill.errors import RecipeError, nearest
 from codistill.topology.mixing import as_mixing_matrix, spectral_gap
 
@@ -23,6 +24,7 @@ class Topology:
     More graphs are in `codistill.topology.graphs`.
     """
 
+    @checked_arguments
     def __init__(
         self,
         names: Sequence[str],

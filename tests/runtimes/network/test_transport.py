@@ -468,6 +468,7 @@ def test_a_folder_that_is_replaced_while_the_hub_runs(site: Site, tmp_path: Path
     """A certificate of another authority in the place of the own one: links that stand go on."""
     hub, a = site.hub(("a",)), site.agent("a")
     assert until(hub, Presence).here
+    assert until(a, Presence).here  # both ends, or the message below has no link yet
     shutil.copytree(site.folder("a"), tmp_path / "kept")
     (site.folder("hub") / "cert.pem").write_text("damaged")
     a.send(("hub",), FrameKind.MESSAGE, Turn(0), b"still here")

@@ -47,6 +47,12 @@ def estimator_graph(
     return builder.finish(_in_all_columns(learner, last, found, builder), learner.columns)
 
 
+def without_form(learner: SklearnLearner) -> str:
+    """What of an estimator that has no graph hinders it: a step of its pipeline, or the estimator itself."""
+    hinders = [type(step).__name__ for step in _steps(learner.estimator)[:-1] if _operations(step) is None]
+    return f"{hinders[0]} in a pipeline" if hinders else learner.describe()
+
+
 class _Builder:
     """Nodes and constants of a graph that reads `samples`."""
 

@@ -12,7 +12,7 @@ from codistill.data.scale import Scaling
 from codistill.errors import LearnerError
 from codistill.learners.ability import AnyLearner, Learner
 from codistill.learners.plain import PlainLearner
-from codistill.learners.portable.onnx_estimators import estimator_graph
+from codistill.learners.portable.onnx_estimators import estimator_graph, without_form
 from codistill.learners.portable.onnx_models import module_graph, object_graph
 from codistill.learners.sklearn import SklearnLearner
 from codistill.learners.torch import TorchLearner
@@ -29,7 +29,8 @@ def as_graph(learner: Learner | AnyLearner, shape: tuple[int, ...], scaling: Sca
     except Exception as error:  # the module is its owner's code, and an exporter may fail in any way
         raise _cannot(owner, f"{learner.describe()}: {type(error).__name__}: {error}"[:200]) from None
     if graph is None:
-        raise _cannot(owner, f"{learner.describe()}, which has no ONNX form here")
+        found = without_form(learner) if isinstance(learner, SklearnLearner) else learner.describe()
+        raise _cannot(owner, f"{found}, which has no ONNX form here")
     checker.check_model(graph)
     return graph
 
@@ -60,7 +61,7 @@ def _by_value(scaling: Scaling, shape: tuple[int, ...]) -> tuple[np.ndarray, np.
 def _cannot(owner: str, found: str) -> LearnerError:
     return LearnerError(
         f"The model of agent '{owner}' must be one that ONNX can express: a torch module, an object with to_onnx(), "
-        "or one of scikit-learn's linear models, trees, forests, boosting and perceptrons.",
+        "or one of scikit-learn's linear models, trees, forests, boosting and perceptrons, with scalers before it.",
         " ".join(found.split()),
         "Leave --onnx out: codistill's own format takes every model.",
     )

@@ -45,6 +45,9 @@ TRAVELLING = frozenset(
 )
 _TRAVELLING_NAMES = frozenset(name for line in TRAVELLING for name in line.split())
 
+# Where scikit-learn has estimators that hold training rows, or means of them.
+_KEEP_ROWS = frozenset({"neighbors", "svm", "kernel_ridge", "gaussian_process", "naive_bayes", "discriminant_analysis"})
+
 # Of what a received estimator may be made, by the node of the skops format that builds it.
 _NUMBERS = {f"numpy.{kind.__name__}" for kind in (np.bool_, *(np.dtype(code).type for code in "bhilqBHILQefd"))}
 _PARTS: dict[str, set[str]] = {
@@ -94,6 +97,8 @@ def why_not_to_travel(estimator: Any) -> str:
     if hinders is not estimator and not hasattr(hinders, "predict"):
         steps = "StandardScaler, MinMaxScaler, MaxAbsScaler, RobustScaler, Normalizer, PCA"
         return f"Of the steps of a pipeline {name} does not travel: use {steps}, or transform the data beforehand."
+    if type(hinders).__module__.split(".")[1] not in _KEEP_ROWS or name.startswith("Linear"):
+        return f"{name} is not among the estimators that travel: {otherwise}."
     return (
         "Models that keep training rows inside (neighbours, support vectors, kernels, class means) must not "
         f"travel: {otherwise}."

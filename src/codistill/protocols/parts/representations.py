@@ -111,8 +111,7 @@ def check_features(agents: Sequence[Agent], protocol: str, *, by_class: bool) ->
                 f"{protocol} compares features, so those of all agents must have the same dimension.",
                 f"agent '{agent.name}' has {model} with {h.shape[1]} features, agent '{first.name}' has "
                 f"{first.learner.describe()} with {wanted}",
-                f"Project them: TorchLearner(module, features={wanted}); or use a protocol that exchanges outputs: fd, "
-                "fedmd.",
+                f"Project them: TorchLearner(module, projection={wanted}); or exchange outputs: fd, fedmd.",
             )
         if by_class and x.any() and np.array_equal(h, x.astype(h.dtype)):
             raise LearnerError(
