@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from codistill.errors import StorageError
@@ -12,15 +11,12 @@ from codistill.runtimes.description import RunDescription
 from codistill.runtimes.evaluation import score
 from codistill.runtimes.network.commanded_agent import resumed
 from codistill.runtimes.network.connections import Connections
-from codistill.runtimes.network.control import Control
 from codistill.runtimes.network.limits import derived_limit
 from codistill.runtimes.network.own_pace import OwnPace
 from codistill.runtimes.network.state_store import StateStore
 from codistill.runtimes.round_report import Report
 from codistill.wire.state import pack
 
-_LONGEST = 1e12  # seconds of a run
-_MOST = 1 << 62
 _ANY = 1 << 62  # a number of rounds above all others
 
 
@@ -62,18 +58,10 @@ class AsynchronousAgent:
             self._begun = True
         return self._pace.rounds.done
 
-    def go(self, control: Control) -> None:
-        """Start, or go on, as the hub says; raises if the command is invalid, before anything is done."""
-        content = control.content
-        elapsed, samples, part = content["elapsed"], content["samples"], content["part"]
-        every = content["evaluate_every"], content["store_every"]
-        if type(elapsed) not in (int, float) or not (math.isfinite(elapsed) and 0 <= elapsed < _LONGEST):
-            raise ValueError(f"{elapsed!r} instead of seconds")
-        for value in (samples, *every, *(() if part is None else (part,))):
-            if type(value) is not int or not 0 <= value <= _MOST:
-                raise ValueError(f"{value!r} instead of a count")
+    def go(self, elapsed: float, samples: int, part: int | None, evaluate_every: int, store_every: int) -> None:
+        """Start, or go on, as the hub says: after so many seconds of the run, with this much evaluated and stored."""
         self._pace.set_time(elapsed)
-        self._part, self._evaluate_every, self._store_every = part, max(1, every[0]), every[1]
+        self._part, self._evaluate_every, self._store_every = part, max(1, evaluate_every), store_every
         self._begin(samples)
         self.is_going = True
 

@@ -113,7 +113,7 @@ class AsynchronousHub(HubRuntime):
             report.measures += [(name, "time", end), (name, "own_rounds", own)]
             self._connections.allow_command(name)
         self._reports.clear()
-        report.present = tuple(name for name in self.description.names if name in self._here)
+        report.present = tuple(name for name in self.description.names if name in self._here and name in present)
         report.events, report.waited = self._connections.take_events(), waited
         self.agents.done = phase + 1
         self.agents.tell_state(status="running", round=phase + 1, present=list(report.present), moved=timestamp())

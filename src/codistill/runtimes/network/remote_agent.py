@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,6 +23,7 @@ from codistill.runtimes.network.commanded_agent import CommandedAgent
 from codistill.runtimes.network.connections import Connections
 from codistill.runtimes.network.control import Control
 from codistill.runtimes.network.frame_header import FrameKind, Turn
+from codistill.runtimes.network.hub_commands import read_command, read_go, read_missed
 from codistill.runtimes.network.inbox import Refusal
 from codistill.runtimes.network.policy import ANYTHING, Policy
 from codistill.runtimes.network.state_store import START, StateStore
@@ -201,74 +203,52 @@ class RemoteAgent:
                     self._watch("done", int(self._terms["rounds"]), {})
                     return True
                 self._connections.tell("the hub has paused the run; waiting for it to come back")
+                self._leave_rounds()
                 self._watch("paused", self._done, {})
                 continue
             if control.do == "missed":
                 self._note_missed(control)
                 continue
             if control.do == "go" and isinstance(self._work, AsynchronousAgent):
-                self._checked("go", self._work.go, control)
+                said = self._checked(control, read_go, control.content)
+                if said is not None:
+                    self._work.go(**said)
                 continue
             self._execute(control)
         self._connections.tell("the hub disconnected; waiting for it to come back")
         return None
 
     def _note_missed(self, control: Control) -> None:
-        try:
-            told = [control.content[key] for key in ("count", "first", "last")]
-            count, first, last = (_integer(number, int(self._terms["rounds"])) for number in told)
-        except (KeyError, ValueError) as error:
-            self._connections.sessions.strike(HUB, f"an invalid command 'missed': {error!r}"[:300])
+        missed = self._checked(control, read_missed, control.content, int(self._terms["rounds"]))
+        if missed is None:
             return
-        self._missed += count
-        self._connections.tell(f"{missed_text(count, first, last)}: counted by the hub without this agent")
+        self._missed += missed[0]
+        self._connections.tell(f"{missed_text(*missed)}: counted by the hub without this agent")
         self._watch("running", self._done, {}, missed=self._missed)
 
     def _execute(self, control: Control) -> None:
         """Check a command of the hub, execute it and answer."""
-        parsed = self._checked(control.do, self._parse, control)
-        if parsed is None:
+        rounds, roster = int(self._terms["rounds"]), self._agent.roster
+        read = partial(read_command, asynchronous=self._agent.asynchronous)
+        found = self._checked(control, read, control.do, control.content, roster, rounds)
+        if found is None:
             return
-        act, number = parsed
-        arrays, answer = act()
+        said, number = found
+        acts: dict[str, Callable[..., tuple[View, dict[str, Any]]]] = {
+            "run": self._round, "keep": self._keep, "store": self._store, "evaluate": self._evaluate,
+            "alone": lambda **said: ({}, {"scores": self._alone(**said)}),
+        }  # fmt: skip
+        arrays, answer = acts[control.do](**said)
         self._answered = time.monotonic()
         self._connections.command(HUB, do="answer", number=number, arrays=arrays, **answer)
 
-    def _checked(self, do: str, check: Callable[[Control], Any], control: Control) -> Any:
-        """What a check says of a command; None and a strike if it is invalid."""
+    def _checked(self, control: Control, read: Callable[..., Any], *given: Any) -> Any:
+        """What a command says; None and a strike if it is invalid."""
         try:
-            return check(control)
+            return read(*given)
         except (KeyError, TypeError, ValueError) as error:
-            self._connections.sessions.strike(HUB, f"an invalid command '{do[:40]}': {error!r}"[:300])
+            self._connections.sessions.strike(HUB, f"an invalid command '{control.do[:40]}': {error!r}"[:300])
             return None
-
-    def _parse(self, control: Control) -> tuple[Callable[[], tuple[View, dict[str, Any]]], int]:
-        """What a command asks for, and its number; all of it is checked before anything is executed."""
-        content, rounds = control.content, int(self._terms["rounds"])
-        number = _integer(content["number"], 1 << 62)
-        if self._agent.asynchronous and control.do != "evaluate":
-            raise ValueError("unknown command of a run without rounds")
-        match control.do:
-            case "run":
-                phase, attempt = content["turn"]
-                turn = Turn(_integer(phase, rounds - 1), _integer(attempt, (1 << 16) - 1))
-                names = frozenset(map(str, list(content["present"])))
-                present = tuple(name for name in self._agent.roster if name in names)
-                samples = _integer(content["samples"], 1 << 62)
-                return lambda: ({}, {"report": self._round(turn, present, samples)}), number
-            case "keep":
-                done, store = _integer(content["round"], rounds), content["store"] is True
-                return lambda: ({}, {"trouble": self._keep(done, store=store)}), number
-            case "store":
-                return lambda: ({}, {"trouble": self._work.store()}), number
-            case "evaluate":
-                part = None if content["samples"] is None else _integer(content["samples"], 1 << 62)
-                samples, views = _integer(content["of"], 1 << 62), content["views"] is True
-                return lambda: self._evaluate(part, samples, views=views), number
-            case "alone":
-                samples = _integer(content["samples"], 1 << 62)
-                return lambda: ({}, {"scores": self._alone(samples, number)}), number
-        raise ValueError("unknown command")
 
     # --- without rounds -----------------------------------------------------------------------------
 
@@ -291,15 +271,17 @@ class RemoteAgent:
 
     # --- with rounds --------------------------------------------------------------------------------
 
-    def _round(self, turn: Turn, present: tuple[str, ...], samples: int) -> dict[str, Any]:
+    def _round(self, turn: Turn, present: tuple[str, ...], samples: int) -> tuple[View, dict[str, Any]]:
         self._check_hub()
-        return self._policy.reported(report_content(self._work.run_round(turn, present, samples)))
+        return {}, {"report": self._policy.reported(report_content(self._work.run_round(turn, present, samples)))}
 
-    def _keep(self, done: int, *, store: bool) -> str | None:
+    def _keep(self, done: int, *, store: bool) -> tuple[View, dict[str, Any]]:
         self._done = done
         self._watch("running", done, {})
-        trouble: str | None = self._work.keep(done, store=store)
-        return trouble
+        return {}, {"trouble": self._work.keep(done, store=store)}
+
+    def _store(self) -> tuple[View, dict[str, Any]]:
+        return {}, {"trouble": self._work.store()}
 
     def _alone(self, samples: int, number: int) -> Scores:
         if not self._policy.report.alone:
@@ -333,12 +315,6 @@ def _refusal(control: Control) -> NetworkError:
     return NetworkError(
         "The hub must accept this agent.", str(control.content.get("why"))[:300], "Correct that, and join again."
     )
-
-
-def _integer(value: Any, most: int) -> int:
-    if type(value) is not int or not 0 <= value <= most:
-        raise ValueError(f"{value!r} instead of an integer from 0 to {most}")
-    return value
 
 
 def _hint(seconds: float, *, visible: bool) -> str:
