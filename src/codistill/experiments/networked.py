@@ -202,6 +202,7 @@ def describe_without_data(recipe: Recipe) -> RunDescription:
         faults=recipe.faults,
         participation=recipe.participation,
         compression=recipe.compression,
+        clock=recipe.clock,
     )
 
 
@@ -215,6 +216,7 @@ def describe_terms(recipe: Recipe) -> RunDescription:
         plan=plan_of(recipe),
         faults=Faults(recipe.faults, tuple(agent_names(recipe)), recipe.seed, recipe.participation),
         compression=recipe.compression,
+        clock=recipe.clock,
     )
 
 
