@@ -32,7 +32,8 @@ values are a list, or a table of named ones; a table as a value (`protocol = [{ 
 changes the fields that it names and keeps the others. Changes to several tables at once go into `[sweep.variants]`: `"8
 bit, every 10" = { protocol = { every = 10 }, compression = { bits = 8 } }`. Finished runs are not run again; impossible
 combinations are reported and skipped. The sweep's folder gets `sweep.csv`, `sweep.png`, `outputs.png`
-(for classification: the average outputs of every combination) and a folder for every run. `--quick` first applies
+(for classification: the average outputs of every combination), `features.png` (where `features_at` is set: the maps of
+the first 12 runs) and a folder for every run. `--quick` first applies
 the changes in the table `[quick]`. See `recipes/akd/`.
 
 Where agents communicate, a sweep also reports what accuracy costs: a table per panel, `costs.csv` (the same
@@ -46,6 +47,11 @@ measures; and `report.html`. For classification with at most 100 classes also `o
 evaluation: each agent's average output by true class, and the share of pairs of agents that disagree. An agent that
 predicts real values counts as predicting the class of the largest one. The report and `codistill compare --out` draw it
 as heat maps.
+
+`[evaluation] features_at = [1, 25, 100]` keeps the features (the input of the last linear layer) of 200 common test
+samples after these rounds, for every agent whose model has any: `features-000025.safetensors`, which the report draws
+as maps by t-SNE under "Feature space". The samples are drawn by the seed, and are the same for all agents and rounds.
+Runtimes `simulation` and `processes` only: in the network an agent's features on test samples stay with the agent.
 
 ```toml
 seed = 0

@@ -127,7 +127,8 @@ def test_what_is_not_possible_is_said_before_the_run() -> None:
     for clock in (free, cd.Clock(delay=1.0)):
         with pytest.raises(RecipeError, match="worker processes"):
             federation(cd.CRS(), clock=clock).run(1, runtime="processes")
-        with pytest.raises(RecipeError, match="not yet possible over the network"):
-            federation(cd.CRS(), clock=clock).run(1, runtime="network")
+    away = cd.Clock(asynchronous=True, offline=(cd.Offline(agent="a", last=3.0),))
+    with pytest.raises(RecipeError, match="Over the network, agents are offline when they are"):
+        federation(cd.CRS(), clock=away).run(1, runtime="network")
     with pytest.raises(ArgumentError, match="Federation"):
         cd.CRS(clock=free)  # type: ignore[call-arg]

@@ -81,6 +81,7 @@ def main() -> None:
     parser.add_argument("--data-dir", default=None)
     parser.add_argument("--seeds", type=int, default=None)
     parser.add_argument("--protocols", nargs="*", default=None)
+    parser.add_argument("--only", choices=("taught", "safeguarded"), help="one line per protocol, not both")
     parser.add_argument("--byzantine", action="store_true")
     parser.add_argument("--out", type=Path, default=None)
     options = parser.parse_args()
@@ -89,7 +90,7 @@ def main() -> None:
         for setting in options.settings or SETTINGS:
             seeds = range(min(options.seeds or SETTINGS[setting].seeds, SETTINGS[setting].seeds))
             for protocol in options.protocols or SETTINGS[setting].protocols:
-                for safeguard in (False, True):
+                for safeguard in {None: (False, True), "taught": (False,), "safeguarded": (True,)}[options.only]:
                     jobs = [(setting, protocol, seed, options.data_dir, safeguard, options.byzantine) for seed in seeds]
                     runs = pool.starmap(one, jobs, chunksize=1)
                     text = lines(setting, protocol, runs, "safeguarded" if safeguard else "taught")

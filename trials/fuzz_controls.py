@@ -17,6 +17,7 @@ from codistill.results.outputs import collect
 from codistill.results.records import Scores
 from codistill.runtimes.evaluation import score
 from codistill.runtimes.network.answers import checked_report, checked_scores, checked_view, report_content
+from codistill.runtimes.network.hub_commands import read_command, read_go
 from codistill.runtimes.network.options import Network
 from codistill.runtimes.network.remote_agent import RemoteAgent
 from codistill.runtimes.network.terms import (
@@ -116,12 +117,25 @@ def _use_welcome(content: Any) -> None:
 
 def _use_command(content: Any) -> None:
     """As `RemoteAgent._execute` does, which strikes the hub for these three."""
-    remote = RemoteAgent(SimpleNamespace(), {}, lambda _: _run(False))
-    remote._terms, remote._agent = terms_of(_run(False)), _run(False).agents[0]
+    described = _run(False)
     try:
-        remote._parse(SimpleNamespace(content=content, do=str(content.get("do"))))
+        read_command(
+            str(content.get("do")), content, described.topology.names, described.plan.rounds, asynchronous=False
+        )
     except (KeyError, TypeError, ValueError) as error:
         raise _RefusedError from error
+
+
+def _use_go(content: Any) -> None:
+    """As `RemoteAgent` does in a run without rounds."""
+    try:
+        read_go(content)
+    except (KeyError, TypeError, ValueError) as error:
+        raise _RefusedError from error
+
+
+def _go() -> Any:
+    return {"do": "go", "elapsed": 3.25, "samples": 36, "part": None, "evaluate_every": 1, "store_every": 1}
 
 
 def _commands() -> Any:
@@ -202,4 +216,5 @@ CONTROLS: list[tuple[str, Callable[[], Try]]] = [
     ("terms", _attempt(lambda: terms_of(_run(False)), _use_terms)),
     ("terms of a peer", _attempt(lambda: terms_of(_run(False)), _use_peer_terms)),
     *((f"command {do}", _attempt(_command(do), _use_command)) for do in ("run", "keep", "store", "evaluate", "alone")),
+    ("command go", _attempt(_go, _use_go)),
 ]

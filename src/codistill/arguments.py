@@ -18,7 +18,10 @@ _OF_THE_PROTOCOL = ("local_epochs", "local_steps", "temperature", "aggregate")
 _OF_THE_FEDERATION = (
     "seed", "public", "test", "scores", "topology", "faults", "compression", "participation", "safeguard", "clock",
 )  # fmt: skip
-_OF_THE_RUN = ("rounds", "runtime", "workers", "evaluate_every", "alone", "folder", "resume", "progress", "observers")
+_OF_THE_RUN = (
+    "rounds", "runtime", "workers", "evaluate_every", "features_at", "alone", "folder", "resume", "progress",
+    "observers",
+)  # fmt: skip
 # Where that is said what people look for in another place.
 _ELSEWHERE = {
     **{key: f"It belongs to the model: codistill.TorchLearner(module, {key}=...)." for key in OF_THE_MODEL},

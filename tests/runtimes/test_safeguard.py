@@ -30,8 +30,9 @@ def test_the_weight_is_the_mean_of_the_posterior() -> None:
     y = np.array([0, 1, 0])
     total = mean = 0.0
     spread = {w: (1 - w + 0.025) ** 8 for w in np.linspace(0, 1, 21)}
+    above = 0.5 * 3 / (3 + 5)  # three samples
     for w, shape in spread.items():
-        prior = 0.5 * shape / sum(spread.values()) + (0.5 if w == 0 else 0.0)
+        prior = above * shape / sum(spread.values()) + (1 - above if w == 0 else 0.0)
         likelihood = 1.0
         for mine, theirs, label in zip(own, taught, y, strict=True):
             p = (1 - w) * mine[label] + w * theirs[label]
@@ -42,12 +43,15 @@ def test_the_weight_is_the_mean_of_the_posterior() -> None:
 
 
 @pytest.mark.parametrize("shrinkage", [1.0, 9.0])
-def test_half_of_the_prior_is_at_the_own_model(shrinkage: float) -> None:
-    prior = weights.prior(shrinkage)
-    assert prior.sum() == pytest.approx(1.0)
-    assert prior[0] >= 0.5
-    # With samples that do not tell the models apart, the weight is the mean of the prior.
-    assert weights.posterior_mean(np.ones((21, 5)), shrinkage) == pytest.approx(float(prior @ weights.GRID))
+def test_half_of_the_prior_or_more_is_at_the_own_model(shrinkage: float) -> None:
+    many, five = weights.prior(shrinkage, 10**9), weights.prior(shrinkage, 5)
+    for prior in (many, five):
+        assert prior.sum() == pytest.approx(1.0)
+        assert prior[0] >= 0.5
+    assert five @ weights.GRID == pytest.approx(many @ weights.GRID / 2)  # n / 2(n + 5) instead of 1 / 2 is spread
+    # With samples that do not tell the models apart, the weight is the mean of the prior; without any, it is 0.
+    assert weights.posterior_mean(np.ones((21, 5)), shrinkage) == pytest.approx(float(five @ weights.GRID))
+    assert weights.posterior_mean(np.zeros((21, 0)), shrinkage) == 0.0
 
 
 def test_taught_answers_are_adapted_to_how_frequent_the_classes_are_at_the_agent() -> None:

@@ -44,8 +44,9 @@ def run_up(
 ) -> tuple[Summary, bool]:
     """A recipe on this machine, one process for each node; goes on with the run that is in the folder."""
     check_clock_runtime(recipe.clock, "network")
-    federation, _ = prepare(recipe, folder, data_dir=data_dir, resume=_goes_on(recipe, folder, data_dir))
     plan = plan_of(recipe)
+    plan.check_for_network()
+    federation, _ = prepare(recipe, folder, data_dir=data_dir, resume=_goes_on(recipe, folder, data_dir))
     result = federation.run(
         plan.rounds,
         runtime="network",
@@ -77,6 +78,7 @@ def run_hub(
     """The hub of a recipe; goes on with the run that is in the folder."""
     check_has_hub(recipe.protocol, topology_of(recipe))
     check_clock_runtime(recipe.clock, "network")
+    plan_of(recipe).check_for_network()
     resume = _goes_on(recipe, folder, data_dir)
     if recipe.data.held_by_agents:
         description = describe_without_data(recipe)
@@ -140,6 +142,7 @@ def join_peers(
     """Take part as a peer, until all rounds are done (True) or the operator stops it; `save`: as in `join_hub`."""
     mine.policy.check_protocol(recipe.protocol)
     check_clock_runtime(recipe.clock, "network")
+    plan_of(recipe).check_for_network()
     names = agent_names(recipe)
     if mine.agent.name not in names:
         raise NetworkError(
@@ -199,6 +202,7 @@ def describe_without_data(recipe: Recipe) -> RunDescription:
         faults=recipe.faults,
         participation=recipe.participation,
         compression=recipe.compression,
+        clock=recipe.clock,
     )
 
 
@@ -212,6 +216,7 @@ def describe_terms(recipe: Recipe) -> RunDescription:
         plan=plan_of(recipe),
         faults=Faults(recipe.faults, tuple(agent_names(recipe)), recipe.seed, recipe.participation),
         compression=recipe.compression,
+        clock=recipe.clock,
     )
 
 

@@ -23,6 +23,7 @@ from codistill.federation.runtime_options import RuntimeOptions
 from codistill.protocol import Protocol
 from codistill.protocols import PROTOCOLS
 from codistill.runtimes.network.options import Network
+from codistill.runtimes.plan import check_features_at
 from codistill.runtimes.safeguard import Safeguard, as_safeguard
 from codistill.settings import from_table
 from codistill.topology import KINDS as TOPOLOGIES
@@ -138,6 +139,8 @@ def make_recipe(tables: Mapping[str, Any], folder: Path) -> Recipe:
         )
     agents = tuple(from_table(AgentEntry, entry, "agents") for entry in source["agents"])
     _check_learners(data, agents)
+    evaluation: Evaluation = from_table(Evaluation, source.get("evaluation", {}), "evaluation")
+    check_features_at(evaluation.features_at, rounds)
     return Recipe(
         data=data,
         agents=agents,
@@ -146,7 +149,7 @@ def make_recipe(tables: Mapping[str, Any], folder: Path) -> Recipe:
         seed=_seed(source.get("seed", 0)),
         partition=_partition(source.get("partition", {"kind": "iid"})),
         runtime=from_table(RuntimeOptions, runtime, "runtime"),
-        evaluation=from_table(Evaluation, source.get("evaluation", {}), "evaluation"),
+        evaluation=evaluation,
         faults=tuple(from_table(Fault, entry, "faults") for entry in source.get("faults", [])),
         participation=float(participation),
         compression=from_table(Compression, source["compression"], "compression") if "compression" in source else None,

@@ -196,4 +196,5 @@ def plan_of(recipe: Recipe) -> Plan:
         evaluate_samples=evaluation.samples or None,
         baseline=evaluation.alone,
         checkpoint_every=recipe.runtime.checkpoint_every,
+        features_at=evaluation.features_at,
     )

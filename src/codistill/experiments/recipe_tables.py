@@ -12,6 +12,7 @@ from codistill.data.labels import TASKS
 from codistill.errors import RecipeError
 from codistill.experiments.user_code import is_own
 from codistill.results.scores import as_score
+from codistill.runtimes.plan import FEATURES_AT
 from codistill.settings import check_settings, setting
 
 _OF_TABLES = (  # keys of [data]
@@ -173,6 +174,7 @@ class Evaluation:
     scores: tuple[str, ...] = setting(
         (), "scores by scikit-learn's names, the most important first; unset: accuracy, or rmse for a regression"
     )
+    features_at: tuple[int, ...] = setting((), FEATURES_AT, at_least=1)
 
     def __post_init__(self) -> None:
         check_settings(self, "evaluation")

@@ -60,8 +60,10 @@ def execute(
             "Give the same command again, with the same --out: it goes on from its checkpoint.",
         )
     check_clock_runtime(recipe.clock, recipe.runtime.kind)
-    federation, _ = prepare(recipe, folder, data_dir=data_dir, resume=resume)
     plan = plan_of(recipe)
+    if recipe.runtime.kind == "network":
+        plan.check_for_network()
+    federation, _ = prepare(recipe, folder, data_dir=data_dir, resume=resume)
     result = federation.run(
         plan.rounds,
         runtime=recipe.runtime.kind,
@@ -73,6 +75,7 @@ def execute(
         folder=folder,
         resume=resume,
         checkpoint_every=plan.checkpoint_every,
+        features_at=plan.features_at,
         progress=progress,
     )
     return report_on(folder), not result.interrupted

@@ -14,7 +14,7 @@ from codistill.experiments.recipe import Recipe, make_recipe
 from codistill.federation.run_facts import FACTS, faults_in, scores_in
 from codistill.results.scores import DEFAULT_SCORES, Score, as_score
 from codistill.results.summary import Summary
-from codistill.runtimes.store import BASELINE, METRICS, TIMES, read_outputs, read_rows, whole_lines
+from codistill.runtimes.store import BASELINE, METRICS, TIMES, read_features, read_outputs, read_rows, whole_lines
 from codistill.topology import Topology
 from codistill.topology.facts import from_plain
 
@@ -52,6 +52,7 @@ def read_summary(folder: Path) -> Summary:
         ) from None
     alone = folder / BASELINE / METRICS
     rows = read_rows(folder / METRICS)
+    done = max((row["round"] for row in rows), default=0)
     return Summary(
         title=folder.resolve().name,
         protocol=facts["protocol"]["name"] if recipe is None else recipe.source["protocol"]["name"],
@@ -64,7 +65,8 @@ def read_summary(folder: Path) -> Summary:
         test_samples=facts["test_samples"],
         test_part="validation" if recipe is not None and recipe.data.validation else "test",
         facts=_shown_facts(folder, facts, recipe),
-        outputs=read_outputs(folder, max((row["round"] for row in rows), default=0)),
+        outputs=read_outputs(folder, done),
+        features=read_features(folder, done),
         topology=_read_topology(folder, facts),
         faults=faults_in(facts) if recipe is None else recipe.faults,
         scores=_scores(facts, recipe),

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from codistill.experiments.sweep import Sweep, lines_of, panels, panels_of
 from codistill.experiments.sweep_costs import along_bytes, costs, has_costs
+from codistill.experiments.sweep_features import features_grid
 from codistill.experiments.sweep_means import means, metric_of
 from codistill.experiments.sweep_measures import measured
 from codistill.experiments.sweep_outputs import outputs_grid
@@ -21,12 +22,14 @@ from codistill.experiments.sweep_run import TABLE
 from codistill.experiments.sweep_tables import cost_tables, honest_note, score_tables, target_text
 from codistill.files import write_atomically
 from codistill.plots import sweep_plots
+from codistill.plots.feature_plot import draw_feature_grid
 from codistill.plots.heatmaps import draw_grid
 from codistill.plots.sweep_plots import Layout, Lines
 from codistill.results.latex_table import latex_tables
 from codistill.results.metric_text import in_percent, metric_name
 
 _PICTURE, _OUTPUTS_PICTURE = "sweep.png", "outputs.png"
+_FEATURES_PICTURE = "features.png"
 _COSTS_TABLE, _COSTS_PICTURE, _MEASURES_PICTURE = "costs.csv", "costs.png", "measures.png"
 _DOTS_PER_INCH = 110
 
@@ -47,6 +50,9 @@ def show_sweep(sweep: Sweep, frame: pd.DataFrame, folder: Path, console: Console
     if grid := outputs_grid(sweep, folder):
         _save(draw_grid(grid), folder / _OUTPUTS_PICTURE)
         written["average outputs"] = folder / _OUTPUTS_PICTURE
+    if maps := features_grid(sweep, folder):
+        _save(draw_feature_grid(maps), folder / _FEATURES_PICTURE)
+        written["feature space"] = folder / _FEATURES_PICTURE
     return written
 
 

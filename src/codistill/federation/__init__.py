@@ -37,6 +37,7 @@ from codistill.hub import Hub
 from codistill.protocol import Protocol
 from codistill.results.scores import Score, as_scores
 from codistill.runtimes.description import RunDescription
+from codistill.runtimes.feature_samples import check_features
 from codistill.runtimes.observers import check_observers
 from codistill.runtimes.outgoing import Watcher
 from codistill.runtimes.plan import Plan
@@ -183,6 +184,7 @@ class Federation:
         folder: str | Path | None = None,
         resume: bool = False,
         checkpoint_every: int = 1,
+        features_at: Sequence[int] = (),
         progress: bool = True,
         observers: Sequence[Any] = (),
     ) -> Result:
@@ -190,10 +192,12 @@ class Federation:
 
         `runtime`: "processes", "simulation" or "network" (one process per node, real sockets and mutual TLS on this
         machine); the results are equal to the bit. `alone` also trains a copy of every agent alone, so that the gain
-        is known. `observers`: objects with any of the methods `started`, `evaluated`, `round_ended`, `finished`,
-        called in this process with the records of `codistill.results.records`; a true value from `round_ended` stops
-        the run after that round. For the network: `network` has its timeouts, and with `node_logs` ("text" or "json")
-        every node writes its events to standard error.
+        is known. `features_at`: rounds after which the agents' features on 200 common test samples are kept, for a map
+        in the report (not in the network, where they stay with the agents). `observers`: objects with any of the
+        methods `started`, `evaluated`, `round_ended`, `finished`, called in this process with the records of
+        `codistill.results.records`; a true value from `round_ended` stops the run after that round. For the network:
+        `network` has its timeouts, and with `node_logs` ("text" or "json") every node writes its events to standard
+        error.
         """
         if not isinstance(alone, bool):
             raise RecipeError(
@@ -204,11 +208,15 @@ class Federation:
         plan = Plan(
             rounds=rounds, evaluate_every=evaluate_every, evaluate_samples=evaluate_samples, baseline=alone,
             checkpoint_every=checkpoint_every,
+            features_at=tuple(features_at) if isinstance(features_at, list) else features_at,  # type: ignore[arg-type]
         )  # fmt: skip
         check_setting(RuntimeOptions, "kind", runtime, "runtime")  # by the names of the arguments here
         check_setting(RuntimeOptions, "workers", workers, "workers")
         options = RuntimeOptions(kind=runtime, workers=workers, checkpoint_every=checkpoint_every)
         description = replace(self.description, plan=plan)
+        if options.kind == "network":
+            plan.check_for_network()
+        check_features(description)
         watching = check_observers(observers)
         self._check_start(options, resume=resume, has_folder=folder is not None)
         return run_on_this_machine(

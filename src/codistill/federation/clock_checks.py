@@ -38,9 +38,9 @@ def check_clock_runtime(clock: Clock | None, runtime: str) -> None:
             "a clock, in the runtime 'processes'",
             "Use the runtime 'simulation' or, without rounds, 'network'.",
         )
-    what = "clock.asynchronous" if clock.asynchronous else "a clock with rounds"
-    raise RecipeError(
-        "A run with a clock is not yet possible over the network.",
-        f"{what}, in the runtime '{runtime}'",
-        "Use the runtime 'simulation', or leave out the clock.",
-    )
+    if clock.offline:
+        raise RecipeError(
+            "Over the network, agents are offline when they are.",
+            f"clock.offline of '{clock.offline[0].agent}', in the runtime '{runtime}'",
+            "Leave it out, or use the runtime 'simulation'.",
+        )

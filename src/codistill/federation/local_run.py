@@ -69,6 +69,7 @@ def run_on_this_machine(
         time.monotonic() - began,
         interrupted=not outcome.complete,
         events=outcome.events,
+        features=outcome.features,
     )
 
 

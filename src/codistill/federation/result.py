@@ -12,6 +12,7 @@ import pandas as pd
 from codistill.data.labels import CLASSIFICATION
 from codistill.data.validation import as_floats, check_finite, plain_samples
 from codistill.errors import DataError
+from codistill.results.feature_space import FeatureSpace
 from codistill.results.html_table import html_table
 from codistill.results.outputs import Outputs, are_probabilities
 from codistill.results.records import Row
@@ -116,12 +117,14 @@ class Result:
         *,
         interrupted: bool,
         events: Sequence[str] = (),
+        features: Sequence[FeatureSpace] = (),
     ) -> None:
         self.agents = {agent.name: TrainedAgent(agent, description) for agent in description.agents}
         self.rows = list(rows)
         self.alone_rows = None if alone_rows is None else list(alone_rows)
         self.events = list(events)  # of the rounds that were run now: refused messages, absent agents, remarks
         self.outputs = outputs  # the agents' answers on average, after the last round
+        self.features = {each.round: each for each in features}  # by round of `features_at`
         self.seconds = seconds
         self.interrupted = interrupted  # not all rounds are done: stopped by an observer or an operator
         self._description = description
@@ -147,6 +150,7 @@ class Result:
             seconds=self.seconds,
             test_samples=0 if description.test is None else len(description.test[0]),
             outputs=self.outputs,
+            features=tuple(self.features.values()),
             topology=description.topology,
             faults=description.faults.injected,
             scores=description.task_scores,

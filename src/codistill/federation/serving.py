@@ -24,6 +24,7 @@ import numpy as np
 
 from codistill.arguments import checked_arguments
 from codistill.certs.credentials import Credentials
+from codistill.clock import Clock
 from codistill.data.labels import CLASSIFICATION, REGRESSION, LabelEncoding, agree_on_labels, check_task
 from codistill.data.shard import PublicData
 from codistill.data.validation import encoded_samples
@@ -40,6 +41,7 @@ from codistill.federation.checks import (
     check_pair,
     check_topology,
 )
+from codistill.federation.clock_checks import as_clock, check_clock_runtime
 from codistill.federation.nodes import BackgroundNode, check_has_hub, check_no_pooling, credentials_for, open_store
 from codistill.federation.result import Result
 from codistill.federation.run_facts import write_facts
@@ -81,6 +83,7 @@ def serve(
     faults: Sequence[Fault] = (),
     participation: float = 1.0,
     compression: Compression | None = None,
+    clock: Clock | None = None,
     network: Network | None = None,
     evaluate_every: int = 1,
     evaluate_samples: int | None = None,
@@ -98,11 +101,12 @@ def serve(
     value. `task`: "regression" where there are several real values. `scores`: what the agents measure, by name.
     `public` must be the same on every node. With a `folder` metrics and checkpoints are kept there, and a run that is
     there goes on. `observers` as in `Federation.run`; with `background` they are called in the process of the hub.
-    `log`: tell on standard error what happens.
+    `log`: tell on standard error what happens. With `clock=Clock(asynchronous=True)` agents go on at their own
+    pace, and `rounds` counts periods of `clock.period` seconds.
     """
     description = describe_hub(
         protocol, agents, classes=classes, task=task, scores=scores, public=public, test=test, seed=seed,
-        faults=faults, participation=participation, compression=compression,
+        faults=faults, participation=participation, compression=compression, clock=clock,
         plan=Plan(
             rounds=rounds, evaluate_every=evaluate_every, evaluate_samples=evaluate_samples, baseline=bool(alone),
             checkpoint_every=checkpoint_every,
@@ -133,6 +137,7 @@ def describe_hub(
     faults: Sequence[Fault] = (),
     participation: float = 1.0,
     compression: Compression | None = None,
+    clock: Clock | None = None,
 ) -> RunDescription:
     """The description of a run whose agents hold their data, as its hub (or a peer without its agent) has it."""
     protocol, names, seed = as_protocol(protocol), as_names(agents), as_seed(seed)
@@ -146,6 +151,7 @@ def describe_hub(
         raise RecipeError(
             f"{protocol.name} needs public data on every node.", "none", "Pass the same public=... everywhere."
         )
+    check_clock_runtime(clock, "network")
     made = RunDescription(
         protocol=protocol,
         topology=topology,
@@ -157,6 +163,7 @@ def describe_hub(
         public=shared,
         test=None if test is None else encoded_samples(*test, encoding, "the test set"),
         compression=as_compression(compression),
+        clock=as_clock(clock, protocol, names),
         encoding=encoding,
     ).introduce()
     unnamed = [one for one in ([scores] if isinstance(scores, str) else scores) if not isinstance(one, str)]

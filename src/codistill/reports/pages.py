@@ -9,6 +9,7 @@ from typing import Any
 from codistill.errors import RecipeError
 from codistill.reports import html, run_sections
 from codistill.reports.comparison_sections import all_outputs, chart_sections, runs_table
+from codistill.reports.feature_section import FEATURES, features_section
 from codistill.reports.further_section import further_section, safeguard_section
 from codistill.reports.headline import headline
 from codistill.reports.score_cells import gain_cell, gain_note, score_cells, worst_and_spread
@@ -31,6 +32,7 @@ def write_report(summary: Summary, path: Path) -> Path:
         "Graph of agents": run_sections.graph_section(summary, run),
         "Protocol measures": run_sections.measures_section(summary),
         run_sections.OUTPUTS: run_sections.outputs_section(summary),
+        FEATURES: features_section(summary),
         "Training samples by agent and class": run_sections.partition_section(summary),
         "All agents": _agents_table(summary, run),
         "Safeguard": safeguard_section(summary),

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from codistill.results.feature_space import FeatureSpace
 from codistill.results.outputs import Outputs
 
 Row = dict[str, Any]
@@ -36,6 +37,8 @@ class RunStarted:
     """For the person who resumes, such as about a damaged checkpoint."""
     scores: tuple[str, ...] = ("accuracy", "rmse")
     """Names of the scores, the most important first; those that do not suit the task are in no row."""
+    features: tuple[FeatureSpace, ...] = ()
+    """The agents' features on some test samples, after those of the rounds done before at which they were kept."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,8 @@ class RoundEnded:
     """The time of the round with its evaluation, without waiting for agents."""
     outputs: Outputs | None = None
     """The agents' mean outputs, after the last round."""
+    features: FeatureSpace | None = None
+    """The agents' features on some test samples, after the rounds of `features_at`."""
 
 
 @dataclass(frozen=True)

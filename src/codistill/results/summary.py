@@ -25,6 +25,7 @@ from codistill.results.agent_lines import (
     spread_of_known,
     worst_of_known,
 )
+from codistill.results.feature_space import FeatureSpace
 from codistill.results.further_scores import further_table, missing_notes
 from codistill.results.metric_text import gain_text, metric_name, score_text, spread_text
 from codistill.results.outputs import Outputs
@@ -54,6 +55,7 @@ class Summary:
     test_samples: int
     facts: dict[str, Any] = field(default_factory=dict)  # recipe, versions, seed: shown as they are
     outputs: Outputs | None = None  # what the agents answer on average, after the last round
+    features: tuple[FeatureSpace, ...] = ()  # by round, where they were kept
     topology: Topology | None = None  # who spoke to whom, if it is known
     faults: tuple[Fault, ...] = ()  # those that were injected
     test_part: str = "test"  # what the common test samples are: a test set, or a validation set

@@ -6,9 +6,10 @@ a grid of values,
 
     ρ(w) ∝ π(w) exp(-n r(w)),    r(w): mean loss of q_w on n held-out samples,    answer: q_w̄ with w̄ = Σ ρ(w) w.
 
-π has half of its mass at w = 0, so what the held-out samples say must first outweigh the agent's own model. Both losses
-are convex in w, hence n r(w̄) ≤ n r(0) + log 1/π(0) ≤ n r(0) + log 2: on the held-out samples the answer is never worse
-than the own model by more than log 2 / n nats. See docs/safeguard.md for what follows on new samples.
+π has at least half of its mass at w = 0, and the more the fewer samples there are, so what they say must first outweigh
+the agent's own model. Both losses are convex in w, hence n r(w̄) ≤ n r(0) + log 1/π(0) ≤ n r(0) + log 2: on the held-out
+samples the answer is never worse than the own model by more than log 2 / n nats. See docs/safeguard.md for what follows
+on new samples.
 """
 
 from __future__ import annotations
@@ -16,23 +17,27 @@ from __future__ import annotations
 import numpy as np
 
 GRID = np.linspace(0.0, 1.0, 21)
-_AT_ZERO = 0.5  # mass of the prior at w = 0
+_FEW = 5  # held-out samples with which a quarter of the prior is above w = 0; with many it is half
 _UNIFORM = 0.01  # share of the uniform distribution in a probability before its logarithm: losses are bounded
 _PSEUDO_SAMPLES, _STEPS = 40.0, 20  # of the adaptation to the agent's class frequencies
 _THRESHOLDS = (0.0, 0.5, 0.7, 0.9)  # of the taught model's probability of a class that the agent does not hold
 
 
-def prior(shrinkage: float) -> np.ndarray:
-    """π on the grid: half at 0, the other half decreasing as (1 - w)^(shrinkage - 1)."""
+def prior(shrinkage: float, samples: int) -> np.ndarray:
+    """π on the grid: n / 2(n + 5) spread over it, decreasing as (1 - w)^(shrinkage - 1); the rest at 0."""
     spread: np.ndarray = (1.0 - GRID + 0.025) ** (shrinkage - 1.0)  # 0.025: half a step, so that w = 1 is possible
-    masses: np.ndarray = (1.0 - _AT_ZERO) * spread / spread.sum()
-    masses[0] += _AT_ZERO
+    above = 0.5 * samples / (samples + _FEW)
+    masses: np.ndarray = above * spread / spread.sum()
+    masses[0] += 1.0 - above
     return masses
 
 
 def posterior_mean(losses: np.ndarray, shrinkage: float) -> float:
     """w̄ from the losses (grid, n) of the held-out samples."""
-    exponent = np.log(prior(shrinkage)) - losses.sum(axis=1)
+    samples = losses.shape[1]
+    if not samples:  # what cannot be judged is not taken
+        return 0.0
+    exponent = np.log(prior(shrinkage, samples)) - losses.sum(axis=1)
     masses = np.exp(exponent - exponent.max())
     return float(masses @ GRID / masses.sum())
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 
+import numpy as np
+
 from codistill.results.outputs import View
 from codistill.results.records import Scores
 from codistill.runtimes.description import RunDescription
 from codistill.runtimes.evaluation import score
 from codistill.runtimes.event_host import EventHost
+from codistill.runtimes.feature_samples import features_of
 from codistill.runtimes.host import BEGIN
 from codistill.runtimes.round_report import Report
 from codistill.runtimes.runtime import Runtime, load_nodes, one_thread
@@ -43,6 +46,10 @@ class AsynchronousSimulation(Runtime):
             name: score(self.description, rounds.last_completed(), samples, views)
             for name, rounds in self._host.rounds.items()
         }
+
+    def features(self) -> dict[str, np.ndarray]:
+        """Of every agent as it was at the end of its last round."""
+        return features_of(self.description, [rounds.last_completed() for rounds in self._host.rounds.values()])
 
     def save(self) -> dict[str, bytes]:
         """Every agent as it was at the end of its last round, the hub as it is, and what is under way."""

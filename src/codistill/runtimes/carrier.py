@@ -17,6 +17,7 @@ class Frame:
     payload: bytes
     lost: bool = False
     is_end: bool = False
+    asks: bool = False  # its sender waits for the answer; in a run without rounds
 
 
 class Waiting(Protocol):

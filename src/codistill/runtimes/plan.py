@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from codistill.errors import RecipeError
 from codistill.settings import Settings, check_settings, setting
+
+FEATURES_AT = "rounds after which the features of 200 common test samples are kept, for a map in the report"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,9 +21,11 @@ class Plan(Settings):
     )
     baseline: bool = setting(True, "also train every agent alone, so that the gain is known")
     checkpoint_every: int = setting(1, "rounds between checkpoints; 0: never", at_least=0)
+    features_at: tuple[int, ...] = setting((), FEATURES_AT, at_least=1)
 
     def __post_init__(self) -> None:
         check_settings(self)
+        check_features_at(self.features_at, self.rounds)
 
     def is_evaluated(self, t: int) -> bool:
         """Whether round t (from 0) is evaluated."""
@@ -38,6 +43,15 @@ class Plan(Settings):
         """Whether there is to be a checkpoint after so many rounds."""
         return bool(self.checkpoint_every) and (done % self.checkpoint_every == 0 or done == self.rounds)
 
+    def keeps_features(self, t: int) -> bool:
+        """Whether the features of the agents are kept after round t (from 0)."""
+        return t + 1 in self.features_at
+
+    def check_for_network(self) -> None:
+        """Between machines nobody collects features."""
+        if self.features_at:
+            raise features_stay(f"features_at = {list(self.features_at)}")
+
     def of_baseline(self) -> Plan:
         """The plan of the agents alone: one evaluation at the end, on the full test set."""
         return Plan(
@@ -46,3 +60,23 @@ class Plan(Settings):
             baseline=False,
             checkpoint_every=self.checkpoint_every,
         )
+
+
+def check_features_at(features_at: tuple[int, ...], rounds: int) -> None:
+    """Features are kept after rounds that the run has."""
+    late = [t for t in features_at if t > rounds]
+    if late:
+        raise RecipeError(
+            f"features_at must name rounds of the run, which has {rounds}.",
+            f"{late[0]}",
+            "Remove it there, or run more rounds.",
+        )
+
+
+def features_stay(found: str) -> RecipeError:
+    """The error for features that are asked for over the network."""
+    return RecipeError(
+        "In the network an agent's features on test samples stay with the agent.",
+        found,
+        "Remove features_at, or run in the runtime 'simulation' or 'processes'.",
+    )

@@ -13,6 +13,7 @@ import warnings
 from contextlib import ExitStack, suppress
 from typing import Any
 
+import numpy as np
 import torch
 
 from codistill.base_node import Node
@@ -21,6 +22,7 @@ from codistill.results.outputs import View
 from codistill.results.records import Scores
 from codistill.runtimes.description import RunDescription
 from codistill.runtimes.evaluation import score
+from codistill.runtimes.feature_samples import features_of
 from codistill.runtimes.links import Links
 from codistill.runtimes.parent import Parent
 from codistill.runtimes.remote_errors import describe_error
@@ -81,6 +83,12 @@ class Processes(Runtime):
             seen = {name: view for answer in answers for name, view in answer["views"].items()}
             views.update({agent.name: seen[agent.name] for agent in self.description.agents if agent.name in seen})
         return {agent.name: scores[agent.name] for agent in self.description.agents}
+
+    def features(self) -> dict[str, np.ndarray]:
+        """Let all workers compute those of their agents."""
+        self._tell(do="features")
+        found = {name: each for answer in self._answers() for name, each in answer["features"].items()}
+        return {agent.name: found[agent.name] for agent in self.description.agents if agent.name in found}
 
     def save(self) -> dict[str, bytes]:
         """Collect what every worker has packed."""
@@ -190,6 +198,8 @@ def _serve(links: Links, nodes: list[Any], description: RunDescription) -> None:
                     views: dict[str, View] | None = {} if command["views"] else None
                     scores = {agent.name: score(description, agent, command["samples"], views) for agent in nodes}
                     links.command(0, scores=scores, views=views)
+                case "features":
+                    links.command(0, features=features_of(description, nodes))
                 case "save":
                     links.command(0, saved=save_nodes(nodes))
                 case "load":

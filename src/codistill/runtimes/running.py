@@ -11,9 +11,11 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from codistill.errors import CheckpointError, CodistillError
+from codistill.results.feature_space import FeatureSpace
 from codistill.results.outputs import Outputs, View, collect
 from codistill.results.records import Evaluated, RoundEnded, Row, RunFinished, RunStarted, Scores
 from codistill.runtimes.description import RunDescription
+from codistill.runtimes.feature_samples import feature_space
 from codistill.runtimes.host import BEGIN
 from codistill.runtimes.observers import Observers
 from codistill.runtimes.observers.history import History
@@ -37,6 +39,7 @@ class Outcome:
     baseline_rows: list[Row] | None  # where the runtime has measured the baseline
     seconds: float
     events: tuple[str, ...] = ()  # of the rounds that were run now: refused messages, absent agents, remarks
+    features: tuple[FeatureSpace, ...] = ()  # of the rounds at which they were kept
 
 
 def run(
@@ -79,7 +82,9 @@ def run(
         runtime.finish(complete=done == plan.rounds)
         outcome = "complete" if done == plan.rounds else "stopped"
     seconds = time.monotonic() - began
-    return Outcome(done, done == plan.rounds, history.rows, history.outputs, baseline, seconds, tuple(history.events))
+    features, events = tuple(history.features), tuple(history.events)
+    complete = done == plan.rounds
+    return Outcome(done, complete, history.rows, history.outputs, baseline, seconds, events, features)
 
 
 def measure_alone(
@@ -111,9 +116,10 @@ def _start(
     start, saved, rows = store.latest() if store else (0, None, [])
     outputs = store.outputs(start) if store and start == description.plan.rounds else None
     notes = tuple(store.notes) if store else ()
+    features = store.features(start) if store else ()
     scores = tuple(score.name for score in description.task_scores)
     name, names, rounds = description.protocol.name, description.names, description.plan.rounds
-    told.started(RunStarted(name, names, rounds, start, tuple(rows), outputs, notes, scores))
+    told.started(RunStarted(name, names, rounds, start, tuple(rows), outputs, notes, scores, features))
     return start, saved
 
 
@@ -180,11 +186,12 @@ def _run_round(description: RunDescription, runtime: Runtime, t: int, told: Obse
             honest = {name: view for name, view in views.items() if name not in byzantine}
             outputs = collect(t + 1, honest, description.test[1])
         told.evaluated(Evaluated(t + 1, scores, samples, outputs))
+    features = feature_space(description, t + 1, runtime.features()) if plan.keeps_features(t) else None
     present = set(description.faults.present(t) if report.present is None else report.present)
     rows = _rows(description, t, report, scores, present, samples)
     events = _events(description, t, report, present)
     seconds = time.monotonic() - began - report.waited
-    return told.round_ended(RoundEnded(t + 1, rows, events, seconds, outputs))
+    return told.round_ended(RoundEnded(t + 1, rows, events, seconds, outputs, features))
 
 
 def _phases(description: RunDescription, runtime: Runtime, t: int) -> Report:

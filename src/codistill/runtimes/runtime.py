@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+import numpy as np
 import torch
 from threadpoolctl import threadpool_limits
 
@@ -13,6 +14,7 @@ from codistill.base_node import Node
 from codistill.results.outputs import View
 from codistill.results.records import Scores
 from codistill.runtimes.description import RunDescription
+from codistill.runtimes.plan import features_stay
 from codistill.runtimes.round_report import Report
 from codistill.wire.state import pack, unpack
 
@@ -53,6 +55,10 @@ class Runtime(ABC):
     @abstractmethod
     def evaluate(self, samples: int | None, views: dict[str, View] | None = None) -> dict[str, Scores]:
         """Every agent's scores on the common test set, or on a seeded part of it; `views`, if given, is filled."""
+
+    def features(self) -> dict[str, np.ndarray]:
+        """Features (n, d) of the chosen test samples, by agent that has any; only where all agents are at hand."""
+        raise features_stay(f"the runtime {type(self).__name__}")
 
     @abstractmethod
     def save(self) -> dict[str, bytes]:

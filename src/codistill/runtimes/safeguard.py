@@ -124,7 +124,7 @@ class AgentSafeguard(SafeguardedAnswer):
             for host in hosts:
                 host.run(phase, names)
         self._phase = t + 1
-        if agent.learner.ready and len(self.held):  # what cannot be judged is not taken
+        if agent.learner.ready and len(self.held):
             own, taught = self._predict(alone, self._judged, self.held.x), self._predict(protocol, agent, self.held.x)
             self._weigh(own, taught, agent.shard)
 

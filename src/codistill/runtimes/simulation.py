@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 
+import numpy as np
+
 from codistill.clock import SECOND
 from codistill.results.outputs import View
 from codistill.results.records import Scores
 from codistill.runtimes.description import RunDescription
 from codistill.runtimes.evaluation import score
+from codistill.runtimes.feature_samples import features_of
 from codistill.runtimes.host import BEGIN
 from codistill.runtimes.round_report import Report
 from codistill.runtimes.runtime import Runtime, load_nodes, one_thread, save_nodes
@@ -48,6 +51,10 @@ class Simulation(Runtime):
     def evaluate(self, samples: int | None, views: dict[str, View] | None = None) -> dict[str, Scores]:
         """Evaluate every agent here."""
         return {agent.name: score(self.description, agent, samples, views) for agent in self.description.agents}
+
+    def features(self) -> dict[str, np.ndarray]:
+        """Compute them here."""
+        return features_of(self.description, self.description.agents)
 
     def save(self) -> dict[str, bytes]:
         """Pack every node, and the time."""

@@ -10,13 +10,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from codistill import files
 from codistill.errors import CheckpointError, MessageError, RecipeError
 from codistill.files import LOCK, lock, write_atomically, writing
+from codistill.results.feature_space import FeatureSpace
 from codistill.results.outputs import Outputs
 from codistill.results.records import RoundEnded, Row
 from codistill.wire.state import pack, unpack
@@ -24,9 +25,11 @@ from codistill.wire.state import pack, unpack
 METRICS, TIMES, LOG = "metrics.jsonl", "times.jsonl", "log.txt"
 BASELINE = "alone"  # in a run's folder: that of the agents alone
 OUTPUTS = "outputs.safetensors"
+FEATURES = "features-{:06d}.safetensors"  # after a round
 _FILES = (METRICS, TIMES, LOG)
 _KEPT = 2  # the newest checkpoint, and the one before in case the newest cannot be read
 _DIGEST = 32
+_Kept = TypeVar("_Kept")
 
 
 class RunFolder:
@@ -53,6 +56,8 @@ class RunFolder:
         """Append the metrics, the time and the events of a round."""
         if record.outputs is not None:  # before the metrics: whose last round is there, has these too
             write_atomically(self.folder / OUTPUTS, record.outputs.encode())
+        if record.features is not None:  # likewise
+            write_atomically(self.folder / FEATURES.format(record.round), record.features.encode())
         self._append(METRICS, _lines(record.rows))
         self._append(TIMES, json.dumps({"round": record.round, "seconds": round(record.seconds, 6)}) + "\n")
         self._append(LOG, "".join(event + "\n" for event in record.events))
@@ -136,6 +141,10 @@ class RunFolder:
         """The agents' answers after `done` rounds, if they were kept."""
         return read_outputs(self.folder, done)
 
+    def features(self, done: int) -> tuple[FeatureSpace, ...]:
+        """The agents' features after those of the first `done` rounds at which they were kept."""
+        return read_features(self.folder, done)
+
     def close(self) -> None:
         """Let others use the folder."""
         self._lock.close()
@@ -197,9 +206,21 @@ def read_rows(path: Path) -> list[Row]:
 
 def read_outputs(folder: Path, done: int) -> Outputs | None:
     """The answers of a run's agents after `done` rounds, if they were kept."""
-    path = folder / OUTPUTS
+    outputs = _read_kept(folder / OUTPUTS, Outputs.decode)
+    return outputs if outputs is not None and outputs.round == done else None
+
+
+def read_features(folder: Path, done: int) -> tuple[FeatureSpace, ...]:
+    """The features of a run's agents, by round; files of rounds after `done` are left from before a kill."""
+    paths = sorted(folder.glob("features-*.safetensors"))
+    found = [_read_kept(path, FeatureSpace.decode) for path in paths]
+    return tuple(features for features in found if features is not None and features.round <= done)
+
+
+def _read_kept(path: Path, decode: Callable[[bytes], _Kept]) -> _Kept | None:
+    """What a file of a run's folder holds, if it is there."""
     try:
-        outputs = Outputs.decode(path.read_bytes())
+        return decode(path.read_bytes())
     except FileNotFoundError:
         return None
     except (OSError, MessageError) as error:
@@ -207,4 +228,3 @@ def read_outputs(folder: Path, done: int) -> Outputs | None:
         raise CheckpointError(
             f"{path} must be as it was written.", found, "Remove it: everything else can be shown without it."
         ) from None
-    return outputs if outputs.round == done else None

@@ -19,7 +19,7 @@ from codistill.faults import Faults
 from codistill.protocol import Protocol
 from codistill.runtimes.description import RunDescription
 from codistill.runtimes.network.connections import Connections
-from codistill.runtimes.network.frame_header import FrameHeader, FrameKind, Turn
+from codistill.runtimes.network.frame_header import MESSAGES, FrameHeader, FrameKind, Turn
 from codistill.runtimes.network.hub_runtime import HubRuntime
 from codistill.runtimes.network.inbox import Event, Oversized, Presence, ReceivedFrame, Refusal
 from codistill.runtimes.network.options import Network
@@ -81,6 +81,9 @@ class FakeTransport:
     def limit_of(self, name: str) -> int:
         return min((far.limit for far in self.net.wires.get(name, ())), default=self.limit)
 
+    def is_behind(self, name: str) -> bool:
+        return False
+
     def accept(self, limit: int) -> None:
         self.limit = limit
 
@@ -113,7 +116,7 @@ class FakeTransport:
         if self.net.joined(self.me, name):
             for far in self.net.wires.get(name, ()):
                 limit = far.limit
-                small = len(payload) <= limit or head[0] != FrameKind.MESSAGE
+                small = len(payload) <= limit or head[0] not in MESSAGES
                 frame = ReceivedFrame(self.me, head, payload)
                 far.inbox.put(frame if small else Oversized(self.me, FrameHeader.decode(head), len(payload), limit))
 

@@ -32,7 +32,7 @@ def test_a_header_survives_encoding_and_decoding() -> None:
     assert Turn(2, 9) < Turn(3, 0) < Turn(3, 1)
 
 
-@pytest.mark.parametrize("data", [b"", bytes(22), bytes(24), b"\x07" + bytes(22), b"\xff" * 23])
+@pytest.mark.parametrize("data", [b"", bytes(22), bytes(24), b"\x08" + bytes(22), b"\xff" * 23])
 def test_a_malformed_header_costs_a_strike(data: bytes) -> None:
     made, told = sessions_of_a()
     assert made.admit("a", data) is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import signal
@@ -93,3 +94,31 @@ def test_asked_to_stop_it_ends_its_round_and_leaves_no_process_behind(tmp_path: 
     assert process.pid is not None
     with pytest.raises(ProcessLookupError):
         os.killpg(process.pid, 0)
+
+
+@pytest.mark.usefixtures("no_report")
+@pytest.mark.parametrize("topology", ["star", "ring"])
+def test_a_run_without_rounds_that_was_killed_goes_on_where_it_was(topology: str, tmp_path: Path) -> None:
+    recipe = RECIPE.format(protocol="crs").replace("public = 60", "")
+    clock = "[clock]\nasynchronous = true\nperiod = 0.4\nslowest = 5\n"
+    (tmp_path / "recipe.toml").write_text(f'{recipe}{clock}[topology]\nkind = "{topology}"\n')
+    process = start(tmp_path, "up", "recipe.toml", "--out", "up")
+    path = tmp_path / "up" / "metrics.jsonl"
+    wait_for(path, 4 * 4)
+    assert process.pid is not None
+    os.killpg(process.pid, signal.SIGKILL)  # the parent and every node, at once
+    process.join()
+    before = own_rounds(path)
+    assert ended(start(tmp_path, "up", "recipe.toml", "--out", "up")) == 0
+    after = own_rounds(path)
+    assert [(t, name) for t, name in after] == [(t, f"mlp-{n}") for t in range(1, 15) for n in range(1, 5)]
+    # The checkpoint is of the last period but one at least, and agents have gone on from their own states.
+    assert {key: after[key] for key in before if key[0] <= 2} == {key: before[key] for key in before if key[0] <= 2}
+    fastest = max(range(1, 5), key=lambda n: before[3, f"mlp-{n}"])
+    assert after[14, f"mlp-{fastest}"] > before[3, f"mlp-{fastest}"] > 0
+
+
+def own_rounds(path: Path) -> dict[tuple[int, str], float]:
+    """Of each row that is there."""
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    return {(row["round"], row["agent"]): row["own_rounds"] for row in rows}

@@ -10,6 +10,10 @@ _BURST, _PER_SECOND = 60.0, 2.0  # unasked commands: at once, and per second on 
 _ANSWERS = 3.0  # commands that one sent command entitles the other side to
 _SAVED = 1000.0  # that can be saved up
 _LINES, _LINES_PER_SECOND = 10.0, 0.1  # lines of one cause
+# Messages in a run without rounds: an honest sender keeps to a fifth of what the receiver allows, so that it is never
+# refused, also if the receiver was busy and has many of its messages to read at once.
+_MESSAGES_PER_SECOND = 500.0
+_OWN_MESSAGES, _OWN_PER_SECOND = 100.0, 100.0
 _CAUSES = 500  # that are told apart
 _ALL_LINES, _ALL_PER_SECOND = 300.0, 20.0  # lines of all causes together
 
@@ -55,6 +59,26 @@ class CommandAllowance:
 
     def _bucket(self, name: str) -> Bucket:
         return self._buckets.setdefault(name, Bucket(_BURST, _PER_SECOND, self._clock))
+
+
+class MessageAllowance:
+    """How many messages each sender may send in a run without rounds, where no round bounds their number."""
+
+    def __init__(self, at_once: int, clock: Clock = time.monotonic) -> None:
+        """`at_once`: messages of one sender that may have come while this node had no time to read them."""
+        self._at_once, self._clock = at_once, clock
+        self._buckets: dict[str, Bucket] = {}
+
+    def take(self, sender: str) -> bool:
+        """Whether a sender may send one more message."""
+        return self._bucket(sender, self._at_once, _MESSAGES_PER_SECOND).take()
+
+    def take_own(self, receiver: str) -> bool:
+        """Whether this node may send one more message to a receiver now; if not, it waits a little."""
+        return self._bucket(f"to {receiver}", _OWN_MESSAGES, _OWN_PER_SECOND).take()
+
+    def _bucket(self, name: str, size: float, per_second: float) -> Bucket:
+        return self._buckets.setdefault(name, Bucket(size, per_second, self._clock))
 
 
 class LineLimit:

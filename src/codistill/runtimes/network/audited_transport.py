@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from codistill.errors import PolicyError
 from codistill.runtimes.network.audit_log import AuditLog, Usage
-from codistill.runtimes.network.frame_header import FrameKind, Turn
+from codistill.runtimes.network.frame_header import MESSAGES, FrameKind, Turn
 from codistill.runtimes.network.payload_summary import summarise
 from codistill.runtimes.network.policy import ANYTHING, Policy
 from codistill.runtimes.network.transport import Transport
@@ -29,7 +29,7 @@ class AuditedTransport:
         """Check and log a frame, then send it. A frame without content, such as the end of a turn, is only sent."""
         if payload and receivers:
             entry: dict[str, Any] = {"to": list(receivers), **summarise(kind, payload), "round": max(0, turn.phase + 1)}
-            if kind is FrameKind.MESSAGE:
+            if kind in MESSAGES:
                 entry["attempt"] = turn.attempt
             self._release(entry, payload)
         self._transport.send(receivers, kind, turn, payload)

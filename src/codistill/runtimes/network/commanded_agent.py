@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from codistill.agent import Agent
 from codistill.errors import CheckpointError, NetworkError, StorageError
 from codistill.results.outputs import View
 from codistill.results.records import RoundEnded, Scores
@@ -12,6 +13,7 @@ from codistill.runtimes.evaluation import score
 from codistill.runtimes.host import BEGIN
 from codistill.runtimes.network.connections import Connections
 from codistill.runtimes.network.frame_header import Turn
+from codistill.runtimes.network.imitated_time import imitated_time
 from codistill.runtimes.network.limits import derived_limit
 from codistill.runtimes.network.state_store import StateStore
 from codistill.runtimes.round_report import Report
@@ -30,6 +32,7 @@ class CommandedAgent:
         self._description, self._connections = description, connections
         self._agent = description.agents[0]
         self._host = description.host([self._agent], connections)
+        self._host.time = imitated_time(description)
         connections.backlog = self._host.backlog
         self._host.message_limit = connections.network.message_limit or derived_limit(description)
         connections.transport.accept(self._host.message_limit)
@@ -50,16 +53,8 @@ class CommandedAgent:
                 )
             self.uncounted = False
             return 0
-        try:
-            self._agent.resume(unpack(found[1]))
-        except Exception as error:  # a state of another model: each library has its own way to say so
-            raise CheckpointError(
-                "An agent must go on with the model and the protocol of its state.",
-                f"{type(error).__name__}: {error}"[:200],
-                "Use the model that it was trained with; or choose another state by 'codistill restore'.",
-            ) from error
         self._begun, self.uncounted = True, False
-        return found[0]
+        return resumed(self._agent, found)
 
     def run_round(self, turn: Turn, present: tuple[str, ...], samples: int) -> Report:
         """Take part in a round, after the phase before the first one where that is still to be done."""
@@ -112,6 +107,19 @@ class CommandedAgent:
         self._agent.learner.join(samples)
         progress = _TrainingAlone(self._connections, number)
         return measure_alone(self._description, should_stop, [progress]).get(self._agent.name, {})
+
+
+def resumed(agent: Agent, found: tuple[int, bytes]) -> int:
+    """Let an agent go on with a state that was kept; the number of its rounds."""
+    try:
+        agent.resume(unpack(found[1]))
+    except Exception as error:  # a state of another model: each library has its own way to say so
+        raise CheckpointError(
+            "An agent must go on with the model and the protocol of its state.",
+            f"{type(error).__name__}: {error}"[:200],
+            "Use the model that it was trained with; or choose another state by 'codistill restore'.",
+        ) from error
+    return found[0]
 
 
 class _TrainingAlone:

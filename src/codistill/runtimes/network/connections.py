@@ -13,9 +13,9 @@ from typing import Any
 
 from codistill.runtimes.carrier import Frame, Waiting
 from codistill.runtimes.message_in_transit import EACH
-from codistill.runtimes.network.allowance import CommandAllowance, LineLimit
+from codistill.runtimes.network.allowance import CommandAllowance, LineLimit, MessageAllowance
 from codistill.runtimes.network.control import Control, encode_control, read_control
-from codistill.runtimes.network.frame_header import FrameHeader, FrameKind, Turn
+from codistill.runtimes.network.frame_header import MESSAGES, FrameHeader, FrameKind, Turn
 from codistill.runtimes.network.inbox import Oversized, Presence, ReceivedFrame, Refusal
 from codistill.runtimes.network.options import Network
 from codistill.runtimes.network.sessions import Sessions, Tell
@@ -26,6 +26,7 @@ _POLL = 0.5  # seconds between checks of the clock while waiting
 ROOM = 4  # messages of the largest size that one sender may have here
 _LATE = 1000  # messages of one sender in a turn that are not wanted any more
 _COMMANDS = 100  # of one sender that may be queued
+_UNREAD = 10_000  # messages of one sender in a run without rounds that may be read at once
 _COMMANDING = frozenset({FrameKind.HELLO, FrameKind.CONTROL})
 _WORDS, _EVENTS = 600, 1000  # characters of an event, and events of a round: parts are written by other nodes
 
@@ -52,6 +53,9 @@ class Connections:
         self._leads = leads
         self.backlog: Callable[[str], int] = _nothing  # bytes of a sender that the host holds and has not used
         self._over = True  # this node waits for nothing more of this turn
+        self._has_turns = True  # False: a run without rounds, see `without_turns`
+        # Of such a run: a node that trains reads its messages late, one that leads does not.
+        self.messages = MessageAllowance(_UNREAD if leads else 10 * _UNREAD)
         self._held: dict[str, int] = {}  # bytes of early frames and of this turn's, by sender
         self._late: Counter[str] = Counter()  # frames of this turn that came too late, by sender
         self._allowance = CommandAllowance()
@@ -121,6 +125,40 @@ class Connections:
                     self.drop(name, f"nothing received from it for {self._deadline:g} s")
         return self._handed()
 
+    # --- a run without rounds -------------------------------------------------------------------
+
+    def without_turns(self) -> None:
+        """From now on every message is handed over when it arrives, whichever round its sender is in."""
+        self._has_turns, self.turn = False, Turn(0)
+
+    def take_event(self, timeout: float) -> list[Frame]:
+        """Wait for the next event and handle it; the messages that have arrived. Commands wait for `next_control`."""
+        self._take(timeout)
+        return self._handed()
+
+    def send_now(self, receiver: str, data: bytes | None, *, asks: bool = False) -> bool:
+        """Send a message, or None in place of an answer; False if the receiver would not accept it."""
+        if data is None:
+            self.transport.send([receiver], FrameKind.LOST, self.turn)
+        elif len(data) > self.transport.limit_of(receiver):
+            self._refuse_to_send(receiver, len(data))
+            return False
+        else:
+            self.transport.send([receiver], FrameKind.ASK if asks else FrameKind.MESSAGE, self.turn, data)
+        return True
+
+    def allow_command(self, sender: str) -> None:
+        """Let a node send a command that it was not asked for: its report of a period."""
+        self._allowance.grant(sender)
+
+    def _keep(self, frame: Frame) -> None:
+        if not self.messages.take(frame.sender):
+            self.sessions.strike(frame.sender, "more messages per second than a run without rounds allows")
+        elif not self._has_room(frame):
+            self.sessions.strike(frame.sender, "more messages than this node can hold")
+        else:
+            self._frames.append(frame)
+
     def _handed(self) -> list[Frame]:
         frames, self._frames = self._frames, []
         for frame in frames:
@@ -129,13 +167,14 @@ class Connections:
         return frames
 
     def _sort(self, at: Turn, frame: Frame) -> None:
-        if at < self.turn or (at == self.turn and (self._over or frame.sender in self._ended)):
+        if not self._has_turns:
+            self._keep(frame)
+        elif at < self.turn or (at == self.turn and (self._over or frame.sender in self._ended)):
             self._late[frame.sender] += 1  # of a node that was dropped, or of an earlier attempt
             if self._late[frame.sender] > _LATE:
                 self._late[frame.sender] = 0
                 self.sessions.strike(frame.sender, f"more than {_LATE} messages that are not wanted any more")
-            return
-        if at > self.turn and self._leads:
+        elif at > self.turn and self._leads:
             self.sessions.strike(frame.sender, "a message for a turn that has not begun")
         elif not self._has_room(frame):
             self.sessions.strike(frame.sender, "more messages than this node can hold")
@@ -166,7 +205,7 @@ class Connections:
 
     def drop(self, name: str, why: str) -> None:
         """Continue this turn without a node."""
-        if name not in self._ended:
+        if self._has_turns and name not in self._ended:  # without turns nobody waits for an end
             self._ended.add(name)
             self._frames.append(Frame(self.turn.phase, name, [], b"", is_end=True))
             if why and name in self._expected:
@@ -264,7 +303,7 @@ class Connections:
             return
         frame = Frame(
             header.turn.phase, sender, [self.transport.me], received.payload,
-            lost=header.kind is FrameKind.LOST, is_end=header.kind is FrameKind.END,
+            lost=header.kind is FrameKind.LOST, is_end=header.kind is FrameKind.END, asks=header.kind is FrameKind.ASK,
         )  # fmt: skip
         self._sort(header.turn, frame)
 
@@ -273,8 +312,9 @@ class Connections:
         header, sender = event.header, event.sender
         is_open = self.sessions.admit(sender, header.encode()) is not None
         self.sessions.strike(sender, f"a message of {event.length:,} bytes, above the limit of {event.limit:,}")
-        if is_open and header.kind is FrameKind.MESSAGE:
-            self._sort(header.turn, Frame(header.turn.phase, sender, [self.transport.me], b"", lost=True))
+        if is_open and header.kind in MESSAGES:
+            asks = header.kind is FrameKind.ASK
+            self._sort(header.turn, Frame(header.turn.phase, sender, [self.transport.me], b"", lost=True, asks=asks))
 
     def _queue(self, control: Control) -> None:
         if sum(waiting.sender == control.sender for waiting in self._control) >= _COMMANDS:

@@ -23,8 +23,10 @@ class FrameKind(IntEnum):
     HELLO = 4  # the first frame of a session, sent again after a reconnection
     PING = 5  # nothing: this end of the link is alive
     REFUSED = 6  # this node does not accept the other one, and closes the link
+    ASK = 7  # a message whose sender waits for the answer; in a run without rounds
 
 
+MESSAGES = frozenset({FrameKind.MESSAGE, FrameKind.ASK})  # kinds with a message of the protocol
 EMPTY = frozenset({FrameKind.LOST, FrameKind.END, FrameKind.PING})  # kinds without content
 _KINDS = tuple(FrameKind)  # faster to index than FrameKind(number), which is done for every frame
 

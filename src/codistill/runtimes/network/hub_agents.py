@@ -41,6 +41,8 @@ class HubAgents:
         self._duplicates: set[int] = set()  # sessions of agents that are already connected by another one
         self.grace = Grace(connections.network.grace)
         self.alone = 0  # the number of the command to train alone
+        self.on_ready: Callable[[str], None] = _unnoticed  # takes who has joined
+        self.on_report: Callable[[Control], None] | None = None  # takes reports that were not asked for
         self.on_state: Callable[..., None] = _ignore  # takes fields of the health file
         self._state: dict[str, Any] = {}  # those that were told last
         connections.on_hello = self._noticing(self._answer_hello)
@@ -136,8 +138,12 @@ class HubAgents:
     def pump(self, timeout: float) -> bool:
         """Handle the next command or answer of an agent; False if there is none in time."""
         control = self._connections.next_control(timeout)
-        if control is None:
-            return False
+        if control is not None:
+            self.handle(control)
+        return control is not None
+
+    def handle(self, control: Control) -> None:
+        """Handle a command or an answer of an agent."""
         name, status = control.sender, self.statuses[control.sender]
         match control.do:
             case "ready" if not status.ready:
@@ -145,6 +151,9 @@ class HubAgents:
                 self.grace.returned(name)
                 self._connections.tell(f"'{name}' joined")
                 self.tell_state()
+                self.on_ready(name)
+            case "report" if self.on_report is not None:
+                self.on_report(control)
             case "answer":
                 self.commands.take(control)
             case "working" if control.content.get("number") == self.alone == status.unanswered and status.progress(
@@ -158,7 +167,6 @@ class HubAgents:
                 self.tell(f"'{name}' leaves: {str(control.content.get('why'))[:300]}")
             case _:
                 self._connections.sessions.strike(name, f"an unknown command '{control.do[:40]}'")
-        return True
 
     # --- joining and leaving ----------------------------------------------------------------------
 
@@ -219,4 +227,8 @@ class HubAgents:
 
 
 def _ignore(**changes: Any) -> None:
+    pass
+
+
+def _unnoticed(name: str) -> None:
     pass

@@ -16,12 +16,15 @@ from codistill.runtimes.description import RunDescription
 from codistill.runtimes.host import BEGIN
 from codistill.runtimes.network.answers import checked_report, checked_view
 from codistill.runtimes.network.connections import Connections
+from codistill.runtimes.network.control import Control
 from codistill.runtimes.network.event_log import timestamp
 from codistill.runtimes.network.frame_header import Turn
 from codistill.runtimes.network.hub_agents import POLL, HubAgents
+from codistill.runtimes.network.imitated_time import Stopwatch
 from codistill.runtimes.network.waiting import MissedRounds, Unreliable, missed_text
 from codistill.runtimes.round_report import Report
 from codistill.runtimes.runtime import Runtime, ShouldStop, load_nodes, never, one_thread, save_nodes
+from codistill.topology import HUB
 
 
 class HubRuntime(Runtime):
@@ -33,6 +36,7 @@ class HubRuntime(Runtime):
         self._connections = connections
         self.agents = HubAgents(description, connections, run=run)
         self._host = description.host(description.nodes, connections)
+        self._stopwatch = Stopwatch()
         self._unstored: set[str] = set()  # who has kept its last round in memory only
         self._missed, self._unreliable = MissedRounds(), Unreliable()
         self._single = ExitStack()
@@ -52,8 +56,10 @@ class HubRuntime(Runtime):
         if phase == BEGIN:  # each agent begins by itself, at its first command
             began = time.monotonic()
             self.agents.wait_for(self.description.names)  # all of them, also those whom the first rounds leave out
+            self._stopwatch.start()
             return Report(waited=time.monotonic() - began)
         attempt, waited = 0, 0.0
+        self._stopwatch.start()
         before = save_nodes(self.description.nodes)
         while True:
             began = time.monotonic()
@@ -86,6 +92,9 @@ class HubRuntime(Runtime):
         self.agents.keeping = dict.fromkeys(done, number)
         report.events = self._connections.take_events()
         report.waited = waited
+        if self.description.clock is not None:
+            elapsed = self._stopwatch.elapsed
+            report.measures += [(name, "time", elapsed) for name in self.description.names]
         self.agents.tell_state(status="running", round=self.agents.done, present=list(done), moved=timestamp())
         return report
 
@@ -121,15 +130,20 @@ class HubRuntime(Runtime):
         )
         scores: dict[str, Scores] = {}
         for name, answer in self.agents.collect(number, free).items():
-            scores[name] = self.agents.commands.scores(name, answer, self.description.task_scores)
-            if views is not None and self.description.test is not None:
-                labels, classes = self.description.test[1], int(self.agents.terms["classes"])
-                view = self.agents.commands.checked(name, checked_view, answer.arrays, labels, classes)
-                views.update({} if view is None else {name: view})
+            scores[name] = self._take_scores(name, answer, views)
         if views:
             ordered = {name: views[name] for name in self.description.names if name in views}
             views.clear()
             views.update(ordered)
+        return scores
+
+    def _take_scores(self, name: str, answer: Control, views: dict[str, View] | None) -> Scores:
+        """The scores of an answer; its outputs are put into `views`, if that is given."""
+        scores = self.agents.commands.scores(name, answer, self.description.task_scores)
+        if views is not None and self.description.test is not None:
+            labels, classes = self.description.test[1], int(self.agents.terms["classes"])
+            view = self.agents.commands.checked(name, checked_view, answer.arrays, labels, classes)
+            views.update({} if view is None else {name: view})
         return scores
 
     def measure_baseline(self) -> dict[str, Scores]:
@@ -154,11 +168,12 @@ class HubRuntime(Runtime):
         self.agents.keeping = {}
         behind = [name for name in self.description.names if name in self._unstored and self.agents.is_free(name)]
         self._unstored -= self.agents.collect(self.agents.commands.ask(behind, do="store"), behind).keys()
-        return save_nodes(self.description.nodes)
+        return self._stopwatch.save(self.description)
 
     def load(self, saved: dict[str, bytes]) -> None:
         """Restore the hub's saved state; agents restore theirs when they join."""
         load_nodes(self.description.nodes, saved)
+        self._stopwatch.load(saved[HUB])
 
     def finish(self, *, complete: bool) -> None:
         """Tell all agents that the run is over, or that the hub pauses it."""
@@ -181,12 +196,15 @@ class HubRuntime(Runtime):
             self._tell_missed(ready)
             self._connections.command(*ready, do="stop", why="done", number=0)
             told.update(ready)
-            missing = [name for name in self.description.names if name not in told]
+            missing = [name for name in self._awaited_at_the_end() if name not in told]
             if not missing or time.monotonic() > end or self.agents.stopping():
                 return
             if ready or end - time.monotonic() > linger - POLL:
                 self._connections.tell(f"done; waiting up to {linger:g} s to tell {', '.join(missing)}")
             self.agents.pump(POLL)
+
+    def _awaited_at_the_end(self) -> Sequence[str]:
+        return self.description.names
 
     def close(self) -> None:
         """Close all connections."""

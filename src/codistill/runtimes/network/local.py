@@ -150,8 +150,10 @@ class LocalNetwork(Runtime):
             runtime.should_stop = should_stop
         self._ask("start", done=done)
 
-    def measure_baseline(self) -> dict[str, Scores]:
-        """Let every agent train a copy of its model alone."""
+    def measure_baseline(self) -> dict[str, Scores] | None:
+        """Let every agent train a copy of its model alone; None without rounds, where there is no baseline."""
+        if self.description.asynchronous:
+            return None
         answers = self._ask("measure_baseline")
         scores = {name: values for answer in answers for name, values in answer["scores"].items()}
         return {name: scores.get(name, {}) for name in self.description.names}

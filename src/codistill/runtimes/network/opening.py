@@ -11,6 +11,8 @@ from codistill.certs.credentials import Credentials
 from codistill.errors import CheckpointError, NetworkError
 from codistill.files import write_atomically
 from codistill.runtimes.description import RunDescription
+from codistill.runtimes.network.asynchronous_hub import AsynchronousHub
+from codistill.runtimes.network.asynchronous_peer import AsynchronousPeer
 from codistill.runtimes.network.audit_log import AuditLog
 from codistill.runtimes.network.audited_transport import audited
 from codistill.runtimes.network.connections import Connections
@@ -33,7 +35,8 @@ def open_hub(
     limit = network.message_limit or derived_limit(description)
     transport = Transport(HUB, description.topology.names, network, own, listen=listen, limit=limit, tell=log.tell)
     connections = Connections(transport, network, log.tell, deadline=network.deadline, leads=True)
-    log.hub = HubRuntime(description, connections, run=run)
+    make = AsynchronousHub if description.asynchronous else HubRuntime
+    log.hub = make(description, connections, run=run)
     log.hub.agents.on_state = log.state
     return log.hub
 
@@ -53,7 +56,8 @@ def open_peer(
     name, limit = description.names[0], network.message_limit or derived_limit(description)
     transport = Transport(name, others, network, own, listen=listen, dial=dial, limit=limit, tell=log.tell)
     checked = audited(transport, audit, policy)
-    return PeerRuntime(description, Connections(checked, network, log.tell, deadline=network.deadline))
+    make = AsynchronousPeer if description.asynchronous else PeerRuntime
+    return make(description, Connections(checked, network, log.tell, deadline=network.deadline))
 
 
 def neighbours(topology: Topology, name: str) -> list[str]:

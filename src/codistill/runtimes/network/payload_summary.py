@@ -34,6 +34,8 @@ def _summary(kind: FrameKind, payload: bytes) -> dict[str, Any]:
 def _of_control(content: Mapping[str, Any], arrays: dict[str, str]) -> dict[str, Any]:
     fields = sorted(key for key, value in content.items() if key not in ("do", "number") and value is not None)
     what = str(content["do"])
+    if what == "report":  # of a run without rounds
+        fields = sorted({"own_rounds", *content["scores"], *(key for key, value in content[what].items() if value)})
     if what == "answer":
         what = next((word for key, word in _ANSWERS.items() if key in content), "answer")
         if what == "report":

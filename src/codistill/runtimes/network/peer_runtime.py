@@ -22,12 +22,13 @@ from codistill.runtimes.host import BEGIN
 from codistill.runtimes.network.connections import Connections
 from codistill.runtimes.network.control import Control
 from codistill.runtimes.network.frame_header import FrameKind, Turn
+from codistill.runtimes.network.imitated_time import Stopwatch, imitated_time
 from codistill.runtimes.network.inbox import Refusal
 from codistill.runtimes.network.options import RETURN
 from codistill.runtimes.network.terms import difference, terms_of
 from codistill.runtimes.round_report import Report
 from codistill.runtimes.running import measure_alone
-from codistill.runtimes.runtime import Runtime, ShouldStop, Stopped, load_nodes, never, one_thread, save_nodes
+from codistill.runtimes.runtime import Runtime, ShouldStop, Stopped, load_nodes, never, one_thread
 from codistill.text import printable
 
 _POLL = 0.2  # seconds between checks while waiting for neighbours
@@ -46,6 +47,8 @@ class PeerRuntime(Runtime):
         self._stopping: ShouldStop = never
         self._agent: Agent = description.agents[0]
         self._host = description.host([self._agent], connections)
+        self._host.time = imitated_time(description)
+        self._stopwatch = Stopwatch()
         self._at = BEGIN - 1  # the last phase that it has entered
         self._resume_at = BEGIN  # phases before this one are skipped
         self._skipped = False
@@ -76,6 +79,7 @@ class PeerRuntime(Runtime):
         began = time.monotonic()
         self._wait_for_neighbours()
         waited = time.monotonic() - began
+        self._stopwatch.start()
         self._skipped = phase != BEGIN and phase < self._resume_at
         if self._skipped:
             return Report(present=(), waited=waited)
@@ -96,6 +100,8 @@ class PeerRuntime(Runtime):
             )
         report.events += self._connections.take_events()
         report.waited = waited
+        if self.description.clock is not None and phase != BEGIN:
+            report.measures.append((self._agent.name, "time", self._stopwatch.elapsed))
         return report
 
     def evaluate(self, samples: int | None, views: dict[str, View] | None = None) -> dict[str, Scores]:
@@ -106,11 +112,12 @@ class PeerRuntime(Runtime):
 
     def save(self) -> dict[str, bytes]:
         """Its own state."""
-        return save_nodes(self.description.nodes)
+        return self._stopwatch.save(self.description)
 
     def load(self, saved: dict[str, bytes]) -> None:
         """Return to what was saved."""
         load_nodes(self.description.nodes, saved)
+        self._stopwatch.load(saved[self._agent.name])
 
     def finish(self, *, complete: bool) -> None:
         """Say that it is done, and stay for a while until its neighbours have heard all that it said."""
@@ -158,9 +165,7 @@ class PeerRuntime(Runtime):
         With a deadline, a neighbour that is visible and does not join is waited for that long, and so is the quorum.
         """
         began = reminded = time.monotonic()
-        others, patience = self._connections.transport.others, self._connections.network.patience
-        if patience is None and self._at >= 0:  # restarted: some may never come back
-            patience = RETURN
+        others = self._connections.transport.others
         while True:
             self._pump(0)
             self._repeat_hellos()
@@ -169,11 +174,7 @@ class PeerRuntime(Runtime):
                 raise self._refused_by_all()
             connected = [name for name in possible if self._connections.is_connected(name)]
             waited = time.monotonic() - began
-            everybody = not self._started and (patience is None or waited < patience)
-            share = 1.0 if everybody else self._connections.network.quorum
-            deadline = self._connections.network.deadline
-            late = self._started and deadline is not None and waited > deadline
-            if late or len(connected) >= math.ceil(share * len(possible) - 1e-9):
+            if self._are_enough(len(connected), len(possible), waited):
                 if not self._started:
                     self._agent.learner.join(sum(self._samples.values()))
                 self._started = True
@@ -184,6 +185,16 @@ class PeerRuntime(Runtime):
                 reminded = time.monotonic()
                 self._connections.tell(f"waiting for {', '.join(name for name in possible if name not in connected)}")
             self._pump(_POLL)
+
+    def _are_enough(self, connected: int, possible: int, waited: float) -> bool:
+        """Whether to go on with so many of those that may join, after so many seconds."""
+        patience, deadline = self._connections.network.patience, self._connections.network.deadline
+        if patience is None and self._at >= 0:  # restarted: some may never come back
+            patience = RETURN
+        everybody = not self._started and (patience is None or waited < patience)
+        share = 1.0 if everybody else self._connections.network.quorum
+        late = self._started and deadline is not None and waited > deadline
+        return late or connected >= math.ceil(share * possible - 1e-9)
 
     def _refused_by_all(self) -> NetworkError:
         reasons = "; ".join(f"'{name}' says: {why}" for name, why in self._refusals.items())

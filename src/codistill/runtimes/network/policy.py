@@ -127,7 +127,7 @@ class Policy(Settings):
             broken.append("compression = required: messages are not compressed")
         if self.compression == "forbidden" and description.compression is not None:
             broken.append("compression = forbidden: messages are compressed")
-        if self.rounds is not None and description.plan.rounds > self.rounds:
+        if self.rounds is not None and not description.asynchronous and description.plan.rounds > self.rounds:
             broken.append(f"rounds = {self.rounds}: the run has {description.plan.rounds}")
         if self.classes is not None and releases_class_statistics(protocol):
             for agent in description.agents:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,10 +18,12 @@ from codistill.results.records import Scores
 from codistill.results.scores import PREFIXES, SAFEGUARD_WEIGHT
 from codistill.runtimes.description import RunDescription
 from codistill.runtimes.network.answers import report_content
+from codistill.runtimes.network.asynchronous_agent import AsynchronousAgent, OwnReport
 from codistill.runtimes.network.commanded_agent import CommandedAgent
 from codistill.runtimes.network.connections import Connections
 from codistill.runtimes.network.control import Control
 from codistill.runtimes.network.frame_header import FrameKind, Turn
+from codistill.runtimes.network.hub_commands import read_command, read_go, read_missed
 from codistill.runtimes.network.inbox import Refusal
 from codistill.runtimes.network.policy import ANYTHING, Policy
 from codistill.runtimes.network.state_store import START, StateStore
@@ -140,7 +143,8 @@ class RemoteAgent:
         if self._description is None:
             self._terms, self._description = content["terms"], self._describe(content["terms"])
             self._agent = self._description.agents[0]
-            self._work = CommandedAgent(self._description, self._connections)
+            make = AsynchronousAgent if self._description.asynchronous else CommandedAgent
+            self._work: Any = make(self._description, self._connections)
         elif content["terms"] != self._terms:
             raise NetworkError(
                 "A restarted hub must have the same terms.", "different terms", "Join again with a new process."
@@ -156,7 +160,8 @@ class RemoteAgent:
             self._work.states = StateStore(None if self._folder is None else self._folder / run)
             if self._folder is not None:
                 self._work.states.begin_with(self._folder / START)
-        self._work.states.return_to(done)
+        if not self._description.asynchronous:  # without rounds, the hub counts none of this agent's
+            self._work.states.return_to(done)
         for note in self._work.states.take_notes():
             self._connections.tell(note)
         at = self._done = self._work.return_to(done)
@@ -181,83 +186,102 @@ class RemoteAgent:
                 )
             # The current round is finished first, unless the hub does not count it for a while.
             if self._stopping() and (not self._work.uncounted or time.monotonic() - self._answered > _COUNTED):
+                self._leave_rounds()
                 self._connections.command(HUB, do="leaving", why="its operator has stopped it")
                 return False
-            control = self._connections.next_control(0.2)
+            going = isinstance(self._work, AsynchronousAgent) and self._work.is_going
+            control = self._connections.next_control(0.0 if going else 0.2)
             if control is None:
+                if going:
+                    self._advance()
                 continue
             if control.do == "refused":
                 raise _refusal(control)
             if control.do == "stop":
                 if control.content.get("why") == "done":
+                    self._leave_rounds()
                     self._watch("done", int(self._terms["rounds"]), {})
                     return True
                 self._connections.tell("the hub has paused the run; waiting for it to come back")
+                self._leave_rounds()
                 self._watch("paused", self._done, {})
                 continue
             if control.do == "missed":
                 self._note_missed(control)
+                continue
+            if control.do == "go" and isinstance(self._work, AsynchronousAgent):
+                said = self._checked(control, read_go, control.content)
+                if said is not None:
+                    self._work.go(**said)
                 continue
             self._execute(control)
         self._connections.tell("the hub disconnected; waiting for it to come back")
         return None
 
     def _note_missed(self, control: Control) -> None:
-        try:
-            told = [control.content[key] for key in ("count", "first", "last")]
-            count, first, last = (_integer(number, int(self._terms["rounds"])) for number in told)
-        except (KeyError, ValueError) as error:
-            self._connections.sessions.strike(HUB, f"an invalid command 'missed': {error!r}"[:300])
+        missed = self._checked(control, read_missed, control.content, int(self._terms["rounds"]))
+        if missed is None:
             return
-        self._missed += count
-        self._connections.tell(f"{missed_text(count, first, last)}: counted by the hub without this agent")
+        self._missed += missed[0]
+        self._connections.tell(f"{missed_text(*missed)}: counted by the hub without this agent")
         self._watch("running", self._done, {}, missed=self._missed)
 
     def _execute(self, control: Control) -> None:
         """Check a command of the hub, execute it and answer."""
-        try:
-            act, number = self._parse(control)
-        except (KeyError, TypeError, ValueError) as error:
-            self._connections.sessions.strike(HUB, f"an invalid command '{control.do[:40]}': {error!r}"[:300])
+        rounds, roster = int(self._terms["rounds"]), self._agent.roster
+        read = partial(read_command, asynchronous=self._agent.asynchronous)
+        found = self._checked(control, read, control.do, control.content, roster, rounds)
+        if found is None:
             return
-        arrays, answer = act()
+        said, number = found
+        acts: dict[str, Callable[..., tuple[View, dict[str, Any]]]] = {
+            "run": self._round, "keep": self._keep, "store": self._store, "evaluate": self._evaluate,
+            "alone": lambda **said: ({}, {"scores": self._alone(**said)}),
+        }  # fmt: skip
+        arrays, answer = acts[control.do](**said)
         self._answered = time.monotonic()
         self._connections.command(HUB, do="answer", number=number, arrays=arrays, **answer)
 
-    def _parse(self, control: Control) -> tuple[Callable[[], tuple[View, dict[str, Any]]], int]:
-        """What a command asks for, and its number; all of it is checked before anything is executed."""
-        content, rounds = control.content, int(self._terms["rounds"])
-        number = _integer(content["number"], 1 << 62)
-        match control.do:
-            case "run":
-                phase, attempt = content["turn"]
-                turn = Turn(_integer(phase, rounds - 1), _integer(attempt, (1 << 16) - 1))
-                names = frozenset(map(str, list(content["present"])))
-                present = tuple(name for name in self._agent.roster if name in names)
-                samples = _integer(content["samples"], 1 << 62)
-                return lambda: ({}, {"report": self._round(turn, present, samples)}), number
-            case "keep":
-                done, store = _integer(content["round"], rounds), content["store"] is True
-                return lambda: ({}, {"trouble": self._keep(done, store=store)}), number
-            case "store":
-                return lambda: ({}, {"trouble": self._work.store()}), number
-            case "evaluate":
-                part = None if content["samples"] is None else _integer(content["samples"], 1 << 62)
-                samples, views = _integer(content["of"], 1 << 62), content["views"] is True
-                return lambda: self._evaluate(part, samples, views=views), number
-            case "alone":
-                samples = _integer(content["samples"], 1 << 62)
-                return lambda: ({}, {"scores": self._alone(samples, number)}), number
-        raise ValueError("unknown command")
+    def _checked(self, control: Control, read: Callable[..., Any], *given: Any) -> Any:
+        """What a command says; None and a strike if it is invalid."""
+        try:
+            return read(*given)
+        except (KeyError, TypeError, ValueError) as error:
+            self._connections.sessions.strike(HUB, f"an invalid command '{control.do[:40]}': {error!r}"[:300])
+            return None
 
-    def _round(self, turn: Turn, present: tuple[str, ...], samples: int) -> dict[str, Any]:
+    # --- without rounds -----------------------------------------------------------------------------
+
+    def _advance(self) -> None:
         self._check_hub()
-        return self._policy.reported(report_content(self._work.run_round(turn, present, samples)))
+        told = self._work.advance()
+        if told is not None:
+            self._done = told.done
+            self._watch("running", told.done, told.scores)
+            self._send_report(told)
 
-    def _keep(self, done: int, *, store: bool) -> str | None:
+    def _send_report(self, told: OwnReport) -> None:
+        report = self._policy.reported(report_content(told.report))
+        scores = self._told(told.scores)
+        self._connections.command(HUB, do="report", own_rounds=told.done, report=report, scores=scores)
+
+    def _leave_rounds(self) -> None:
+        if isinstance(self._work, AsynchronousAgent):
+            self._work.end()
+
+    # --- with rounds --------------------------------------------------------------------------------
+
+    def _round(self, turn: Turn, present: tuple[str, ...], samples: int) -> tuple[View, dict[str, Any]]:
+        self._check_hub()
+        return {}, {"report": self._policy.reported(report_content(self._work.run_round(turn, present, samples)))}
+
+    def _keep(self, done: int, *, store: bool) -> tuple[View, dict[str, Any]]:
         self._done = done
         self._watch("running", done, {})
-        return self._work.keep(done, store=store)
+        return {}, {"trouble": self._work.keep(done, store=store)}
+
+    def _store(self) -> tuple[View, dict[str, Any]]:
+        return {}, {"trouble": self._work.store()}
 
     def _alone(self, samples: int, number: int) -> Scores:
         if not self._policy.report.alone:
@@ -281,6 +305,8 @@ class RemoteAgent:
 
     def _evaluate(self, part: int | None, samples: int, *, views: bool) -> tuple[View, dict[str, Any]]:
         view, scores = self._work.evaluate(part, samples, views=views and self._policy.report.outputs)
+        if isinstance(self._work, AsynchronousAgent):  # of all its rounds, the last ones included
+            self._send_report(self._work.last_report())
         self._watch("running", self._done, scores)
         return view, {"scores": self._told(scores)}
 
@@ -289,12 +315,6 @@ def _refusal(control: Control) -> NetworkError:
     return NetworkError(
         "The hub must accept this agent.", str(control.content.get("why"))[:300], "Correct that, and join again."
     )
-
-
-def _integer(value: Any, most: int) -> int:
-    if type(value) is not int or not 0 <= value <= most:
-        raise ValueError(f"{value!r} instead of an integer from 0 to {most}")
-    return value
 
 
 def _hint(seconds: float, *, visible: bool) -> str:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from codistill.agent import Agent
+from codistill.clock import Clock, clock_from_table
 from codistill.data.labels import CLASSIFICATION, TASKS, LabelEncoding
 from codistill.data.shard import PublicData
 from codistill.data.validation import encoded_samples
@@ -58,6 +59,7 @@ def terms_of(description: RunDescription) -> Terms:
         "compression": None if compression is None else dataclasses.asdict(compression),
         "faults": [dataclasses.asdict(fault) for fault in description.faults.injected],
         "participation": description.faults.participation,
+        "clock": None if description.clock is None else dataclasses.asdict(description.clock),
         "version": __version__,
         "wire": WIRE_VERSION,
     }
@@ -89,8 +91,9 @@ def description_under(
         names = tuple(map(str, terms["roster"]))
         faults = [from_table(Fault, fault, "faults") for fault in terms["faults"]]
         compression = terms.get("compression")
+        protocol = protocol_from(terms["protocol"], own)
         return RunDescription(
-            protocol=protocol_from(terms["protocol"], own),
+            protocol=protocol,
             topology=Topology.star(names),
             classes=terms["classes"],
             seed=terms["seed"],
@@ -103,6 +106,7 @@ def description_under(
             tells_class_mix=False,  # the hub is another operator's
             encoding=encoding,
             scores=_scores(terms),
+            clock=_clock(terms, protocol, names),
         )
     except (TypeError, KeyError, AttributeError, ValueError, OverflowError) as error:
         raise NetworkError(
@@ -123,6 +127,21 @@ def _encoding(terms: Terms) -> LabelEncoding:
             "Ask whoever runs the hub.",
         )
     return LabelEncoding(CLASSIFICATION, classes, tuple(names))
+
+
+def _clock(terms: Terms, protocol: Protocol, names: tuple[str, ...]) -> Clock | None:
+    """The clock of a run without rounds, or of one with rounds that imitates slow agents."""
+    if terms["clock"] is None:
+        return None
+    clock = clock_from_table(terms["clock"])
+    clock.check_names(names)
+    if clock.offline or (clock.asynchronous and not protocol.asynchronous):
+        raise NetworkError(
+            "The clock of a federation must suit its protocol, and name no spells offline.",
+            f"{protocol.name}, {clock}"[:200],
+            "Ask whoever runs the hub.",
+        )
+    return clock
 
 
 def _scores(terms: Terms) -> tuple[Score, ...]:

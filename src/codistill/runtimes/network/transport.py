@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from codistill.errors import NetworkError
 from codistill.runtimes.network.descriptors import LINKS, reserve_descriptors
 from codistill.runtimes.network.dialling import keep_connected
-from codistill.runtimes.network.frame_header import FrameHeader, FrameKind, Turn
+from codistill.runtimes.network.frame_header import MESSAGES, FrameHeader, FrameKind, Turn
 from codistill.runtimes.network.inbox import Event, Inbox, Presence
 from codistill.runtimes.network.listener import Listener
 from codistill.runtimes.network.preface import Preface, Refused
@@ -107,6 +107,10 @@ class Transport:
     def limit_of(self, name: str) -> int:
         """Bytes of the largest message that a node accepts, as it has said itself."""
         return min((link.theirs.limit for link in self._links[name] if link.theirs), default=self.limit)
+
+    def is_behind(self, name: str) -> bool:
+        """Whether a node has not taken yet what was sent to it."""
+        return any(link.is_stuck for link in self._links[name])
 
     def bar(self, name: str, why: str) -> None:
         """Close the links of a node, tell it why, and accept no more of them."""
@@ -249,7 +253,7 @@ class Transport:
         """Bytes of the largest payload of this kind that is accepted."""
         if kind is FrameKind.HELLO:
             return HELLO_LIMIT if self._listener is not None else CONTROL_LIMIT  # a welcome holds the terms
-        return self.limit if kind is FrameKind.MESSAGE else CONTROL_LIMIT
+        return self.limit if kind in MESSAGES else CONTROL_LIMIT
 
     def arrived(self, stream: Stream, event: Event) -> bool:
         """Something for the inbox; False if no more should be read for now."""
