@@ -240,18 +240,38 @@ def test_lost_messages_stop_nobody() -> None:
     assert any(answer is not None for answer in answers)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Value(Probe):
+    """The relay notes what it is sent."""
+
+    async def round(self, me: cd.Agent, t: int) -> None:
+        self.compute(me)
+        await me.send("hub", value=np.array([1.0 + t, 0.0]))
+
+    def serve(self, me: Hub, sender: str, message: Message) -> None:
+        me.state.setdefault(sender, []).append(float(message["value"][0]))
+
+
+def test_random_lies_are_the_same_after_a_resume(tmp_path: Path) -> None:
+    """A message every 1.5 s, in periods of 4 s: the lies of a sender are numbered throughout."""
+
+    def make() -> cd.Federation:
+        members = [cd.Agent(name, Silent(), [[1.0], [2.0]], [0, 1]) for name in "ab"]
+        clock = cd.Clock(asynchronous=True, step=0.375, period=4.0)
+        return cd.Federation(members, Value(), clock=clock, faults=[cd.Fault(kind="random", agent="b")])
+
+    whole, part, rest = make(), make(), make()
+    whole.run(3, **QUIET)
+    part.run(1, folder=tmp_path, **QUIET)
+    rest.run(3, folder=tmp_path, resume=True, **QUIET)
+    assert whole.hub is not None
+    assert rest.hub is not None
+    assert whole.hub.state == rest.hub.state
+    assert len(set(whole.hub.state["b"])) == 8
+
+
 def test_a_byzantine_agent_lies_to_the_relay() -> None:
     """Inverted in the second period only; rounds of 2 s."""
-
-    @dataclass(frozen=True, kw_only=True)
-    class Value(Probe):
-        async def round(self, me: cd.Agent, t: int) -> None:
-            self.compute(me)
-            await me.send("hub", value=np.array([1.0 + t]))
-
-        def serve(self, me: Hub, sender: str, message: Message) -> None:
-            me.state.setdefault(sender, []).append(float(message["value"][0]))
-
     clock = cd.Clock(asynchronous=True, step=0.5, period=9.0)
     lies = cd.Fault(kind="invert", agent="b", first=2, last=2)
     members = [cd.Agent(name, Silent(), [[1.0], [2.0]], [0, 1]) for name in "ab"]
