@@ -96,6 +96,7 @@ class Diary(Probe):
     topology = "complete"
 
     async def round(self, me: cd.Agent, t: int) -> None:
+        me.state.setdefault("began", []).append(me.time)
         self.compute(me)
         notes = me.state.setdefault("notes", [])
         heard = await me.exchange(round=t)
@@ -199,6 +200,7 @@ def test_an_agent_that_is_offline_starts_no_round_and_comes_back() -> None:
     assert column(result, "own_rounds", "a") == [2, 5, 7]
     assert column(result, "present", "b") == [True, False, True]
     notes = states(result)["b"]["notes"]
+    assert states(result)["b"]["began"] == [0, 4, 21, 25]
     assert [time for _, time, _ in notes] == [4, 8, 25, 29]
     assert notes[2][2] == {"a": 5}  # sent at 24; those before it are discarded
 
@@ -238,18 +240,38 @@ def test_lost_messages_stop_nobody() -> None:
     assert any(answer is not None for answer in answers)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Value(Probe):
+    """The relay notes what it is sent."""
+
+    async def round(self, me: cd.Agent, t: int) -> None:
+        self.compute(me)
+        await me.send("hub", value=np.array([1.0 + t, 0.0]))
+
+    def serve(self, me: Hub, sender: str, message: Message) -> None:
+        me.state.setdefault(sender, []).append(float(message["value"][0]))
+
+
+def test_random_lies_are_the_same_after_a_resume(tmp_path: Path) -> None:
+    """A message every 1.5 s, in periods of 4 s: the lies of a sender are numbered throughout."""
+
+    def make() -> cd.Federation:
+        members = [cd.Agent(name, Silent(), [[1.0], [2.0]], [0, 1]) for name in "ab"]
+        clock = cd.Clock(asynchronous=True, step=0.375, period=4.0)
+        return cd.Federation(members, Value(), clock=clock, faults=[cd.Fault(kind="random", agent="b")])
+
+    whole, part, rest = make(), make(), make()
+    whole.run(3, **QUIET)
+    part.run(1, folder=tmp_path, **QUIET)
+    rest.run(3, folder=tmp_path, resume=True, **QUIET)
+    assert whole.hub is not None
+    assert rest.hub is not None
+    assert whole.hub.state == rest.hub.state
+    assert len(set(whole.hub.state["b"])) == 8
+
+
 def test_a_byzantine_agent_lies_to_the_relay() -> None:
     """Inverted in the second period only; rounds of 2 s."""
-
-    @dataclass(frozen=True, kw_only=True)
-    class Value(Probe):
-        async def round(self, me: cd.Agent, t: int) -> None:
-            self.compute(me)
-            await me.send("hub", value=np.array([1.0 + t]))
-
-        def serve(self, me: Hub, sender: str, message: Message) -> None:
-            me.state.setdefault(sender, []).append(float(message["value"][0]))
-
     clock = cd.Clock(asynchronous=True, step=0.5, period=9.0)
     lies = cd.Fault(kind="invert", agent="b", first=2, last=2)
     members = [cd.Agent(name, Silent(), [[1.0], [2.0]], [0, 1]) for name in "ab"]
@@ -386,6 +408,29 @@ def test_no_message_holds_private_data(topology: Topology | None, learning: Any)
     federation.description = replace(federation.description, watchers=(watch,))
     result = federation.run(2, **QUIET)
     assert sum(sizes) >= sum(row["sent"] for row in result.rows) > 0
+
+
+def test_what_agents_report_is_of_the_period_in_which_their_rounds_ended() -> None:
+    """Rounds of 4 s end at 4 and 8, then at 12, 16 and 20."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Tells(Probe):
+        async def round(self, me: cd.Agent, t: int) -> None:
+            self.compute(me)
+            me.measure(me.name, number=t)
+            me.remark(f"my round {t}")
+
+    result = probed(Tells(), "a", 2, cd.Clock(asynchronous=True, step=1.0, period=10.0))
+    assert column(result, "number", "a") == [(0 + 1) / 2, (2 + 3 + 4) / 3]
+    assert [event for event in result.events if "my round" in event] == [
+        f"round {1 + (t > 1)}: 'a': my round {t}" for t in range(5)
+    ]
+
+
+def test_the_safeguard_judges_after_every_round_of_an_agent(learning: Any) -> None:
+    result = learning(CRS, agents=2, clock=SPREAD, safeguard=True).run(2, **QUIET)
+    assert all(("safeguard_weight" in row) == (row["own_rounds"] > 0) for row in result.rows)
+    assert any(row["own_rounds"] > 0 for row in result.rows)
 
 
 def test_an_error_names_the_agent_and_its_round() -> None:

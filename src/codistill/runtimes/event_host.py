@@ -49,7 +49,7 @@ class EventHost:
         self._scheduled = 0
         self._links: dict[tuple[str, str], tuple[int, int]] = {}  # messages so far, and when the last of them arrives
         self._inbox: dict[str, dict[str, Parcel]] = {name: {} for name in self.rounds}  # newest of each sender
-        self._waiting: set[str] = set()  # agents that wait for the hub's answer
+        self._waiting: set[str] = set()  # agents that have just asked the hub, and wait for its answer
         self._now = self._end = 0
         self._report = Report()
         self._took_part: set[str] = set()  # agents that were in a round of their own in the current period
@@ -187,7 +187,7 @@ class EventHost:
         }
         return {
             "events": self._events, "scheduled": self._scheduled, "links": self._links, "inbox": inbox,
-            "waiting": sorted(self._waiting), "numbers": self._outgoing.numbers, "lies": self._outgoing.lies,
+            "numbers": self._outgoing.numbers, "lies": self._outgoing.lies,
             "served": 0 if self._relay is None else self._relay.served,
             "rounds": {name: rounds.progress() for name, rounds in self.rounds.items()},
         }  # fmt: skip
@@ -195,7 +195,6 @@ class EventHost:
     def load(self, saved: Mapping[str, Any]) -> None:
         """Go on from what was saved; the nodes have returned to what they kept."""
         self._events, self._scheduled, self._links = saved["events"], saved["scheduled"], saved["links"]
-        self._waiting = set(saved["waiting"])
         self._outgoing.numbers, self._outgoing.lies = saved["numbers"], saved["lies"]
         if self._relay is not None:
             self._relay.served = saved["served"]
