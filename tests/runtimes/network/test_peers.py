@@ -106,7 +106,7 @@ def test_neighbours_of_a_peer_that_dies_go_on_and_it_meets_them_when_it_is_back(
     del HOOKS["b", 2, 1]
     back = Peer(net, "b", rounds, tmp_path)
     assert [back.end(), *(peers[name].end() for name in ("a", "c", "d"))] == [True] * 4
-    skipped = next(text for text in back.told if "skips rounds to meet" in text)
+    skipped = [text for text in back.told if "skips rounds to meet" in text][-1]  # on a busy machine more than once
     met = int(skipped.rpartition("round ")[2]) - 1  # from 0
     assert met >= 3
     # It has its state of two rounds, and then hears both neighbours from the meeting on, in step to the end.

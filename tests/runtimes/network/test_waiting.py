@@ -19,6 +19,8 @@ from codistill.runtimes.network.terms import hello_of
 from codistill.runtimes.network.waiting import Grace, MissedRounds, Unreliable, missed_text
 from codistill.wire.codec import encode
 
+pytestmark = pytest.mark.usefixtures("time_limit")
+
 NAMES = ("a", "b", "c")
 
 
@@ -321,7 +323,7 @@ def test_an_agent_that_joins_and_is_silent_costs_the_others_few_rounds() -> None
     """It joins anew whenever it is late: of eleven rounds it delays four."""
     net, whole = Net(), describe(NAMES, 11)
     lives = {name: Life(net, name, whole) for name in ("a", "b")}
-    centre = Centre(net, whole, network=Network(deadline=0.3, grace=0.0))
+    centre = Centre(net, whole, network=Network(deadline=1.0, grace=0.0))  # so long that a and b are never late
     silent = FakeTransport(net, "c", ("hub",))
     hello = {"do": "hello", **hello_of(agent("c"), None)}
     for number in range(11):
