@@ -19,7 +19,7 @@ import numpy as np
 GRID = np.linspace(0.0, 1.0, 21)
 _FEW = 5  # held-out samples with which a quarter of the prior is above w = 0; with many it is half
 _UNIFORM = 0.01  # share of the uniform distribution in a probability before its logarithm: losses are bounded
-_PSEUDO_SAMPLES, _STEPS = 40.0, 20  # of the adaptation to the agent's class frequencies
+_PSEUDO_SAMPLES, _STEPS = 20.0, 20  # of each class; of the adaptation to the agent's class frequencies
 _THRESHOLDS = (0.0, 0.5, 0.7, 0.9)  # of the taught model's probability of a class that the agent does not hold
 
 
@@ -47,11 +47,11 @@ def class_factors(taught: np.ndarray, frequencies: np.ndarray) -> np.ndarray:
 
     What others teach carries how frequent the classes are among *their* samples. With prior correction (Saerens et al.
     2002) the answer is q_c ∝ b_c p_c, where b solves Σ_i q_ic = n f_c, f: the frequencies of the agent's own labels.
-    From b = 1 on, 20 steps b_c ← b_c (n f_c + 40/C) / (Σ_i q_ic + 40/C): with many samples they reach the solution,
-    with few they stay near 1. Only the inputs of the held-out samples are used, not their labels.
+    From b = 1 on, 20 steps b_c ← b_c (n f_c + 20) / (Σ_i q_ic + 20): with many samples of a class they reach the
+    solution, with few they stay near 1. Only the inputs of the held-out samples are used, not their labels.
     """
     samples, classes = taught.shape
-    given, factors, more = as_probabilities(taught), np.ones(classes), _PSEUDO_SAMPLES / classes
+    given, factors, more = as_probabilities(taught), np.ones(classes), _PSEUDO_SAMPLES
     for _ in range(_STEPS):
         factors = factors * (samples * frequencies + more) / (_scaled(given * factors).sum(axis=0) + more)
     return factors
