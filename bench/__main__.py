@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 import codistill as cd
-from bench import bare, bare_crs, bare_fedal
+from bench import bare, bare_crs, bare_fedal, bare_feddkd
 from bench.measure import Figure, alternate, ratio, seconds, speedup
 from bench.network import network
 from bench.peers import peers
@@ -56,6 +56,18 @@ def sharing() -> list[Figure]:
         ours, bares = alternate(REPEATS, Rounds(runtime, names, 1), partial(two.run, 1), turns=ROUNDS)
         two.close()
     return [ratio("crs: W1 round, against two bare processes", ours, bares, 1.1)]
+
+
+def distilling() -> list[Figure]:
+    """A round of feddkd, ten LeNet-5 on 6,000 samples, E = 5, J = 10, against two bare processes that do the same."""
+    samples, epochs, steps = 600, 5, 10
+    protocol = cd.FedDKD(local_epochs=epochs, batch_size=bare_feddkd.BATCH, dkd_steps=steps)
+    optimiser = {"optimiser": "sgd", "lr": 0.01, "momentum": 0.9}
+    with started(lenets(protocol, samples=10 * samples, **optimiser)) as (runtime, names):
+        two = bare.BareProcesses(bare_feddkd.jobs(samples, epochs, steps))
+        ours, bares = alternate(REPEATS, Rounds(runtime, names, 1), partial(two.run, 1), turns=3)
+        two.close()
+    return [ratio("feddkd: a round of ten LeNet-5, E = 5, J = 10, against two bare processes", ours, bares, 1.1)]
 
 
 def travelling() -> list[Figure]:
@@ -177,6 +189,7 @@ BENCHES: dict[str, Callable[[], list[Figure]]] = {
     "fedmd": lambda: training(cd.FedMD(transfer_steps=TRANSFER), TRANSFER),
     "fedal": playing,
     "crs": sharing,
+    "feddkd": distilling,
     "avgkd": travelling,
     "safeguard": safeguarding,
     "evaluation": evaluation,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 import codistill as cd
@@ -24,13 +26,19 @@ def images(count: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def lenets(
-    protocol: cd.Protocol, *, agents: int = 10, samples: int = 1200, test: int = 0, safeguard: bool = False
+    protocol: cd.Protocol,
+    *,
+    agents: int = 10,
+    samples: int = 1200,
+    test: int = 0,
+    safeguard: bool = False,
+    **options: Any,
 ) -> cd.Federation:
-    """W1: agents with LeNet-5 on 1,200 samples in all."""
+    """W1: agents with LeNet-5 on 1,200 samples in all; options are those of their learners."""
     x, y = images(samples)
     parts = np.array_split(np.arange(samples), agents)
     members = [
-        cd.Agent(f"a{i}", cd.TorchLearner(build("lenet5", (1, 28, 28), 10)), x[part], y[part])
+        cd.Agent(f"a{i}", cd.TorchLearner(build("lenet5", (1, 28, 28), 10), **options), x[part], y[part])
         for i, part in enumerate(parts)
     ]
     public = np.random.default_rng(1).random((1000, 1, 28, 28), dtype=np.float32)

@@ -36,17 +36,19 @@ combinations are reported and skipped. The sweep's folder gets `sweep.csv`, `swe
 the first 12 runs) and a folder for every run. `--quick` first applies
 the changes in the table `[quick]`. See `recipes/akd/`.
 
-Where agents communicate, a sweep also reports what accuracy costs: a table per panel, `costs.csv` (the same
-numbers, not rounded) and `costs.png` (accuracy against bytes sent so far). Bytes are those that all agents, Byzantine
-ones too, and the hub have sent in all rounds. What the protocols measure (such as the consensus error) is in
-`measures.png`. The table `[compare]` sets what the lines (the protocols, the variants, or else the values of the last
-axis) are compared with.
+Where agents communicate, a sweep also reports what accuracy costs: tables per panel, `costs.csv` (the same
+numbers, not rounded) and `costs.png` (accuracy against rounds, exchanges, gradient steps and bytes so far). Bytes are
+those that all agents, Byzantine ones too, and the hub have sent in all rounds. Exchanges and steps are those of one
+agent: of each round the mean of the agents that took part in it, summed over rounds. What the protocols measure (such
+as the consensus error) is in `measures.png`. The table `[compare]` sets what the lines (the protocols, the variants, or
+else the values of the last axis) are compared with.
 
-The results of a run are in its folder: `metrics.jsonl`, a row per round and agent, with scores and what the protocol
-measures; and `report.html`. For classification with at most 100 classes also `outputs.safetensors`, from the last
-evaluation: each agent's average output by true class, and the share of pairs of agents that disagree. An agent that
-predicts real values counts as predicting the class of the largest one. The report and `codistill compare --out` draw it
-as heat maps.
+The results of a run are in its folder: `metrics.jsonl`, a row per round and agent, with the bytes that the agent sent
+and received, its gradient steps and exchanges (how often it waited for messages of others), scores, and what the
+protocol measures; and `report.html`. For classification with at most 100 classes also `outputs.safetensors`, from the
+last evaluation: each agent's average output by true class, and the share of pairs of agents that disagree. An agent
+that predicts real values counts as predicting the class of the largest one. The report and `codistill compare --out`
+draw it as heat maps.
 
 `[evaluation] features_at = [1, 25, 100]` keeps the features (the input of the last linear layer) of 200 common test
 samples after these rounds, for every agent whose model has any: `features-000025.safetensors`, which the report draws
@@ -157,8 +159,10 @@ use it."""
 
 COMPARE = """\
 Of a sweep only: what its table of costs reports beside accuracy and bytes. A line is named by its label. The price of
-the target is that of the first evaluated round in which the honest agents reach it on average. Gains, in points, and
-factors of bytes are computed per seed; shown are their means, and for gains the standard deviation."""
+the target is that of the first evaluated round in which the honest agents reach it on average: its rounds, exchanges,
+steps and bytes, means over the seeds that reach it, and how many do. Gains, in points, and factors (how many times
+fewer than the line that is named) are computed per seed, those up to the target in the seeds in which both lines reach
+it; shown are their means and standard deviations."""
 
 
 def page() -> str:

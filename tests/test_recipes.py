@@ -45,6 +45,7 @@ def test_a_sweep_is_valid_and_has_a_quick_form(path: Path, quick: bool) -> None:
         check_learner(entry.kind, json.dumps(entry.options))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("path", BUNDLED, ids=lambda path: path.stem)
 def test_a_recipe_on_bundled_data_runs(path: Path, tmp_path: Path) -> None:
     recipe = read_recipe(path, ["protocol.rounds=2", "evaluation.alone=false"])

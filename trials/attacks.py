@@ -19,7 +19,7 @@ TESTS = "test_outsiders or test_agents_that_misbehave or two_sites"
 def main() -> int:
     """The exit code of the tests."""
     tests = ("tests/runtimes/network/test_attacks.py", "-k", TESTS, "--durations=0")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", *tests]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-m", "", *tests]  # also those marked "long"
     environment = os.environ | {"CODISTILL_NOISE": str(NOISE)}
     return subprocess.run(command, cwd=Path(__file__).parents[1], env=environment, check=False).returncode
 

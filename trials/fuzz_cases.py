@@ -78,6 +78,7 @@ class Case:
     models: Models
     real_valued: bool = False
     compression: cd.Compression | None = None
+    participation: float = 1.0
 
 
 _EIGHT, _ALL = cd.Compression(bits=8, error_feedback=True), cd.Compression(bits=16, top_k=2, lossless=True)
@@ -89,6 +90,22 @@ CASES = (
     Case("fedavg trimmed, real values", cd.FedAvg(aggregate="trimmed", trim=0.4, **STEPS), regressing, True),
     Case("fedavg, real values", cd.FedAvg(**STEPS), regressing, True),
     Case("fedavg, 8 bits", cd.FedAvg(**STEPS), equal, compression=_EIGHT),
+    Case("fedavg, sampled", cd.FedAvg(**STEPS), equal, participation=0.7),
+    Case("fedprox, sampled", cd.FedProx(**STEPS), equal, participation=0.7),
+    Case("fedmax", cd.FedMAX(**STEPS), equal),
+    Case("fedbn, sampled", cd.FedBN(**STEPS), equal, participation=0.7),
+    Case("feddkd", cd.FedDKD(dkd_steps=2, dkd_batch_size=4, **STEPS), equal),
+    Case("feddkd max, sampled", cd.FedDKD(local="max", dkd_steps=2, **STEPS), equal, participation=0.7),
+    Case("feddkd without batch norm", cd.FedDKD(average="except batch norm", dkd_steps=1, **STEPS), equal),
+    Case("feddkd median, 8 bits", cd.FedDKD(aggregate="median", dkd_steps=1, **STEPS), equal, compression=_EIGHT),
+    Case("feddistill, sampled", cd.FedDistill(**STEPS), equal, participation=0.7),
+    Case("fedgen", cd.FedGen(generator_steps=2, **STEPS), equal),
+    Case(
+        "fedgen coverage, sampled",
+        cd.FedGen(generator_steps=1, class_shares="coverage", **STEPS),
+        equal,
+        participation=0.7,
+    ),
     Case("fedmd", cd.FedMD(**_SHARED), equal),
     Case("fedmd black boxes", cd.FedMD(less_forgetting=1.0, **_SHARED), black_boxes),
     Case("fedmd coverage", cd.FedMD(aggregate="coverage", **_SHARED), equal),
@@ -134,7 +151,10 @@ def federation(case: Case) -> cd.Federation:
 
     agents = [cd.Agent(name, model, *samples(12)) for name, model in zip("abc", case.models(), strict=True)]
     public = None if case.protocol.name in ("fedavg", "d_sgd", "fd") else samples(8)[0]
-    return cd.Federation(agents, case.protocol, public=public, test=samples(6), compression=case.compression)
+    return cd.Federation(
+        agents, case.protocol, public=public, test=samples(6), compression=case.compression,
+        participation=case.participation,
+    )  # fmt: skip
 
 
 class Recorded:

@@ -36,7 +36,10 @@ from trials.fuzz_mutations import mutate_json
 
 Try = Callable[[random.Random], bool]
 _MEASURES = [("a", "disagreement", 0.25), ("a", "discriminator_accuracy", 0.5)]
-_REPORT = Report({"a": 1200}, {"a": 800}, [("a", "hub", "Arrays must be finite.")], [("a", "diverged.")], _MEASURES)
+_REPORT = Report(
+    {"a": 1200}, {"a": 800}, [("a", "hub", "Arrays must be finite.")], [("a", "diverged.")], _MEASURES,
+    steps={"a": 20}, exchanges={"a": 3},
+)  # fmt: skip
 
 
 @cache

@@ -47,9 +47,15 @@ if TYPE_CHECKING:
     from codistill.protocols import DDistillation as DDistillation
     from codistill.protocols import FedAL as FedAL
     from codistill.protocols import FedAvg as FedAvg
+    from codistill.protocols import FedBN as FedBN
     from codistill.protocols import FedDF as FedDF
+    from codistill.protocols import FedDistill as FedDistill
+    from codistill.protocols import FedDKD as FedDKD
+    from codistill.protocols import FedGen as FedGen
+    from codistill.protocols import FedMAX as FedMAX
     from codistill.protocols import FedMD as FedMD
     from codistill.protocols import FedProto as FedProto
+    from codistill.protocols import FedProx as FedProx
     from codistill.protocols import SiloSGD as SiloSGD
     from codistill.results.scores import Score as Score
     from codistill.runtimes.safeguard import Safeguard as Safeguard
@@ -78,7 +84,13 @@ _HOMES = {
     "Fault": "faults",
     "FedAvg": "protocols",
     "FedAL": "protocols",
+    "FedBN": "protocols",
     "FedDF": "protocols",
+    "FedDKD": "protocols",
+    "FedDistill": "protocols",
+    "FedGen": "protocols",
+    "FedMAX": "protocols",
+    "FedProx": "protocols",
     "DDistillation": "protocols",
     "DSGD": "protocols",
     "SiloSGD": "protocols",

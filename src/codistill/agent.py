@@ -106,8 +106,11 @@ class Agent(Node):
         if Ability.FEATURES in about:
             with suppress(Exception):  # what is wrong with the samples is told when they are checked
                 features = int(self.learner.evaluated_features(x[:1]).shape[1])
-        weights = Message(self.learner.weights()).layout if Ability.WEIGHTS in about else None
-        return Hello(len(x), weights, features)
+        if Ability.WEIGHTS not in about:
+            return Hello(len(x), None, features)
+        weights, norms = self.learner.weights(), self.learner.batch_norm
+        body = {name: array for name, array in weights.items() if name not in norms}
+        return Hello(len(x), Message(weights).layout, features, Message(body).layout)
 
     def twin(self) -> Agent:
         """An agent with the same data and an untouched copy of the model."""

@@ -41,7 +41,11 @@ class Node(HasCalls):
         self.classes = 0  # of the federation: columns of an output
         self.time = 0.0  # the number of the round; in a run without rounds, seconds since its start
         self.asynchronous = False  # whether it is a run without rounds
-        self.work = 0  # gradient steps since it was last asked; counted by the guard around its learner
+        self.sampled = False  # whether only a share of the agents takes part in a round (participation below 1)
+        self.work = 0  # batches of computing since it was last asked; counted by the guard around its learner
+        self.steps = 0  # gradient steps of this round; counted by the same guard
+        self.exchanges = 0  # of this round: how often it waited for messages of others
+        self._heard: set[str] = set()  # whom it has waited for since it last sent something
         self.rejected: list[tuple[str, str]] = []  # (sender, reason) of messages refused this round
         self.unreported: list[tuple[str, str]] = []  # the same, for the report of the next round
         self.remarks: list[str] = []  # for the operator, of this round
@@ -54,6 +58,7 @@ class Node(HasCalls):
     def start(self, phase: Key, present: tuple[str, ...]) -> None:
         """Enter a round (or "begin"): from here on all randomness derives from (seed, name, phase)."""
         self.remarks, self.measures, self.calls = [], [], []
+        self.steps, self.exchanges, self._heard = 0, 0, set()
         self.rejected, self.unreported = self.unreported, []
         self.enter(phase, present, float(phase) if isinstance(phase, int) else 0.0)
 
@@ -189,6 +194,7 @@ class Node(HasCalls):
         """One effect after the other; returns the answer to the last."""
         answer = None
         for effect in effects:
+            self._count(effect)
             answer = yield effect
         # Other nodes may have run meanwhile and used the libraries' global generators. Every effect is a step, but
         # between effects that are yielded together nobody draws.
@@ -196,6 +202,19 @@ class Node(HasCalls):
         self._moment = (name, phase, int(step) + len(effects))
         seed_libraries(self.seed, *self._moment)
         return answer
+
+    def _count(self, effect: Effect) -> None:
+        """Count exchanges: receiving from several senders, one after the other, is waiting once for all of them."""
+        if isinstance(effect, Send):
+            self._heard = set()
+            return
+        here = set(effect.senders)
+        if len(self.present) < len(self.roster):  # nobody waits for those who are absent
+            here &= {*self.present, HUB}
+        if here and (not self._heard or self._heard & here):
+            self.exchanges += 1
+            self._heard = set()
+        self._heard |= here
 
 
 def reason_of(error: MessageError) -> str:

@@ -19,6 +19,7 @@ class Hello:
     samples: int
     weights: str | None = None  # digest of the names, shapes and dtypes of its weights
     features: int | None = None  # how many its model has
+    body: str | None = None  # digest of its weights without those of batch norm
 
 
 class Hub(Node):

@@ -17,7 +17,9 @@ from codistill.source_lines import calling_line, show_line
 P = ParamSpec("P")
 T = TypeVar("T")
 N = TypeVar("N", bound="HasCalls")
-_COLUMNS = frozenset({"round", "agent", "present", "lies", "sent", "received", "time", "own_rounds", "test_samples"})
+_COLUMNS = frozenset({
+    "round", "agent", "present", "lies", "sent", "received", "steps", "exchanges", "time", "own_rounds", "test_samples",
+})  # fmt: skip
 _PLAIN = (int, float, str, bool, list, type(None))  # what a plain value of a received message can be
 
 

@@ -214,7 +214,10 @@ def test_an_agent_file_that_is_none(text: str, code: int, words: str, here: Path
     ("data", "words"),
     [
         ("held_by_agents = true", "must say how many classes"),
-        ('held_by_agents = true\nclasses = 2\nname = "digits"', "exactly one of name, file, files, held_by_agents"),
+        (
+            'held_by_agents = true\nclasses = 2\nname = "digits"',
+            "exactly one of name, sources, file, files, held_by_agents",
+        ),
         ("held_by_agents = true\nclasses = 2\npublic = 5", "'public' beside 'held_by_agents'"),
         ('name = "digits"\nclasses = 2', "class_names and public_file go with held_by_agents"),
     ],

@@ -78,6 +78,16 @@ def equal(size: Size) -> list[Any]:
     return [_torch("mlp", size) for _ in range(4)]
 
 
+def normalised(size: Size) -> list[Any]:
+    """Four networks of one architecture with batch norm."""
+
+    def module() -> torch.nn.Module:
+        layers = torch.nn.Linear(64, 16), torch.nn.BatchNorm1d(16), torch.nn.ReLU(), torch.nn.Linear(16, CLASSES)
+        return torch.nn.Sequential(torch.nn.Flatten(), *layers)
+
+    return [cd.TorchLearner(module(), lr=3e-3, epochs=size.epochs, batch_size=16) for _ in range(4)]
+
+
 def two_kinds(size: Size) -> list[Any]:
     """Four networks of two architectures."""
     return [_torch(name, size) for name in ("cnn", "mlp", "cnn", "mlp")]
@@ -115,6 +125,13 @@ CASES = [
     Case(cd.Alone(), mixed),
     Case(cd.Centralised(), mixed, cd.Centralised()),
     Case(cd.FedAvg(batch_size=16), equal, cd.FedAvg(local_epochs=4, batch_size=16)),
+    Case(cd.FedProx(batch_size=16), equal, cd.FedProx(local_epochs=4, batch_size=16)),
+    Case(cd.FedMAX(batch_size=16), equal, cd.FedMAX(local_epochs=4, batch_size=16, activation_weight=1.0)),
+    Case(cd.FedBN(batch_size=16), normalised, cd.FedBN(local_epochs=4, batch_size=16)),
+    Case(cd.FedDKD(dkd_steps=2, batch_size=16), equal, cd.FedDKD(local_epochs=4, batch_size=16)),
+    Case(cd.FedDKD(local="max", average="except batch norm", dkd_steps=1, batch_size=16), normalised),
+    Case(cd.FedDistill(batch_size=16), equal, cd.FedDistill(local_epochs=4, batch_size=16)),
+    Case(cd.FedGen(generator_steps=2, batch_size=16), equal, cd.FedGen(local_epochs=4, batch_size=16)),
     Case(cd.FedMD(batch_size=16), mixed, cd.FedMD(local_epochs=10, batch_size=16)),
     Case(cd.FedAL(transfer_steps=2, **STEPS), two_kinds, cd.FedAL(local_steps=40, transfer_steps=12, batch_size=16)),
     Case(cd.FedDF(adversarial=1.0, **STEPS), two_kinds, cd.FedDF(local_steps=20, adversarial=1.0, batch_size=16)),
@@ -365,6 +382,7 @@ def test_unmet_needs_fail_before_anything_runs(case: Case, federation: Any) -> N
     assert "Protocols that work with it as it is: alone" in sentence
 
 
+@pytest.mark.long
 @rows_of([Case(case.beats_alone, case.models) for case in CASES if case.beats_alone])
 def test_it_beats_learning_alone(case: Case, federation: Any) -> None:
     rounds = 8

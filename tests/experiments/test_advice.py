@@ -18,6 +18,7 @@ from codistill.experiments.advice_candidates import ALONE, FITTED, Setting, find
 from codistill.experiments.advice_gains import NOTHING, Gain, Gains, combined_gains, differences, measured_gains
 from codistill.experiments.advice_prior import (
     FEATURES,
+    LIKE,
     AgentFacts,
     Prior,
     expected_gains,
@@ -186,8 +187,9 @@ def test_inputs_that_can_be_told_apart_are_shifted():
 def test_the_prior_knows_every_protocol_that_may_be_advised():
     known = read_prior()
     measured = {name for name, protocol in PROTOCOLS.items() if not protocol.is_baseline}
-    # `python -m trials.regret` has not been run with crs yet: it is probed as a protocol that the prior does not know.
-    assert set(known) == measured - {"crs"}
+    assert set(known) | set(LIKE) == measured
+    assert not set(known) & set(LIKE)
+    assert set(LIKE.values()) <= set(known)
     assert {len(each["coefficients"]) for each in known.values()} == {len(FEATURES)}
     assert all(each["setting"] > 0 and each["agent"] > 0 for each in known.values())
 
@@ -197,6 +199,9 @@ def test_a_protocol_that_the_prior_does_not_know_may_be_anything():
     prior = expected_gains("my own", facts)
     assert set(prior.gains.values()) == {0.0}
     assert prior.setting == 0.1
+    like, fedavg = expected_gains("fedprox", facts), expected_gains("fedavg", facts)
+    assert like.gains == fedavg.gains
+    assert (like.setting, like.agent) == (prior.setting, prior.agent)
     assert len(features(facts)["a"]) == len(FEATURES)
 
 

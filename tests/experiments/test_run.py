@@ -16,7 +16,7 @@ import tomli_w
 from codistill import files
 from codistill.cli import main
 from codistill.data.partition import counts
-from codistill.errors import CheckpointError, CodistillError, RecipeError
+from codistill.errors import CheckpointError, CodistillError, DataError, RecipeError
 from codistill.experiments import run as module
 from codistill.experiments.recipe import make_recipe
 from codistill.experiments.recipe_federation import agent_names, build, hand_out, load_data
@@ -152,6 +152,53 @@ def test_agents_by_an_id_are_tested_on_held_out_rows_of_their_own(tmp_path, vali
     assert held == len(data.x_test) == len(federation.test[0])
     assert data.class_names == ("above 0", "at most 0")
     assert 40 in {*federation.agents[0].shard.x[:, 0]}, "the single row of its class"
+
+
+def by_source(folder, agents, **changes):
+    """Three sources of images; the brightness of an image says which one it is from."""
+    for value, name in enumerate(("mine", "yours", "theirs"), 1):
+        x, y = np.full((40, 2 + value, 2 + value), value, np.uint8), np.arange(40) % 2
+        np.savez(folder / f"{name}.npz", x_train=x, y_train=y, x_test=x[:20], y_test=y[:20])
+    data = {"sources": ["yours", "mine", "theirs"], "size": 4, "samples": 20, "test_samples": 12, "scale": "none"}
+    partition = {"kind": "by", "id": "source"}
+    tables = {"data": {**data, **changes}, "agents": agents, "partition": partition, "protocol": {"name": "fedavg"}}
+    return make_recipe(tables, folder)
+
+
+@pytest.mark.parametrize("validation", [0.0, 0.2])
+def test_agents_by_source_are_named_and_tested_as_their_sources(tmp_path, validation):
+    made = by_source(tmp_path, [{"learner": "logistic", "count": 3}], validation=validation)
+    federation, _ = build(made, str(tmp_path))
+    assert [agent.name for agent in federation.agents] == ["yours", "mine", "theirs"]
+    held = round(20 * validation) if validation else 12
+    for agent, value in zip(federation.agents, (2, 1, 3), strict=True):
+        assert set(agent.shard.x.round().ravel()) == set(agent.test[0].round().ravel()) == {value}
+        assert len(agent.shard) == 20 - round(20 * validation)
+        assert len(agent.test[0]) == held
+    assert len(federation.test[0]) == 3 * held
+    assert source_of(made, str(tmp_path))["data"]["dir"] == str(tmp_path)
+
+
+def test_agents_by_source_may_have_names_of_their_own(tmp_path):
+    named = [{"learner": "logistic", "name": name} for name in ("theirs", "mine", "yours")]
+    federation, _ = build(by_source(tmp_path, named), str(tmp_path))
+    assert {agent.name: round(agent.shard.x.max()) for agent in federation.agents} == {
+        "theirs": 3,
+        "mine": 1,
+        "yours": 2,
+    }
+    other = [{"learner": "logistic", "name": "first"}, {"learner": "logistic", "count": 2}]
+    federation, _ = build(by_source(tmp_path, other), str(tmp_path))
+    names = ["first", "logistic-1", "logistic-2"]
+    assert [agent.name for agent in federation.agents] == names, "the sources in alphabetical order"
+    assert [round(agent.shard.x.max()) for agent in federation.agents] == [1, 3, 2]
+
+
+def test_sources_have_no_other_id(tmp_path):
+    made = by_source(tmp_path, [{"learner": "logistic", "count": 3}], validation=0.2)
+    other = make_recipe({**made.source, "partition": {"kind": "by", "id": "writer"}}, tmp_path)
+    with pytest.raises(DataError, match=r"must name an id that the data set has.*'writer'.*source"):
+        build(other, str(tmp_path))
 
 
 def test_a_table_is_looked_for_in_the_data_folder(tmp_path, monkeypatch):

@@ -108,6 +108,7 @@ def test_run_sends_a_sweep_to_its_own_command(toy: Path, capsys: pytest.CaptureF
     assert "codistill sweep" in capsys.readouterr().err
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("no_report")
 def test_runs_are_made_once_and_shown(toy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"

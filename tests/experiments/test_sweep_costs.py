@@ -16,8 +16,8 @@ from rich.console import Console
 from codistill.cli import main
 from codistill.errors import RecipeError
 from codistill.experiments.sweep import Compare, Sweep, read_sweep
-from codistill.experiments.sweep_costs import along_bytes, costs, has_costs
-from codistill.experiments.sweep_means import means
+from codistill.experiments.sweep_costs import along_costs, compared_costs, costs, has_costs
+from codistill.experiments.sweep_means import means, on_compared_data
 from codistill.experiments.sweep_measures import measured
 from codistill.experiments.sweep_tables import cost_tables, score_tables
 from codistill.experiments.sweep_view import draw_costs, draw_measures, draw_scores, show_costs
@@ -71,16 +71,23 @@ SCORES = {
     ("Silo", "1"): {2: (0.50, 0.50), 3: (0.75, 0.75)},  # 0.75, lowest 0.75, target never
 }
 SENT = {("Talk", "0"): 60, ("Talk", "1"): 120, ("Shout", "0"): 600, ("Shout", "1"): 800}
+STEPS = {"Talk": (10, 20, 30), "Shout": (40, 40, 40), "Silo": (5, 5, 5)}  # of x, y and z, in every round
+EXCHANGES = {"Talk": 2, "Shout": 1, "Silo": 0}  # of each, in every round
 
 
 def frame_of(metric: str = "accuracy", **fixed: str) -> pd.DataFrame:
-    """Rows of x and y, which send a quarter each, and of a Byzantine agent z, which sends the other half."""
+    """Rows of x and y, which send a quarter each, and of a Byzantine agent z, which sends the other half.
+
+    In round 1 z is dropped before its end: what it has sent counts, but it does not say what it has done.
+    """
     rows = []
     for (line, seed), scores in SCORES.items():
         for t in (3, 1, 2):  # the order of rows does not matter
             sent = SENT.get((line, seed), 0)
             for place, (agent, share) in enumerate({"x": 4, "y": 4, "z": 2}.items()):
                 row = {"protocol": line, "seed": seed, **fixed, "round": t, "agent": agent, "sent": sent // share}
+                done = not (agent == "z" and t == 1)
+                row |= {"present": done, "steps": STEPS[line][place] * done, "exchanges": EXCHANGES[line] * done}
                 if t in scores:
                     row[metric] = (*scores[t], 0.01)[place]
                 rows.append({**row, "lies": True} if agent == "z" else row)
@@ -130,20 +137,75 @@ def test_the_figures_are_those_worked_out_by_hand(made) -> None:
         "worst_agent": {"Talk": 0.85, "Shout": 0.80, "Silo": 0.675},
         # 3 rounds, the Byzantine agent's bytes among them: (180 + 360) / 2 and (1800 + 2400) / 2
         "bytes": {"Talk": 270, "Shout": 2100, "Silo": 0},
+        # Talk: 15 in round 1, the mean of x and y, and twice 20, the mean of all three
+        "steps": {"Talk": 55, "Shout": 120, "Silo": 15},
+        "exchanges": {"Talk": 6, "Shout": 3, "Silo": 0},
         # by seed: 0.85 - 0.65 and 0.90 - 0.75; 0.72 - 0.65 and 0.90 - 0.75
         "gain": {"Talk": 0.175, "Shout": 0.11, "Silo": 0},
         "gain_spread": {"Talk": 0.05 / 2**0.5, "Shout": 0.08 / 2**0.5, "Silo": 0},
         # Talk: 3 rounds of 60 and 2 rounds of 120, the round that was not evaluated among them
         "bytes_to_target": {"Talk": 210, "Shout": 2400, "Silo": np.nan},
-        "round_of_target": {"Talk": 2.5, "Shout": 3, "Silo": np.nan},
+        "rounds_to_target": {"Talk": 2.5, "Shout": 3, "Silo": np.nan},
+        # Talk: after round 3 of seed 0 and round 2 of seed 1: 55 and 35, 6 and 4
+        "steps_to_target": {"Talk": 45, "Shout": 120, "Silo": np.nan},
+        "exchanges_to_target": {"Talk": 5, "Shout": 3, "Silo": np.nan},
+        "bytes_to_target_spread": {"Talk": 60 / 2**0.5, "Shout": np.nan, "Silo": np.nan},
+        "rounds_to_target_spread": {"Talk": 1 / 2**0.5, "Shout": np.nan, "Silo": np.nan},
+        "steps_to_target_spread": {"Talk": 20 / 2**0.5, "Shout": np.nan, "Silo": np.nan},
+        "exchanges_to_target_spread": {"Talk": 2 / 2**0.5, "Shout": np.nan, "Silo": np.nan},
         "seeds_at_target": {"Talk": 2, "Shout": 1, "Silo": 0},
+        "seeds_compared": {"Talk": 1, "Shout": 1, "Silo": 0},
         # by seed: 1800 / 180 and 2400 / 360; to the target 2400 / 240, in the one seed in which both reach it
         "fewer_bytes": {"Talk": (10 + 20 / 3) / 2, "Shout": 1, "Silo": np.nan},
+        "fewer_bytes_spread": {"Talk": (10 - 20 / 3) / 2**0.5, "Shout": 0, "Silo": np.nan},
         "fewer_bytes_to_target": {"Talk": 10, "Shout": 1, "Silo": np.nan},
+        "fewer_bytes_to_target_spread": {"Talk": np.nan, "Shout": np.nan, "Silo": np.nan},
     }
     assert set(found.columns) == set(expected)
     for figure, by_line in expected.items():
         assert found[figure].to_dict() == pytest.approx(by_line, nan_ok=True), figure
+
+
+def test_all_costs_up_to_the_target_are_compared_seed_by_seed(made) -> None:
+    """Both reach the target in seed 1: Talk in round 2, Shout in round 3. Talk needs more exchanges."""
+    sweep = made(RECIPE + COMPARE.replace("bytes_against", "fewer_against"))
+    found = costs(sweep, frame_of()).set_index("protocol")
+    expected = {"rounds": 3 / 2, "steps": 120 / 35, "exchanges": 3 / 4, "bytes": 2400 / 240}
+    for name, factor in expected.items():
+        assert found[f"fewer_{name}_to_target"]["Talk"] == pytest.approx(factor), name
+        assert found[f"fewer_{name}_to_target"]["Shout"] == 1
+    # Were the target 0.7, both would reach it in both seeds: Talk in round 2, Shout in round 3.
+    easier = made(RECIPE + COMPARE.replace("bytes_against", "fewer_against").replace("0.8", "0.7"))
+    found = costs(easier, frame_of()).set_index("protocol")
+    assert found["seeds_compared"].to_dict() == {"Talk": 2, "Shout": 2, "Silo": 1}
+    assert found["fewer_bytes_to_target"]["Talk"] == pytest.approx((1800 / 120 + 2400 / 240) / 2)
+    assert found["fewer_bytes_to_target_spread"]["Talk"] == pytest.approx(5 / 2**0.5)
+    assert found["fewer_steps_to_target_spread"]["Talk"] == pytest.approx(0)
+    assert compared_costs(Compare(fewer_against="Shout")) == ["bytes"]
+
+
+def test_runs_of_an_older_version_have_not_counted_steps(made) -> None:
+    frame = frame_of()
+    frame.loc[frame["protocol"] == "Shout", ["steps", "exchanges"]] = np.nan
+    found = costs(made(), frame).set_index("protocol")
+    assert found["steps"].to_dict() == pytest.approx({"Talk": 55, "Shout": np.nan, "Silo": 15}, nan_ok=True)
+    assert found["steps_to_target"].to_dict() == pytest.approx(
+        {"Talk": 45, "Shout": np.nan, "Silo": np.nan}, nan_ok=True
+    )
+    sweep = made()
+    without = frame.drop(columns=["steps", "exchanges"])
+    table = text_of(*cost_tables(sweep, costs(sweep, without), percent=True))
+    assert cells(table, "Talk")[5:8] == ["-", "-", "270 B"]
+
+
+def test_a_round_in_which_nobody_takes_part_costs_no_steps(made) -> None:
+    """Of the rounds 1, 2 and 3 of Silo, 5 steps each, the second is missed by all."""
+    frame = frame_of()
+    missed = (frame["protocol"] == "Silo") & (frame["round"] == 2)
+    frame.loc[missed, ["present", "steps", "exchanges"]] = [False, 0, 0]
+    assert costs(made(), frame).set_index("protocol")["steps"]["Silo"] == 10
+    along = along_costs(made(), frame)
+    assert along[along["protocol"] == "Silo"].set_index("round")["steps"].to_dict() == {2: 5, 3: 10}
 
 
 def test_runs_are_paired_within_their_panel(made) -> None:
@@ -170,7 +232,7 @@ def test_what_a_hub_sends_is_counted_where_there_is_one(made) -> None:
 def test_only_what_is_asked_for_is_told(made) -> None:
     sweep = made(RECIPE)
     assert set(costs(sweep, frame_of()).columns) == {
-        "protocol", "seeds", "accuracy", "accuracy_spread", "worst_agent", "bytes",
+        "protocol", "seeds", "accuracy", "accuracy_spread", "worst_agent", "exchanges", "steps", "bytes",
     }  # fmt: skip
     silent = frame_of().assign(sent=0)
     assert has_costs(sweep, frame_of())
@@ -180,7 +242,7 @@ def test_only_what_is_asked_for_is_told(made) -> None:
 
 def test_an_error_is_to_be_at_most_the_target_and_its_worst_agent_is_the_highest(made) -> None:
     found = costs(made(RECIPE + COMPARE.replace("0.8", "0.7")), frame_of("rmse")).set_index("protocol")
-    assert found["round_of_target"].to_dict() == pytest.approx({"Talk": np.nan, "Shout": 2, "Silo": 2}, nan_ok=True)
+    assert found["rounds_to_target"].to_dict() == pytest.approx({"Talk": np.nan, "Shout": 2, "Silo": 2}, nan_ok=True)
     assert found["worst_agent"].to_dict() == pytest.approx({"Talk": 0.9, "Shout": 0.82, "Silo": 0.725})
     assert found["rmse"]["Talk"] == pytest.approx(0.875)
     assert found["gain"]["Talk"] == pytest.approx(0.7 - 0.875)  # a larger error than Silo's is a loss
@@ -198,6 +260,20 @@ def test_seeds_are_the_lines_of_a_sweep_over_seeds_alone(made) -> None:
     assert cells(shown, "1") == ["1", "80.0", "90.0"]
 
 
+def test_scores_of_agents_that_took_part_are_compared_where_asked_for(made) -> None:
+    """In the last round of seed 0 Talk's agents have 0.80 and 0.90; where only y took part, 0.90 is what counts."""
+    frame = frame_of().assign(present=True)
+    absent = (frame["protocol"] == "Talk") & (frame["seed"] == "0") & (frame["round"] == 3) & (frame["agent"] == "x")
+    frame.loc[absent, "present"] = False
+    for text, mean in ((RECIPE, 0.875), (RECIPE + "[compare]\npresent = true\n", 0.90)):
+        sweep = made(text)
+        found = costs(sweep, on_compared_data(sweep, frame)).set_index("protocol")
+        assert found["accuracy"]["Talk"] == pytest.approx(mean)
+        assert found["bytes"]["Talk"] == 270  # of all agents, as before
+    (table, *_) = score_tables(sweep, means(sweep, on_compared_data(sweep, frame)), percent=True)
+    assert "of the agents that took part" in text_of(table)
+
+
 # --- tables -----------------------------------------------------------------------------------------
 
 
@@ -206,16 +282,36 @@ def test_the_table_says_it_in_words(made) -> None:
     text = text_of(*cost_tables(sweep, costs(sweep, frame_of()), percent=True))
     assert "all: costs" in text
     assert "of the honest agents" in text
-    assert "sample standard deviation over n seeds" in text
+    assert "sample standard deviation over n seeds" in " ".join(text.split())
+    assert "sample standard deviation over these seeds" in " ".join(text.split())
     heading = [part for line in text.splitlines() if line.startswith("┃") for part in line.split()]
-    assert {"gain", "Silo", "worst", "fewer", "80"} <= set(heading)
+    assert {"gain", "Silo", "worst", "fewer", "exchanges", "steps"} <= set(heading)
     assert cells(text, "Talk") == [
-        "Talk", "2", "87.5 ± 3.5", "+17.50 ± 3.54", "85.0", "270 B", "8.3 x", "210 B", "2.5", "10 x",
+        "Talk", "2", "87.5 ± 3.5", "+17.50 ± 3.54", "85.0", "6", "55", "270 B", "8.3 x",
     ]  # fmt: skip
     assert cells(text, "Shout") == [
-        "Shout", "2", "81.0 ± 12.7", "+11.00 ± 5.66", "80.0", "2.1 kB", "1 x", "1 of 2 seeds: 2.4 kB", "3", "1 x",
+        "Shout", "2", "81.0 ± 12.7", "+11.00 ± 5.66", "80.0", "3", "120", "2.1 kB", "1 x",
     ]  # fmt: skip
-    assert cells(text, "Silo") == ["Silo", "2", "70.0 ± 7.1", "-", "67.5", "0 B", "-", "not reached", "-", "-"]
+    assert cells(text, "Silo") == ["Silo", "2", "70.0 ± 7.1", "-", "67.5", "0", "15", "0 B", "-"]
+    target = text[text.index("all: costs to reach 80 %") : text.index("all: fewer than Shout")]
+    assert cells(target, "Talk") == ["Talk", "2 of 2", "2.5 ± 0.7", "5 ± 1.4", "45 ± 14.1", "210 B ± 42 B"]
+    assert cells(target, "Shout") == ["Shout", "1 of 2", "3", "3", "120", "2.4 kB"]
+    assert cells(target, "Silo") == ["Silo", "0 of 2", "-", "-", "-", "-"]
+    factors = text[text.index("all: fewer than Shout") :]
+    assert cells(factors, "Talk") == ["Talk", "1 of 2", "10 x"]
+    assert cells(factors, "Silo") == ["Silo", "0 of 2", "-"]
+
+
+def test_the_tables_of_all_factors_fit_a_terminal(made) -> None:
+    sweep = made(RECIPE + COMPARE.replace("bytes_against", "fewer_against").replace("0.8", "0.7"))
+    frame = frame_of()
+    frame[["sent", "steps"]] *= 1_234_567
+    shown = list(cost_tables(sweep, costs(sweep, frame), percent=True))
+    text = text_of(*shown)
+    assert max(map(len, text.splitlines())) <= 120
+    factors = text[text.index("all: fewer than Shout to reach 70 %") :]
+    # by seed: rounds 3 / 2; exchanges 3 / 4; steps 120 / 35; bytes 1800 / 120 and 2400 / 240
+    assert cells(factors, "Talk") == ["Talk", "2 of 2", "1.5 ± 0 x", "0.75 ± 0 x", "3.4 ± 0 x", "12 ± 3.5 x"]
 
 
 def test_one_seed_has_no_spread_and_an_error_is_no_percentage(made) -> None:
@@ -226,14 +322,15 @@ def test_one_seed_has_no_spread_and_an_error_is_no_percentage(made) -> None:
     assert "%" not in text
     assert "RMSE" in text
     assert cells(text, "Shout") == [
-        "Shout", "0.7200", "-0.0700", "0.7400", "1.8 kB", "1 x", "1.2 kB", "2", "1 x",
+        "Shout", "0.7200", "-0.0700", "0.7400", "3", "120", "1.8 kB", "1 x",
     ]  # fmt: skip
+    assert cells(text[text.index("costs to reach") :], "Shout") == ["Shout", "1 of 1", "2", "2", "80", "1.2 kB"]
 
 
 def test_nobody_honest_is_no_figure(made, tmp_path: Path) -> None:
     sweep, frame = made(), frame_of().assign(lies=True)
     text = text_of(*cost_tables(sweep, costs(sweep, frame), percent=True))
-    assert cells(text, "Talk")[1:6] == ["2", "-", "-", "-", "270 B"]
+    assert cells(text, "Talk")[1:8] == ["2", "-", "-", "-", "6", "55", "270 B"]
     show_costs(sweep, frame, tmp_path, Console(quiet=True))
     assert (tmp_path / "costs.png").exists()
 
@@ -241,11 +338,29 @@ def test_nobody_honest_is_no_figure(made, tmp_path: Path) -> None:
 # --- pictures ---------------------------------------------------------------------------------------
 
 
+def test_accuracy_is_drawn_against_each_cost(made, drawn: list[Figure], tmp_path: Path) -> None:
+    sweep, frame = made(), frame_of()
+    draw_costs(sweep, along_costs(sweep, frame), tmp_path / "costs.png", percent=True)
+    # After the evaluated rounds 2 and 3, means over seeds as above; Silo takes steps, and exchanges nothing.
+    expected = {"rounds": (2, 3), "exchanges": (4, 6), "steps": (35, 55), "bytes": (180, 270)}
+    assert len(drawn[0].axes) == 4
+    for axes, (cost, values) in zip(drawn[0].axes, expected.items(), strict=True):
+        assert cost.removesuffix("s") in axes.get_xlabel()
+        lines = {line.get_label(): line for line in axes.lines}
+        assert lines["protocol=Talk"].get_xydata() == pytest.approx(np.array([[values[0], 0.775], [values[1], 0.875]]))
+        assert (lines["protocol=Silo"].get_linestyle() == "--") == (cost in ("exchanges", "bytes"))
+        assert axes.get_xscale() == ("log" if cost == "bytes" else "linear")
+        assert set(lines["target: 80 %"].get_ydata()) == {0.8}
+    without = frame.drop(columns=["steps", "exchanges"])
+    draw_costs(sweep, along_costs(sweep, without), tmp_path / "costs.png", percent=True)
+    assert [axes.get_xlabel() for axes in drawn[1].axes] == ["rounds", "bytes sent so far, all together"]
+
+
 def test_accuracy_is_drawn_against_bytes(made, drawn: list[Figure], tmp_path: Path) -> None:
     sweep, frame = made(), frame_of()
     frame.loc[(frame["protocol"] == "Shout") & (frame["round"] < 3), "sent"] = 0
-    draw_costs(sweep, along_bytes(sweep, frame), tmp_path / "costs.png", percent=True)
-    axes = drawn[0].axes[0]
+    draw_costs(sweep, along_costs(sweep, frame), tmp_path / "costs.png", percent=True)
+    axes = drawn[0].axes[-1]
     lines = {line.get_label(): line for line in axes.lines}
     # Talk: 2 rounds of 60 and of 120 on average, then 3; Shout: nothing before the last round
     assert lines["protocol=Talk"].get_xydata() == pytest.approx(np.array([[180, 0.775], [270, 0.875]]))
@@ -265,8 +380,8 @@ def test_labels_of_bytes_have_room(made, monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.setattr(Figure, "savefig", lambda self, *a, **o: (figures.append(self), save(self, *a, **o)))
     sweep, frame = made(RECIPE + PANELS), pd.concat([frame_of(partition=name) for name in ("even", "skewed")])
     frame["sent"] = frame["round"].map({1: 0, 2: 40_000, 3: 40_000 * (span - 1)})
-    draw_costs(sweep, along_bytes(sweep, frame), tmp_path / "costs.png", percent=True)
-    axes = figures[0].axes[0]
+    draw_costs(sweep, along_costs(sweep, frame), tmp_path / "costs.png", percent=True)
+    axes = figures[0].axes[-1]
     low, high = axes.get_xlim()
     labels = [tick.label1.get_window_extent() for tick in axes.xaxis.get_major_ticks() if low <= tick.get_loc() <= high]
     assert len(labels) >= 2
@@ -293,6 +408,7 @@ def test_the_axis_says_what_is_measured_on(made, drawn: list[Figure], tmp_path: 
         ('"Shout"', '"d_sgd"', r"compare.bytes_against must be one of .*'d_sgd'. Known: Shout, Silo, Talk"),
         ("0.8", "0.0", "compare.target must be above 0"),
         ("0.8", "1.5", "compare.target must be at most 1"),
+        ("bytes_against", 'fewer_against = "Talk"\nbytes_against', "may have one of fewer_against and bytes_against"),
         ("target", "tarrget", r"\[compare\] may only hold known keys.*mean 'target'"),
     ],
 )
@@ -327,17 +443,21 @@ def test_a_single_run_has_nothing_to_compare(tmp_path: Path, capsys: pytest.Capt
 # --- all of it --------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("no_report")
 def test_a_sweep_tells_its_costs(made, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sweep, out = made(RECIPE + COMPARE.replace("0.8", "0.999")), tmp_path / "out"
     assert main(["sweep", str(tmp_path / "sweep.toml"), "--out", str(out)]) == 0
     said = capsys.readouterr().out
-    assert cells(said[said.index("all: costs") :], "Talk")[7] == "not reached"
+    assert cells(said[said.index("all: costs to reach 99.9 %") :], "Talk")[1:] == ["0 of 2", "-", "-", "-", "-"]
     found = pd.read_csv(out / "costs.csv").set_index("protocol")
     frame = pd.read_csv(out / "sweep.csv", dtype={"seed": str})
     by_seed = frame.groupby(["protocol", "seed"])["sent"].sum().unstack()
     assert found["bytes"].to_dict() == by_seed.mean(axis=1).to_dict()
     assert found["bytes"]["Silo"] == 0 < found["bytes"]["Talk"] < found["bytes"]["Shout"]
+    # 3 rounds of 2 steps; d_distillation and d_sgd exchange after each, the first of them not in its warm-up
+    assert found["steps"].to_dict() == {"Talk": 6, "Shout": 6, "Silo": 6}
+    assert found["exchanges"].to_dict() == {"Talk": 4, "Shout": 6, "Silo": 0}
     for name in ("costs.png", "measures.png"):
         assert f"{out / name}\n" in said
         assert (out / name).read_bytes().startswith(b"\x89PNG")
@@ -347,6 +467,25 @@ def test_a_sweep_tells_its_costs(made, tmp_path: Path, capsys: pytest.CaptureFix
     assert set(table["protocol"]) == {"Talk"}
     assert table.set_index("round")["mean"].to_dict() == pytest.approx(expected.to_dict())
     assert list(expected.index) == [2, 3]
+
+
+@pytest.mark.long
+def test_scores_on_own_data_are_compared_where_asked_for(
+    made, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    skewed = '[partition]\nkind = "classes"\nk = 4\n'  # own data differ from the common test set
+    sweep, out = made(RECIPE + skewed + COMPARE + "own = true\n"), tmp_path / "out"
+    assert sweep.test_part == "own test"
+    assert main(["sweep", str(tmp_path / "sweep.toml"), "--out", str(out)]) == 0
+    said = capsys.readouterr().out
+    frame = pd.read_csv(out / "sweep.csv")
+    last = frame[frame["round"] == 3].groupby("protocol")[["accuracy", "own_accuracy"]].mean()
+    assert (last["accuracy"] - last["own_accuracy"]).abs().min() > 0.01
+    found = pd.read_csv(out / "costs.csv").set_index("protocol")
+    assert found["accuracy"].to_dict() == pytest.approx(last["own_accuracy"].to_dict())
+    first = frame[(frame["round"] == 3) & (frame["protocol"] == "Talk") & (frame["seed"] == 0)]
+    assert f"accuracy {100 * first['own_accuracy'].mean():.1f} % on own data" in said
+    assert said.count("scores on each agent's own") == 3  # under all tables
 
 
 def test_without_traffic_and_measures_there_is_no_more_than_there_was(made, tmp_path: Path, monkeypatch) -> None:

@@ -70,7 +70,8 @@ def test_a_few_lines_are_enough(tmp_path, capsys):
         (2, "lab"),
     ]
     assert frame.columns.tolist() == [
-        "round", "agent", "present", "sent", "received", "disagreement", "accuracy", "own_accuracy", "test_samples",
+        "round", "agent", "present", "sent", "received", "steps", "exchanges", "disagreement", "accuracy",
+        "own_accuracy", "test_samples",
     ]  # fmt: skip
     assert result.report(tmp_path / "report.html").read_text().startswith("<!")
     assert "clinic" in repr(result)
@@ -149,7 +150,9 @@ def test_own_accuracy_leaves_out_classes_that_are_not_tested():
 
 def test_without_any_test_set():
     result = cd.Federation(agents(), cd.FedMD(), public=PUBLIC).run(2, **QUIET)
-    assert result.frame().columns.tolist() == ["round", "agent", "present", "sent", "received", "disagreement"]
+    assert result.frame().columns.tolist() == [
+        "round", "agent", "present", "sent", "received", "steps", "exchanges", "disagreement",
+    ]  # fmt: skip
     assert "not evaluated: no common test set" in repr(result)
 
 

@@ -96,7 +96,10 @@ def test_many_scores_are_in_the_rows_and_a_missing_one_is_told():
 
 def test_default_rows_are_as_they_always_were():
     row = federation(CODES).run(1, **QUIET).rows[0]
-    assert list(row) == ["round", "agent", "present", "sent", "received", "accuracy", "own_accuracy", "test_samples"]
+    assert list(row) == [
+        "round", "agent", "present", "sent", "received", "steps", "exchanges", "accuracy", "own_accuracy",
+        "test_samples",
+    ]  # fmt: skip
     more = federation(CODES, scores=["accuracy", "f1_macro"]).run(1, **QUIET).rows[0]
     assert {key: more[key] for key in row} == row
     assert {*more} - {*row} == {"f1_macro", "own_f1_macro"}

@@ -106,6 +106,7 @@ def test_equal_models_are_equal_bytes(name):
         assert restored.export().encoded == exported(name)
 
 
+@pytest.mark.long
 def test_equal_models_are_equal_bytes_in_another_process():
     """With another hash seed, which orders sets otherwise: one model of each way to be packed."""
     names = ["forest with votes", "boosting", "hist boosting stopped", "mlp stopped", "scaled", "registered mlp"]

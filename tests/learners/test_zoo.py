@@ -20,6 +20,7 @@ from codistill.learners.zoo.layers import flat_size
 SMALLEST_IMAGE = {
     "cnn": 4,
     "digits_cnn": 4,
+    "fedgen_cnn": 1,
     "femnist_cnn": 16,
     "lenet5": 12,
     "lenet5_gap": 4,
@@ -140,6 +141,19 @@ def test_table_ix():
     trunk = conv(3, 64, 5) + norm(64) + conv(64, 64, 5) + norm(64) + conv(64, 128, 5) + norm(128)
     head = linear(6272, 2048) + norm(2048) + linear(2048, 512) + norm(512) + linear(512, 10)
     assert count("digits_cnn", (3, 28, 28), 10) == trunk + head == 14_219_210
+
+
+def test_table_ix_in_a_quarter_of_its_width():
+    trunk = conv(3, 16, 5) + norm(16) + conv(16, 16, 5) + norm(16) + conv(16, 32, 5) + norm(32)
+    head = linear(32 * 7 * 7, 512) + norm(512) + linear(512, 128) + norm(128) + linear(128, 10)
+    assert count("digits_cnn", (3, 28, 28), 10, width=0.25) == trunk + head == 892_154
+
+
+def test_the_network_of_fedgen():
+    trunk = conv(1, 6, 3) + norm(6) + conv(6, 16, 3) + norm(16)
+    assert count("fedgen_cnn", (1, 28, 28), 26) == trunk + linear(784, 32) + linear(32, 26) == 26_962
+    assert small("fedgen_cnn")[-2].out_features == 32  # no activation between the features and the head
+    assert outline("fedgen_cnn", (1, 28, 28), 26, features=8)[-1].in_features == 8
 
 
 @pytest.mark.parametrize(("name", "n"), [("resnet2", 0), ("resnet8", 1), ("resnet14", 2)])
@@ -469,6 +483,8 @@ def test_an_option_of_the_wrong_type_is_refused(name, option):
     [
         ("mlp", {"hidden": (3, 0)}, "'hidden' must be at least 1"),
         ("cnn", {"width": 0}, "'width' must be at least 1"),
+        ("digits_cnn", {"width": 0.001}, "at least one channel"),
+        ("fedgen_cnn", {"features": 0}, "'features' must be at least 1"),
         ("resnet18", {"features": -1}, "'features' must be at least 1"),
         ("vgg16", {"dropout": 2.0}, "between 0 and 1"),
     ],

@@ -122,6 +122,7 @@ protocol = [{ name = "alone", label = "IL" }, { name = "fedavg", label = "FL" }]
 """
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("no_report")
 def test_a_sweep_is_drawn_with_a_row_per_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe, out = tmp_path / "sweep.toml", tmp_path / "out"

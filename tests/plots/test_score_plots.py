@@ -10,7 +10,7 @@ from codistill.faults import Fault
 from codistill.plots import score_plots, style
 from codistill.plots.axes import plain
 from codistill.plots.gain_plot import draw_gains, omitted_agents
-from codistill.plots.score_plots import draw_rounds, draw_runs, draw_times, draw_traffic
+from codistill.plots.score_plots import counted, draw_counts, draw_rounds, draw_runs, draw_times, draw_traffic
 from codistill.results.metric_text import score_text
 from codistill.results.run_scores import scores_of
 from codistill.results.summary import Summary
@@ -189,6 +189,43 @@ def test_runs_with_a_clock_are_drawn_against_time():
     together = draw_runs([(0, slow), (3, fast)], against="time").axes[0]
     assert line(together, gid="run-0").get_xdata().tolist() == [2.5, 5]
     assert line(together, gid="run-3").get_xydata().tolist() == [[0.5, 0.3], [1.5, 0.9]]
+
+
+def with_counts(given, steps, exchanges, absent=()):
+    """The same run with counts of each agent in each round; `absent`: (round, agent) that did not take part."""
+    rows = [
+        row | {"steps": 0, "exchanges": 0, "present": False}
+        if (row["round"], row["agent"]) in absent
+        else row | {"steps": steps[row["agent"]], "exchanges": exchanges}
+        for row in given.rows
+    ]
+    return replace(given, rows=rows)
+
+
+def test_scores_against_steps_and_exchanges():
+    """a takes 10 steps per round and b 30; in round 2 of 3, which is not evaluated, only a takes part, in 4 nobody."""
+    given = summary({"a": [0.2, None, 0.5, 0.5], "b": [0.6, None, 0.9, 0.9]})
+    absent = {(2, "b"), (4, "a"), (4, "b")}
+    run = scores_of(with_counts(given, {"a": 10, "b": 30}, 2, absent))
+    assert run.steps.tolist() == [20, 20 + 10 + 20, 50]
+    assert run.exchanges.tolist() == [2, 6, 6]
+    exchanges, steps = draw_counts(run).axes
+    assert line(exchanges, label="mean").get_xydata() == pytest.approx(np.array([[2, 0.4], [6, 0.7], [6, 0.7]]))
+    assert line(steps, label="mean").get_xydata() == pytest.approx(np.array([[20, 0.4], [50, 0.7], [50, 0.7]]))
+    assert ("exchanges" in exchanges.get_xlabel(), "gradient steps" in steps.get_xlabel()) == (True, True)
+    assert (exchanges.get_legend() is None, steps.get_legend() is None) == (False, True)  # once for both
+    together = draw_runs([(0, run), (3, scores_of(with_counts(summary(TWO), {"a": 0, "b": 0}, 1)))], "steps").axes[0]
+    assert line(together, gid="run-0").get_xdata().tolist() == [20, 50, 50]
+    assert set(line(together, gid="run-3").get_ydata()) == {0.7}  # no steps: level, at its last score
+
+
+def test_what_was_not_counted_is_not_drawn():
+    run = scores_of(summary(TWO))  # of an older version
+    assert (run.steps, run.exchanges) == (None, None)
+    assert counted(run) == {}
+    forests = scores_of(with_counts(summary(TWO), {"a": 0, "b": 0}, 1))
+    assert counted(forests).keys() == {"exchanges"}
+    assert len(draw_counts(forests).axes) == 1
 
 
 def test_names_are_drawn_as_they_are():

@@ -105,6 +105,7 @@ def test_a_neighbour_that_is_missing_leaves_its_weight_to_the_device(monkeypatch
     np.testing.assert_allclose(agents[0].state["z"], 2 / 3 * own[0] + 1 / 3 * own[1], atol=1e-6)
 
 
+@pytest.mark.long
 def test_consensus_error_falls_as_lemma_4_says() -> None:
     """Σ |z^n - z̄|² <= C η_{t-1}²: with η_t = η (1 + t/100)^-3/4 the ratio of the two stays bounded."""
     ratios = []
@@ -124,6 +125,7 @@ def test_consensus_error_falls_as_lemma_4_says() -> None:
     assert ratios[0] > 0
 
 
+@pytest.mark.long
 def test_the_gradient_of_2_goes_to_zero() -> None:
     """Theorem 3: ∇_θn [ℓ_n + β/N Σ_x |mean of all s - s_n|²] → 0; convex in θ for logistic regression.
 

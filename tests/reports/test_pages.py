@@ -250,6 +250,7 @@ def test_facts_are_shown_as_they_are(report):
     assert page.texts["pre"] == ["seed: 7\nversions:\n  codistill: 0.1.0\nrecipe:\n  [data]\n  name = 'digits'  # <b>"]
 
 
+@pytest.mark.long
 def test_another_process_gives_the_same_bytes(tmp_path):
     script = "import pathlib, test_pages as t; t.write_report(t.make(2, 2, counts=True), pathlib.Path(sys.argv[1]))"
     subprocess.run(
@@ -408,6 +409,24 @@ def test_one_agent_and_one_round(report):
 
 def with_times(summary):
     return replace(summary, rows=[row | {"time": 0.5 * row["round"]} for row in summary.rows])
+
+
+def with_counts(summary, steps=5, exchanges=1):
+    rows = [row | {"steps": steps, "exchanges": exchanges} for row in summary.rows]
+    return replace(summary, rows=rows)
+
+
+def test_scores_against_steps_and_exchanges_are_of_runs_that_counted_them(report, comparison):
+    heading = "Accuracy against exchanges and gradient steps"
+    assert heading in report(with_counts(make(2, 3))).texts["h2"]
+    for other in (make(2, 3), with_counts(make(2, 3), 0, 0)):
+        assert heading not in report(other).texts["h2"]
+    silent = with_counts(make(2, 3, title="silent"), steps=4, exchanges=0)
+    page = comparison(with_counts(make(2, 3)), silent, make(2, 3, title="older"))
+    assert {"Mean accuracy against exchanges", "Mean accuracy against gradient steps"} <= set(page.texts["h2"])
+    assert "Without exchanges, drawn as a level line: silent. Not counted, and so not drawn: older." in page.texts["p"]
+    assert "Not counted, and so not drawn: older." in page.texts["p"]
+    assert not [text for text in comparison(make(2, 3), make(2, 3)).texts["h2"] if "steps" in text]
 
 
 def test_scores_against_time_are_of_runs_with_a_clock(report, comparison):

@@ -328,6 +328,7 @@ CASES: dict[str, tuple[cd.Protocol, dict[str, Any]]] = {
 all_cases = pytest.mark.parametrize("case", CASES)
 
 
+@pytest.mark.long
 @all_cases
 def test_stopped_after_each_period_and_resumed_it_equals_the_whole(
     case: str, learning: Any, digits: Any, tmp_path: Path

@@ -51,7 +51,7 @@ def scaled(dataset: Dataset, scale: str | None, full_range: float | None = None,
         shift = np.where(np.arange(x.shape[1]) < columns, shift, 0)
         divisor = np.where(np.arange(x.shape[1]) < columns, divisor, 1)
     if images and scale in (None, "unit"):
-        divisor = np.float64(full_range or _full_range(dataset.x))
+        divisor = np.float64(full_range or largest_value(dataset.x))
     scaling = Scaling(np.asarray(shift), np.asarray(divisor))
     x_test = scaling.apply(dataset.x_test, f"x_test of data set '{dataset.name}'")
     return replace(dataset, x=scaling.finish(x, f"x of data set '{dataset.name}'"), x_test=x_test, scaling=scaling)
@@ -90,7 +90,8 @@ def own_scaler(scale: str | None) -> Any:
     return None if scale == "none" else makers[scale or "standard"]()
 
 
-def _full_range(x: np.ndarray) -> float:
+def largest_value(x: np.ndarray) -> float:
+    """The largest value that images can have, by their type; or the largest magnitude that they have, at least 1."""
     if x.dtype in (np.uint8, np.uint16):
         return float(np.iinfo(x.dtype).max)
     return max(1.0, float(np.abs(x.astype(np.float64)).max()))

@@ -61,15 +61,20 @@ class Shard:
         chosen._items = None if self._items is None else torch.utils.data.Subset(self._items, rows.tolist())
         return chosen
 
-    def batches(self, t: int, size: int, epochs: int = 1, steps: int | None = None) -> Iterator[Batch]:
-        """All samples in a new order, `epochs` times, cut into batches; or exactly `steps` batches."""
+    def batches(
+        self, t: int, size: int, epochs: int = 1, steps: int | None = None, purpose: str = "batches"
+    ) -> Iterator[Batch]:
+        """All samples in a new order, `epochs` times, cut into batches; or exactly `steps` batches.
+
+        Batches of another `purpose` in the same round are drawn independently.
+        """
         if steps is not None:
             x, wanted = self._tensors
-            for step, chosen in enumerate(_steps(len(self), size, steps, self.seed, self.owner, "batches", t)):
+            for step, chosen in enumerate(_steps(len(self), size, steps, self.seed, self.owner, purpose, t)):
                 yield Batch(x[chosen] if self._items is None else self._read(chosen, t, step), wanted[chosen])
             return
         for epoch in range(epochs):
-            order = _order(len(self), self.seed, self.owner, "batches", t, epoch)
+            order = _order(len(self), self.seed, self.owner, purpose, t, epoch)
             x, wanted = (tensor[order] for tensor in self._tensors)
             for rows in cut(len(order), size):
                 yield Batch(x[rows] if self._items is None else self._read(order[rows], t, epoch), wanted[rows])

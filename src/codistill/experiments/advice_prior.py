@@ -21,6 +21,12 @@ from codistill.experiments.advice_candidates import Setting
 from codistill.learners.ability import Ability
 
 FEATURES = ("intercept", "own samples", "others' samples", "label skew", "input shift", "gradients", "real targets")
+# `python -m trials.regret` has not been run with these: they are expected to bring what the protocol does that they are
+# made of, as uncertain as a protocol of one's own.
+LIKE = {
+    "crs": "fedproto", "fedbn": "fedavg", "feddistill": "fedavg", "feddkd": "fedavg", "fedgen": "fedavg",
+    "fedmax": "fedavg", "fedprox": "fedavg",
+}  # fmt: skip
 UNKNOWN = {"coefficients": [0.0] * len(FEATURES), "setting": 0.1, "agent": 0.1}  # of a protocol of one's own
 
 
@@ -59,7 +65,10 @@ def facts_of(setting: Setting) -> dict[str, AgentFacts]:
 
 def expected_gains(protocol: str, facts: Mapping[str, AgentFacts], table: Mapping[str, Any] | None = None) -> Prior:
     """The expectation for one protocol."""
-    known = (read_prior() if table is None else table).get(protocol, UNKNOWN)
+    priors = read_prior() if table is None else table
+    known = priors.get(protocol, UNKNOWN)
+    if protocol not in priors and LIKE.get(protocol) in priors:
+        known = UNKNOWN | {"coefficients": priors[LIKE[protocol]]["coefficients"]}
     coefficients = np.asarray(known["coefficients"])
     gains = {name: float(row @ coefficients) for name, row in features(facts).items()}
     return Prior(gains, float(known["setting"]), float(known["agent"]))

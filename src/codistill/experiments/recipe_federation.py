@@ -11,6 +11,7 @@ from codistill.agent import Agent
 from codistill.data import loading as datasets
 from codistill.data import tables
 from codistill.data.columns import Columns
+from codistill.data.joined import SOURCE
 from codistill.data.labels import ask_about_values
 from codistill.data.partition import ById
 from codistill.data.scale import own_scaler
@@ -18,7 +19,7 @@ from codistill.data.sources import find_table
 from codistill.data.split import with_validation_part
 from codistill.errors import RecipeError
 from codistill.experiments.recipe import Recipe
-from codistill.experiments.recipe_tables import Data
+from codistill.experiments.recipe_tables import AgentEntry, Data
 from codistill.experiments.user_code import load_own
 from codistill.federation import Federation
 from codistill.federation.checks import regressors
@@ -54,13 +55,16 @@ def _id_of_agents(recipe: Recipe) -> str | None:
     if recipe.data.files is not None:
         return "agent"
     by = recipe.partition.id if isinstance(recipe.partition, ById) else None
+    if recipe.data.sources is not None:
+        return by if by == SOURCE else None
     return by if recipe.data.file is None or by in recipe.data.ids else None
 
 
 def _load_whole(data: Data, seed: int, data_dir: str | None, by: str | None) -> datasets.Dataset:
-    if data.name is not None:
+    named = data.name if data.sources is None else data.sources
+    if named is not None:
         return datasets.load(
-            data.name,
+            named,
             data_dir=data.dir or data_dir,
             test_fraction=data.test_fraction,
             seed=seed,
@@ -68,6 +72,8 @@ def _load_whole(data: Data, seed: int, data_dir: str | None, by: str | None) -> 
             test_samples=data.test_samples,
             scale="none" if data.scale_per_agent else data.scale,
             task=data.task,
+            size=data.size,
+            channels=data.channels,
         )
     columns = Columns(data.columns or {}) if data.schema is None else Columns.read(data.schema)
     options = {key: getattr(data, key) for key in _READING} | {"seed": seed, "columns": columns.columns}
@@ -79,7 +85,10 @@ def _load_whole(data: Data, seed: int, data_dir: str | None, by: str | None) -> 
 
 
 def agent_names(recipe: Recipe) -> list[str]:
-    """The names of all agents, in order."""
+    """The names of all agents, in order; agents without a name that hold a source each are named as the sources."""
+    sources = recipe.data.sources if _id_of_agents(recipe) == SOURCE else None
+    if sources is not None and [entry.name for entry in _entries(recipe)] == [None] * len(sources):
+        return list(sources)
     kinds = [entry.short_kind for entry in recipe.agents]
     names: list[str] = []
     for entry, kind in zip(recipe.agents, kinds, strict=True):
@@ -88,6 +97,11 @@ def agent_names(recipe: Recipe) -> list[str]:
         taken = sum(name.rpartition("-")[0] == base for name in names)
         names += [base] if single else [f"{base}-{taken + i + 1}" for i in range(entry.count)]
     return names
+
+
+def _entries(recipe: Recipe) -> list[AgentEntry]:
+    """The [[agents]] table of each agent."""
+    return [entry for entry in recipe.agents for _ in range(entry.count)]
 
 
 def topology_of(recipe: Recipe) -> Topology:
@@ -135,9 +149,8 @@ def build(recipe: Recipe, data_dir: str | None = None) -> tuple[Federation, data
     if recipe.data.public:
         public, data = datasets.split_public(data, recipe.data.public, recipe.seed)
     names, parts = agent_names(recipe), hand_out(recipe, data)
-    entries = [entry for entry in recipe.agents for _ in range(entry.count)]
     agents = []
-    for name, entry, part, test in zip(names, entries, parts, own_tests(recipe, data, parts), strict=True):
+    for name, entry, part, test in zip(names, _entries(recipe), parts, own_tests(recipe, data, parts), strict=True):
         seed_libraries(recipe.seed, name, "model")
         model = make_learner(entry.kind, entry.options, data.x.shape[1:], data.classes, load_own)
         if recipe.data.missing == "impute":
@@ -182,7 +195,7 @@ def _own_scaler(options: Data, data: datasets.Dataset) -> Any:
 def _ask_about_labels(recipe: Recipe, data: datasets.Dataset, agents: list[Agent]) -> None:
     """Integers in a label column may be values to predict; words, and data sets by name, have classes."""
     numbers = all(name.lstrip("-").isdecimal() for name in data.class_names)
-    if recipe.data.task is None and recipe.data.name is None and data.y.ndim == 1 and numbers:
+    if recipe.data.task is None and not recipe.data.by_name and data.y.ndim == 1 and numbers:
         values = np.array([int(name) for name in data.class_names])
         ask_about_values(values, len(data.y) + len(data.y_test), regressors(agents))
 

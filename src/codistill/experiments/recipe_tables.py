@@ -18,6 +18,7 @@ from codistill.settings import check_settings, setting
 _OF_TABLES = (  # keys of [data]
     "label", "label_above", "label_map", "drop", "ids", "columns", "schema", "missing", "missing_values",
 )  # fmt: skip
+_OF_NAMES = ("samples", "test_samples", "size", "channels")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +26,9 @@ class Data:
     """[data]: a data set by name, or tables; and how much of it is public."""
 
     name: str | None = setting(None, "a bundled data set, a file <name>.npz in the data folder, or hf:owner/name")
+    sources: tuple[str, ...] | None = setting(
+        None, "several such data sets of one task as one; the id 'source' of a sample names its own"
+    )
     file: str | None = setting(None, "a CSV or Parquet file instead of a name")
     files: dict[str, str] | None = setting(None, "one CSV or Parquet file per agent: name = path")
     label: str | None = setting(None, "the label column of a table")
@@ -36,8 +40,14 @@ class Data:
     drop: tuple[str, ...] = setting((), "columns of a table to leave out")
     ids: tuple[str, ...] = setting((), "columns of a table that say where a sample is from")
     dir: str | None = setting(None, "the data folder; unset: --data-dir or the environment's CODISTILL_DATA")
-    samples: int | None = setting(None, "use only this many training samples", at_least=1)
-    test_samples: int | None = setting(None, "use only this many test samples", at_least=1)
+    samples: int | None = setting(None, "use only this many training samples; of each of sources", at_least=1)
+    test_samples: int | None = setting(None, "use only this many test samples; of each of sources", at_least=1)
+    size: int | None = setting(
+        None, "resize images to squares of so many pixels, bilinearly with antialiasing", at_least=1, at_most=4096
+    )
+    channels: int | None = setting(
+        None, "channels of images: grey ones are repeated, 3 become 1 by their luma", at_least=1, at_most=64
+    )
     test_fraction: float = setting(0.2, "test share where there is no test set", above=0, at_most=0.9)
     validation: float = setting(
         0.0, "share of the training samples to measure on in place of the test set, to choose settings", at_least=0,
@@ -68,11 +78,13 @@ class Data:
 
     def __post_init__(self) -> None:
         check_settings(self, "data")
-        given = [key for key in ("name", "file", "files") if getattr(self, key) is not None]
+        given = [key for key in ("name", "sources", "file", "files") if getattr(self, key) is not None]
         given += ["held_by_agents"] if self.held_by_agents else []
         if len(given) != 1:
             raise RecipeError(
-                "[data] must say exactly one of name, file, files, held_by_agents.", f"{given or 'none'}", "Keep one."
+                "[data] must say exactly one of name, sources, file, files, held_by_agents.",
+                f"{given or 'none'}",
+                "Keep one.",
             )
         of_hub = [key for key in ("classes", "class_names", "public_file") if getattr(self, key) is not None]
         if not self.held_by_agents and of_hub:
@@ -84,21 +96,26 @@ class Data:
         if self.held_by_agents:
             self._check_held_by_agents()
             return
-        if self.name is None and self.label is None:
+        if not self.by_name and self.label is None:
             raise RecipeError("[data] must say the label column of a table.", "no label", 'Add label = "column".')
         check_label_mapping(self.label_above, self.label_map)
         if self.columns is not None and self.schema is not None:
             raise RecipeError("[data] must say its columns once.", "'columns' beside 'schema'", "Keep one of them.")
         Columns(self.columns or {})
-        of_others = _OF_TABLES if self.name is not None else ("samples", "test_samples")
+        of_others = _OF_TABLES if self.by_name else _OF_NAMES
         defaults = {f.name: f.default for f in dataclasses.fields(self)}
         useless = [key for key in of_others if getattr(self, key) != defaults[key]]
         if useless:
             raise RecipeError(
-                f"[data] {', '.join(_OF_TABLES)} go with a table (file, files); samples and test_samples with a name.",
+                f"[data] {', '.join(_OF_TABLES)} go with a table (file, files); {', '.join(_OF_NAMES)} with a name.",
                 f"'{useless[0]}' beside '{given[0]}'",
                 f"Remove '{useless[0]}'.",
             )
+
+    @property
+    def by_name(self) -> bool:
+        """Whether it is a data set by name, or several of them; tables and what agents hold are not."""
+        return self.name is not None or self.sources is not None
 
     def _check_held_by_agents(self) -> None:
         """The hub has no data to split or to scale."""

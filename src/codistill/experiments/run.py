@@ -104,7 +104,7 @@ def source_of(recipe: Recipe, data_dir: str | None) -> dict[str, Any]:
     tables_of_folder = [
         path for path in (data.file, *(data.files or {}).values()) if path and not Path(path).is_absolute()
     ]
-    if data_dir is None or data.dir is not None or not (data.name or tables_of_folder):
+    if data_dir is None or data.dir is not None or not (data.by_name or tables_of_folder):
         return recipe.source
     return {**recipe.source, "data": {**recipe.source["data"], "dir": str(Path(data_dir).resolve())}}
 

@@ -46,13 +46,27 @@ class Compare:
     """[compare]: what a sweep's lines are held against."""
 
     target: float | None = setting(
-        None, "accuracy, or highest RMSE, whose price in bytes and rounds is told", above=0, at_most=1
+        None, "accuracy, or highest RMSE, whose price in rounds, exchanges, steps and bytes is told", above=0, at_most=1
     )
     gain_over: str | None = setting(None, "the line over which gains are told, seed by seed")
-    bytes_against: str | None = setting(None, "the line with whose bytes those of the others are compared")
+    fewer_against: str | None = setting(None, "the line with whose costs up to the target those of others are compared")
+    bytes_against: str | None = setting(None, "the same, of bytes only")
+    own: bool = setting(False, "compare scores on each agent's own test data, not on the common test set")
+    present: bool = setting(False, "compare scores of agents that took part in the round: of the newest common model")
 
     def __post_init__(self) -> None:
         check_settings(self, "compare")
+        if self.fewer_against is not None and self.bytes_against is not None:
+            raise RecipeError(
+                "[compare] may have one of fewer_against and bytes_against.",
+                f"fewer_against = '{self.fewer_against}', bytes_against = '{self.bytes_against}'",
+                "Remove bytes_against: fewer_against compares bytes, too.",
+            )
+
+    @property
+    def costs_against(self) -> str | None:
+        """The line with whose costs, or bytes only, those of the others are compared."""
+        return self.fewer_against or self.bytes_against
 
 
 @dataclass(frozen=True)
@@ -117,7 +131,8 @@ class Sweep:
     @property
     def test_part(self) -> str:
         """What the figures are measured on: the test set, the validation set, or in some runs the one or the other."""
-        parts = {"validation" if recipe.data.validation else "common test" for _, recipe in self.runs}
+        common = "own test" if self.compare.own else "common test"
+        parts = {"validation" if recipe.data.validation else common for _, recipe in self.runs}
         return " or ".join(sorted(parts))
 
 
@@ -204,7 +219,7 @@ def _compare(table: Any, compared: Axis) -> Compare:
             "'compare' must be a [compare] table.", f"{table!r}"[:80], "Write [compare] on a line, and its keys below."
         )
     compare: Compare = from_table(Compare, table, "compare")
-    for key in ("gain_over", "bytes_against"):
+    for key in ("gain_over", "fewer_against", "bytes_against"):
         label = getattr(compare, key)
         if label is not None and label not in compared.values:
             raise RecipeError(

@@ -25,6 +25,17 @@ def means(sweep: Sweep, frame: pd.DataFrame) -> pd.DataFrame:
     return table
 
 
+def on_compared_data(sweep: Sweep, frame: pd.DataFrame) -> pd.DataFrame:
+    """The rows with the scores that [compare] asks for.
+
+    `own`: on each agent's own test data instead of the common test set; `present`: only of agents that took part in the
+    round. Where only a share of the agents takes part, the others hold the common model of an earlier one.
+    """
+    metric, compare = metric_of(frame), sweep.compare
+    scores = frame[f"own_{metric}" if compare.own else metric]
+    return frame.assign(**{metric: scores.where(frame["present"].eq(True)) if compare.present else scores})
+
+
 def shown_keys(sweep: Sweep) -> list[str]:
     """The fields by which figures are told apart; the seed, which is averaged over, is none."""
     return [axis.key for axis in (*panels_of(sweep), lines_of(sweep))]

@@ -48,8 +48,9 @@ def execute_sweep(
         honest = [row for row in rows if row["round"] == recipe.rounds and not row.get("lies")]
         metric = recipe.evaluation.scores[0] if recipe.evaluation.scores else "accuracy"
         metric = as_score(metric).name
-        last = [row[metric] for row in honest if metric in row]
-        said = f"{metric_name(metric)} {score_text(metric, sum(last) / len(last))}" if last else "done"
+        key, where = (f"own_{metric}", " on own data") if sweep.compare.own else (metric, "")
+        last = [row[key] for row in honest if key in row]
+        said = f"{metric_name(metric)} {score_text(metric, sum(last) / len(last))}{where}" if last else "done"
         said += f" (of the {len(honest)} honest agents)" if any(row.get("lies") for row in rows) else ""
         tell(f"[{number}/{len(sweep)}] {words}: {said}")
         # With a hub, all that agents receive is from it; between peers every message is in somebody's `sent`.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -11,12 +12,19 @@ from rich.markup import escape
 from rich.table import Table
 
 from codistill.experiments.sweep import Axis, Sweep, lines_of, panels
+from codistill.experiments.sweep_costs import COSTS, compared_costs
 from codistill.results.metric_text import metric_name
 from codistill.text import bytes_text
 
 _MOST_ROUNDS = 7  # columns of a table
 _SPREAD_NOTE = "±: sample standard deviation over n seeds"
+_OWN_NOTE = "scores on each agent's own test data"
+_PRESENT_NOTE = "scores of the agents that took part in the round"
+_THESE_NOTE = "±: sample standard deviation over these seeds"
 _BYTES_NOTE = "bytes: sent by all agents and the hub in all rounds, each message counted once"
+_COUNTS_NOTE = "exchanges and gradient steps: sums over rounds of the mean of the agents that took part"
+_TARGET_NOTE = "of the seeds that reach it, up to the first evaluated round in which the mean of the agents does"
+_FACTOR_NOTE = "how many times fewer: means of the factors of each seed in which both reach it"
 
 Cell = Callable[[Any], str]  # the text of one column, from a row of costs
 
@@ -36,19 +44,27 @@ def score_tables(sweep: Sweep, table: pd.DataFrame, *, percent: bool) -> Iterato
                 seeds = [str(int(mine["seeds"].max()))] if repeated else []
                 cells[label] = [*seeds, *(_score_cell(mine, t, percent) for t in shown)]
         heads = [*(["n"] if repeated else []), *(f"round {t}" for t in shown)]
-        yield _table(title, compared, heads, cells, _notes(table))
+        yield _table(title, compared, heads, cells, _notes(sweep, table))
 
 
 def cost_tables(sweep: Sweep, table: pd.DataFrame, *, percent: bool) -> Iterator[Table]:
-    """One table per panel: a row per line, with what its score cost."""
-    compared, columns = lines_of(sweep), _cost_columns(sweep, percent, table.attrs["metric"])
-    caption = "; ".join(filter(None, (_BYTES_NOTE, _notes(table))))
-    if _is_repeated(table):
-        columns = {"n": lambda row: str(row["seeds"]), **columns}
+    """For each panel a table of what scores cost, of the costs up to the target, and of factors between lines."""
+    compared, compare = lines_of(sweep), sweep.compare
+    kinds = [("costs", _cost_columns(sweep, percent, table.attrs["metric"]), f"{_COUNTS_NOTE}; {_BYTES_NOTE}")]
+    if compare.target is not None:
+        target = target_text(compare.target, percent=percent)
+        kinds.append((f"costs to reach {target}", _target_columns(), _TARGET_NOTE))
+        if compare.costs_against is not None:
+            title = f"fewer than {compare.costs_against} to reach {target}"
+            kinds.append((title, _factor_columns(sweep), _FACTOR_NOTE))
     for title, part in panels(sweep, table):
         rows = {row[compared.key]: row for row in part.to_dict("records")}
-        cells = {label: [cell(rows[label]) for cell in columns.values()] for label in compared.values if label in rows}
-        yield _table(f"{title}: costs", compared, list(columns), cells, caption)
+        for number, (kind, columns, note) in enumerate(kinds):
+            if _is_repeated(table) and not number:
+                columns = {"n": lambda row: str(row["seeds"]), **columns}
+            cells = {line: [cell(rows[line]) for cell in columns.values()] for line in compared.values if line in rows}
+            notes = note, _notes(sweep, table, _THESE_NOTE if number else _SPREAD_NOTE)
+            yield _table(f"{title}: {kind}", compared, list(columns), cells, "; ".join(filter(None, notes)))
 
 
 def _is_repeated(table: pd.DataFrame) -> bool:
@@ -56,8 +72,10 @@ def _is_repeated(table: pd.DataFrame) -> bool:
     return bool((table["seeds"] > 1).any())
 
 
-def _notes(table: pd.DataFrame) -> str:
-    return "; ".join(filter(None, (_SPREAD_NOTE if _is_repeated(table) else "", honest_note(table))))
+def _notes(sweep: Sweep, table: pd.DataFrame, spread: str = _SPREAD_NOTE) -> str:
+    compare = sweep.compare
+    own, present = _OWN_NOTE if compare.own else "", _PRESENT_NOTE if compare.present else ""
+    return "; ".join(filter(None, (own, present, spread if _is_repeated(table) else "", honest_note(table))))
 
 
 def honest_note(table: pd.DataFrame) -> str:
@@ -113,25 +131,52 @@ def _cost_columns(sweep: Sweep, percent: bool, metric: str) -> dict[str, Cell]:
             "-" if row[line] == compare.gain_over else over_seeds(row, "gain", digits=2, sign="+")
         )
     columns["worst agent"] = lambda row: _score_text(row["worst_agent"], percent=percent)
+    for name in ("exchanges", "steps"):
+        columns[name] = lambda row, name=name: _count_text(row[name])  # type: ignore[misc]
     columns["bytes"] = lambda row: bytes_text(row["bytes"])
-    if compare.bytes_against is not None:
+    if compare.costs_against is not None:
         columns["fewer bytes"] = lambda row: _factor(row["fewer_bytes"])
-    if compare.target is not None:
-        target = target_text(compare.target, percent=percent)
-        columns[f"bytes\nto {target}"] = _bytes_to_target
-        columns[f"rounds\nto {target}"] = lambda row: (
-            f"{round(row['round_of_target'], 1):g}" if row["seeds_at_target"] else "-"
-        )
-        if compare.bytes_against is not None:
-            columns[f"fewer bytes\nto {target}"] = lambda row: _factor(row["fewer_bytes_to_target"])
     return columns
 
 
-def _bytes_to_target(row: Any) -> str:
-    if not row["seeds_at_target"]:
-        return "not reached"
-    some = f"{row['seeds_at_target']} of {row['seeds']} seeds: " if row["seeds_at_target"] < row["seeds"] else ""
-    return some + bytes_text(row["bytes_to_target"])
+def _target_columns() -> dict[str, Cell]:
+    """Each cost up to the target, of the seeds that reach it."""
+
+    def cell(row: Any, name: str, text: Callable[[float], str]) -> str:
+        return _spread_text(row[f"{name}_to_target"], row[f"{name}_to_target_spread"], text)
+
+    columns: dict[str, Cell] = {"seeds": lambda row: f"{row['seeds_at_target']} of {row['seeds']}"}
+    for name in COSTS:
+        columns[name] = partial(cell, name=name, text=bytes_text if name == "bytes" else _count_text)
+    return columns
+
+
+def _factor_columns(sweep: Sweep) -> dict[str, Cell]:
+    """The factors of each seed in which both lines reach the target."""
+
+    def cell(row: Any, name: str) -> str:
+        shown = _spread_text(row[f"fewer_{name}"], row[f"fewer_{name}_spread"], _factor)
+        return shown.replace(" x ±", " ±")
+
+    columns: dict[str, Cell] = {"seeds": lambda row: f"{row['seeds_compared']} of {row['seeds']}"}
+    for name in compared_costs(sweep.compare):
+        if name.endswith("_to_target"):
+            columns[f"fewer\n{name.removesuffix('_to_target')}"] = partial(cell, name=name)
+    return columns
+
+
+def _spread_text(mean: float, spread: float, text: Callable[[float], str]) -> str:
+    """A mean and, of several seeds, its spread."""
+    if np.isnan(mean):
+        return "-"
+    return text(mean) if np.isnan(spread) else f"{text(mean)} ± {text(spread)}"
+
+
+def _count_text(count: float) -> str:
+    """2.5 -> '2.5', 1234.5 -> '1,234'."""
+    if np.isnan(count):
+        return "-"
+    return f"{count:,.0f}" if count >= 100 else f"{round(count, 1):g}"
 
 
 def _factor(factor: float) -> str:

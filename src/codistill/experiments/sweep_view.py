@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.table import Table
 
 from codistill.experiments.sweep import Sweep, lines_of, panels, panels_of
-from codistill.experiments.sweep_costs import along_bytes, costs, has_costs
+from codistill.experiments.sweep_costs import along_costs, costs, has_costs
 from codistill.experiments.sweep_features import features_grid
-from codistill.experiments.sweep_means import means, metric_of
+from codistill.experiments.sweep_means import means, metric_of, on_compared_data
 from codistill.experiments.sweep_measures import measured
 from codistill.experiments.sweep_outputs import outputs_grid
 from codistill.experiments.sweep_run import TABLE
@@ -39,7 +39,7 @@ def show_sweep(sweep: Sweep, frame: pd.DataFrame, folder: Path, console: Console
 
     Tables are also written as LaTeX, and pictures as PDF, beside them.
     """
-    compared = sweep.on_all_values(frame)
+    compared = sweep.on_all_values(on_compared_data(sweep, frame))
     table, percent = means(sweep, compared), in_percent(metric_of(frame))
     _show(list(score_tables(sweep, table, percent=percent)), (folder / TABLE).with_suffix(".tex"), console)
     written = {"table": folder / TABLE, "LaTeX": (folder / TABLE).with_suffix(".tex"), "picture": folder / _PICTURE}
@@ -65,8 +65,8 @@ def show_costs(sweep: Sweep, frame: pd.DataFrame, folder: Path, console: Console
     written = {"costs": folder / _COSTS_TABLE}
     table.to_csv(folder / _COSTS_TABLE, index=False)
     if frame["sent"].any():
-        written[f"{metric_name(metric_of(frame))} against bytes"] = folder / _COSTS_PICTURE
-        draw_costs(sweep, along_bytes(sweep, frame), folder / _COSTS_PICTURE, percent=percent)
+        written[f"{metric_name(metric_of(frame))} against costs"] = folder / _COSTS_PICTURE
+        draw_costs(sweep, along_costs(sweep, frame), folder / _COSTS_PICTURE, percent=percent)
     return written
 
 
@@ -86,7 +86,7 @@ def draw_scores(sweep: Sweep, table: pd.DataFrame, path: Path, *, percent: bool)
 
 
 def draw_costs(sweep: Sweep, table: pd.DataFrame, path: Path, *, percent: bool) -> None:
-    """Score against bytes, all panels in one picture."""
+    """Score against each cost, all panels in one picture."""
     target = sweep.compare.target
     figure = sweep_plots.draw_costs(
         _panels(sweep, table), _layout(sweep, table), measured=_measured_on(sweep, table), percent=percent,

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
     from codistill.message import Message
 
+    LossOfTwo = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
 
 class Ability(Flag):
     """What a learner offers and what a protocol needs."""
@@ -128,6 +130,19 @@ class GradientLearner(Learner):
     def load(self, weights: dict[str, np.ndarray]) -> None:
         """Take over parameters and buffers by name; names left out keep their values."""
 
+    @property
+    @abstractmethod
+    def batch_norm(self) -> frozenset[str]:
+        """Names of the weights that belong to batch norm: its parameters, running statistics and counters."""
+
+    @abstractmethod
+    def parameters(self) -> dict[str, torch.Tensor]:
+        """The trainable parameters by name, to build a loss from."""
+
+    @abstractmethod
+    def gradient_at(self, weights: dict[str, np.ndarray], x: torch.Tensor, loss: LossOfTwo) -> dict[str, np.ndarray]:
+        """The gradient of loss(outputs with these weights, own outputs) by these weights; see `HasWeights`."""
+
 
 # --- what a protocol's file sees of `me.learner`: one class per ability ----------------------------------------
 
@@ -219,6 +234,24 @@ class HasWeights(Protocol):
 
     def load(self, weights: dict[str, np.ndarray]) -> None:
         """Take over parameters and buffers by name; names left out keep their values."""
+        ...
+
+    @property
+    def batch_norm(self) -> frozenset[str]:
+        """Names of the weights that belong to batch norm: its parameters, running statistics and counters."""
+        ...
+
+    def parameters(self) -> dict[str, torch.Tensor]:
+        """The trainable parameters by name, to build a loss from."""
+        ...
+
+    def gradient_at(self, weights: dict[str, np.ndarray], x: torch.Tensor, loss: LossOfTwo) -> dict[str, np.ndarray]:
+        """The gradient of loss(Φ(x; w), Φ(x; w_k)) by w, for given weights w and the model's own w_k.
+
+        Batch norm uses the statistics of the batch, as in a gradient step; dropout leaves nothing out. The model keeps
+        its own weights, which also stand in for names that are left out of `weights`. There is an array for each
+        floating-point weight; of running statistics it is 0.
+        """
         ...
 
 

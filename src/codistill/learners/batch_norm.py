@@ -17,16 +17,21 @@ def forward(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
     That is a batch of one sample, where a layer before has left one value per channel. In a larger batch, and where
     one image has many positions per channel, nothing is different.
     """
-    norms = [part for part in module.modules() if isinstance(part, _BatchNorm)] if len(x) == 1 else []
-    if not norms or not module.training:
+    with single_values_allowed(module, x):
         outputs: torch.Tensor = module(x)
-        return outputs
-    with _running_statistics_for_single_values(norms):
-        return torch.as_tensor(module(x))
+    return outputs
+
+
+def names_of_batch_norm(module: nn.Module) -> frozenset[str]:
+    """Names, in the module's state, of what belongs to batch norm: parameters, running statistics, counters."""
+    norms = {name: part for name, part in module.named_modules() if isinstance(part, _BatchNorm)}
+    return frozenset(f"{name}.{key}" if name else key for name, norm in norms.items() for key in norm.state_dict())
 
 
 @contextmanager
-def _running_statistics_for_single_values(norms: list[_BatchNorm]) -> Iterator[None]:
+def single_values_allowed(module: nn.Module, x: torch.Tensor) -> Iterator[None]:
+    """While it passes, batch norm that would see a single value per channel uses its running statistics."""
+    norms = [part for part in module.modules() if isinstance(part, _BatchNorm)] if len(x) == 1 else []
     changed: list[_BatchNorm] = []
 
     def check(norm: nn.Module, inputs: tuple[Any, ...]) -> None:

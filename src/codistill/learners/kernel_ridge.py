@@ -51,15 +51,17 @@ class KernelRidge(Learner):
 
     def fit(self, x: np.ndarray, targets: np.ndarray) -> None:
         """Solve (K + c N I) a = y; by pseudo-inverse at c = 0."""
-        inputs = np.asarray(x, dtype=np.float64).reshape(len(x), -1)
+        # A copy: a product of samples with themselves is computed otherwise, and with other last digits, where both are
+        # the same memory, as they would not be after a resume.
+        inputs = np.array(x, dtype=np.float64).reshape(len(x), -1)
         gram = self._gram(inputs, inputs)
         wanted = np.asarray(targets, dtype=np.float64)
         if self.c == 0:
-            self._coefficients = scipy.linalg.pinvh(gram) @ wanted
+            coefficients = scipy.linalg.pinvh(gram) @ wanted
         else:
             ridge = self.c * (self._federation_samples or len(inputs))
-            self._coefficients = _solve(gram + ridge * np.eye(len(inputs)), wanted)
-        self._inputs = inputs
+            coefficients = _solve(gram + ridge * np.eye(len(inputs)), wanted)
+        self._inputs, self._coefficients = inputs, np.ascontiguousarray(coefficients)
 
     @property
     def ready(self) -> bool:  # type: ignore[override]

@@ -15,7 +15,8 @@ from codistill.arguments import checked_arguments
 from codistill.data.shard import cut
 from codistill.errors import LearnerError
 from codistill.learners.ability import Ability, GradientLearner
-from codistill.learners.batch_norm import forward
+from codistill.learners.batch_norm import forward, names_of_batch_norm
+from codistill.learners.given_weights import gradient_at
 from codistill.learners.optimisers import OPTIMISERS, MakeOptimiser, lay_out_alike, make_optimiser
 from codistill.learners.portable import onnx_models as portable_onnx
 from codistill.learners.projection import with_projection
@@ -255,6 +256,24 @@ class TorchLearner(GradientLearner):
         for name, value in weights.items():
             # A view: half the time of a detour by torch. Means of counters are floats, the counters are not.
             np.copyto(own[name].detach().numpy(), value, casting="unsafe")
+
+    @cached_property
+    def batch_norm(self) -> frozenset[str]:
+        """Names of the weights that belong to batch norm: its parameters, running statistics and counters."""
+        return names_of_batch_norm(self.module)
+
+    def parameters(self) -> dict[str, torch.Tensor]:
+        """The trainable parameters by name, to build a loss from."""
+        return {name: each for name, each in self.module.named_parameters() if each.requires_grad}
+
+    def gradient_at(
+        self,
+        weights: dict[str, np.ndarray],
+        x: torch.Tensor,
+        loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    ) -> dict[str, np.ndarray]:
+        """The gradient of loss(Φ(x; w), Φ(x; w_k)) by w, for given weights w and the model's own w_k."""
+        return gradient_at(self.module, weights, x, loss)
 
     # --- state, travel, checks ----------------------------------------------------------------
 

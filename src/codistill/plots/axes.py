@@ -78,6 +78,13 @@ def bytes_axis(axes: Axes, traffic: np.ndarray) -> None:
     axes.xaxis.set_major_formatter(lambda count, _: tick_text(count))
 
 
+def counts_axis(axes: Axes) -> None:
+    """Whole numbers below, from zero on."""
+    axes.set_xlim(left=0)
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 5, 10]))
+    axes.xaxis.set_major_formatter(lambda count, _: f"{count:,.0f}")
+
+
 def time_axis(axes: Axes) -> None:
     """Seconds below, from the start of the run on."""
     axes.set_xlim(left=0)

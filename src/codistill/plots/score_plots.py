@@ -12,7 +12,16 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from codistill.plots.axes import LEGEND, bytes_axis, canvas, markers, mean_and_range, rounds_axis, time_axis
+from codistill.plots.axes import (
+    LEGEND,
+    bytes_axis,
+    canvas,
+    counts_axis,
+    markers,
+    mean_and_range,
+    rounds_axis,
+    time_axis,
+)
 from codistill.plots.fault_bands import shade_faults
 from codistill.plots.style import INK, MUTED, STYLE, series_style
 from codistill.results.metric_text import in_percent
@@ -22,6 +31,7 @@ MOST_SWITCHES = 20  # agents that have a colour, and a switch in the report, of 
 MOST_POINTS = 40_000  # of all agents' lines together, so that the page stays small
 _BYTES = "bytes sent and received, all agents together"
 _TIME = "seconds since the start, by the clock of the run"
+_COUNTS = {"exchanges": "exchanges, per agent", "steps": "gradient steps, per agent"}
 
 
 def draw_rounds(run: RunScores) -> Figure:
@@ -62,6 +72,28 @@ def draw_traffic(run: RunScores) -> Figure:
     return figure
 
 
+def counted(run: RunScores) -> dict[str, np.ndarray]:
+    """Exchanges and gradient steps up to each evaluated round, those that there were."""
+    found = {"exchanges": run.exchanges, "steps": run.steps}
+    return {name: counts for name, counts in found.items() if counts is not None and counts.any()}
+
+
+def draw_counts(run: RunScores) -> Figure:
+    """Score against exchanges and against gradient steps, side by side."""
+    counts = counted(run)
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(9, 3.6), layout="constrained")
+        grid = figure.subplots(1, len(counts), squeeze=False, sharey=True)[0]
+        for axes, (name, x) in zip(grid, counts.items(), strict=True):
+            mean_and_range(axes, x, run.values, agents=len(run.names))
+            _finish(axes, run, _COUNTS[name])
+            counts_axis(axes)
+        for axes in grid[1:]:
+            axes.set_title("")
+            axes.get_legend().remove()
+    return figure
+
+
 def draw_times(run: RunScores) -> Figure:
     """Score against the time since the start, of a run with a clock."""
     assert run.times is not None
@@ -74,26 +106,34 @@ def draw_times(run: RunScores) -> Figure:
 
 
 def draw_runs(runs: Sequence[tuple[int, RunScores]], against: str = "round") -> Figure:
-    """Mean score of several numbered runs against "round", "bytes" or "time"; lines have the gid 'run-<number>'."""
+    """Mean score of several numbered runs against "round", a cost or "time"; lines have the gid 'run-<number>'."""
     with matplotlib.rc_context(STYLE):
         figure, axes = canvas(9, 4)
         for index, run in runs:
             colour, dash = series_style(index)
             gid = f"run-{index}"
-            if against == "bytes" and run.traffic[-1] == 0:
+            x = values_along(run, against)
+            assert x is not None
+            if not x.any():  # it has not spent anything of it
                 axes.axhline(run.mean[-1], color=colour, linestyle=dash, linewidth=1.2, alpha=0.8, gid=gid)
                 continue
-            x = {"round": run.rounds, "bytes": run.traffic, "time": run.times}[against]
-            assert x is not None
             axes.plot(x, run.mean, color=colour, linestyle=dash, linewidth=2, gid=gid, **markers(len(x)))
-        _finish(axes, runs[0][1], {"round": "round", "bytes": _BYTES, "time": _TIME}[against])
+        _finish(axes, runs[0][1], {"round": "round", "bytes": _BYTES, "time": _TIME, **_COUNTS}[against])
         if against == "bytes":
             bytes_axis(axes, np.concatenate([run.traffic for _, run in runs if run.traffic.any()]))
         elif against == "time":
             time_axis(axes)
+        elif against in _COUNTS:
+            counts_axis(axes)
         else:
             rounds_axis(axes, np.concatenate([run.rounds for _, run in runs]))
     return figure
+
+
+def values_along(run: RunScores, against: str) -> np.ndarray | None:
+    """What a run's scores are drawn against: rounds, a cost or the time up to each of them; None: unknown."""
+    known: dict[str, np.ndarray | None] = {"round": run.rounds, "bytes": run.traffic, "time": run.times}
+    return {**known, "exchanges": run.exchanges, "steps": run.steps}[against]
 
 
 def _mean_range_alone(axes: Axes, run: RunScores, x: np.ndarray) -> None:

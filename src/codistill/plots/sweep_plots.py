@@ -1,14 +1,14 @@
 """The pictures of a sweep: panels of lines with one legend.
 
 A panel is a title and, for each line by its label, a frame with the columns `round` and `mean`, and where they are
-known `spread` (over seeds) and `bytes` (sent so far).
+known `spread` (over seeds) and the costs so far: `rounds`, `exchanges`, `steps` and `bytes`.
 """
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -25,6 +25,12 @@ from codistill.plots.style import BLUE, COLOURS, INK, MUTED, STYLE
 Lines = Mapping[str, pd.DataFrame]  # label -> rows of one line
 
 _LOG_FROM = 100  # ratio of the largest to the smallest value of a measure
+_COSTS = {
+    "rounds": "rounds",
+    "exchanges": "exchanges so far, per agent",
+    "steps": "gradient steps so far, per agent",
+    "bytes": "bytes sent so far, all together",
+}
 _WIDEST = 38  # letters beside an axis
 
 
@@ -57,24 +63,25 @@ def draw_costs(
     percent: bool,
     target: tuple[float, str] | None = None,
 ) -> Figure:
-    """Score against bytes; a line without traffic is drawn dashed at its last score, a target dotted."""
-    sent = pd.concat([line["bytes"] for _, lines in panels for line in lines.values()] or [pd.Series(dtype=float)])
-    sent = sent[sent > 0]
-    decades = float(np.log10(sent.max() / sent.min())) if len(sent) else 0.0
+    """Score against each cost: a row for each panel, a column for each cost.
 
-    def panel(axes: Axes, title: str, lines: Lines) -> None:
-        _draw_lines(axes, lines, layout.labels, x="bytes")
+    A line without some cost (nothing sent, no steps) is drawn dashed at its last score, a target dotted.
+    """
+    spent = {name: _positive(panels, name) for name in _COSTS}
+    # Where nobody was evaluated there is no line, and one empty column.
+    spent = {name: values for name, values in spent.items() if len(values) or name == "rounds"}
+
+    def panel(axes: Axes, title: str, lines: Lines, cost: str) -> None:
+        _draw_lines(axes, lines, layout.labels, x=cost)
         if target is not None:
             axes.axhline(target[0], color=MUTED, linestyle="dotted", linewidth=1.2, label=target[1])
-        axes.set_title(title)
-        axes.set_xlabel("bytes sent so far, all together")
-        axes.set_xscale("log")
-        axes.xaxis.set_major_locator(_byte_ticks(decades))
-        axes.xaxis.set_major_formatter(lambda count, _: tick_text(count))
-        axes.xaxis.set_minor_formatter(NullFormatter())
+        axes.set_title(title if cost == "rounds" else "")  # once in a row
+        axes.set_xlabel(_COSTS[cost])
+        _cost_axis(axes, spent[cost], is_bytes=cost == "bytes")
         _score_axis(axes, measured, percent=percent)
 
-    return _draw_panels([partial(panel, title=title, lines=lines) for title, lines in panels], layout)
+    drawn = [partial(panel, title=title, lines=lines, cost=cost) for title, lines in panels for cost in spent]
+    return _draw_panels(drawn, replace(layout, columns=len(spent)), sharex="col")
 
 
 def draw_measures(measures: Mapping[str, Sequence[tuple[str, Lines]]], layout: Layout) -> Figure:
@@ -98,7 +105,11 @@ def draw_measures(measures: Mapping[str, Sequence[tuple[str, Lines]]], layout: L
 
 
 def _draw_panels(
-    drawn: Sequence[Callable[[Axes], None]], layout: Layout, *, sharey: Literal["all", "row"] = "all"
+    drawn: Sequence[Callable[[Axes], None]],
+    layout: Layout,
+    *,
+    sharex: Literal["all", "col"] = "all",
+    sharey: Literal["all", "row"] = "all",
 ) -> Figure:
     rows = -(-len(drawn) // layout.columns)
     with matplotlib.rc_context(STYLE):
@@ -106,7 +117,7 @@ def _draw_panels(
         legend = 0.7 + 0.085 * max(map(len, layout.labels))
         width = 4.6 if layout.columns == 1 else 3.4
         figure = Figure(figsize=(width * layout.columns + legend, 2.9 * rows + 0.5), layout="constrained")
-        grid = figure.subplots(rows, layout.columns, squeeze=False, sharex=True, sharey=sharey)
+        grid = figure.subplots(rows, layout.columns, squeeze=False, sharex=sharex, sharey=sharey)
         handles: dict[Any, Any] = {}
         for axes, draw_panel in zip(grid.flat, drawn, strict=True):
             draw_panel(axes)
@@ -126,10 +137,11 @@ def _draw_lines(axes: Axes, lines: Lines, labels: Sequence[str], x: str = "round
         if label not in lines:
             continue
         colour, mine = colours[number % len(colours)], lines[label].sort_values("round")
-        if len(mine) == 1 if x == "round" else not mine[x].any():  # a baseline of one round, or without traffic
+        # A baseline of one round, or without this cost.
+        if len(mine) == 1 if x in ("round", "rounds") else not mine[x].any():
             axes.axhline(mine["mean"].iloc[-1], color=colour, linestyle="dashed", linewidth=1.4, label=label)
             continue
-        mine = mine[mine[x] > 0]  # a logarithmic axis has no place for rounds before the first byte
+        mine = mine[mine[x] > 0]  # a logarithmic axis has no place for rounds before the first of it
         size = 3 if len(mine) <= MOST_MARKERS else 0
         axes.plot(mine[x], mine["mean"], color=colour, marker="o", markersize=size, linewidth=1.8, label=label)
         if "spread" in mine:
@@ -148,8 +160,27 @@ def _score_axis(axes: Axes, measured: str, *, percent: bool) -> None:
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))
 
 
-def _byte_ticks(decades: float) -> Locator:
-    """As many numbers of bytes as have room for their labels beside one another."""
+def _positive(panels: Sequence[tuple[str, Lines]], cost: str) -> pd.Series[float]:
+    """All values of a cost that can be drawn."""
+    values = [line[cost] for _, lines in panels for line in lines.values()]
+    found = pd.concat(values) if values else pd.Series(dtype=float)
+    return found[found > 0]
+
+
+def _cost_axis(axes: Axes, spent: pd.Series[float], *, is_bytes: bool) -> None:
+    """Numbers below: logarithmic for bytes, and for counts that span much."""
+    decades = float(np.log10(spent.max() / spent.min())) if len(spent) else 0.0
+    if is_bytes or spent.max() > _LOG_FROM * spent.min():
+        axes.set_xscale("log")
+        axes.xaxis.set_major_locator(_log_ticks(decades))
+        axes.xaxis.set_minor_formatter(NullFormatter())
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, min_n_ticks=3, steps=[1, 2, 2.5, 3, 4, 5, 10]))
+    axes.xaxis.set_major_formatter(lambda count, _: tick_text(count) if is_bytes else f"{count:,.0f}")
+
+
+def _log_ticks(decades: float) -> Locator:
+    """As many numbers as have room for their labels beside one another."""
     if decades < 0.5:
         return MaxNLocator(4, steps=[1, 2, 5, 10])
     return LogLocator(subs=(1, 2, 5) if decades < 1.3 else (1, 3) if decades < 2.3 else (1,))

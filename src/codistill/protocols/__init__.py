@@ -15,21 +15,28 @@ from codistill.protocols.ekd import EKD
 from codistill.protocols.fd import FD
 from codistill.protocols.fedal import FedAL
 from codistill.protocols.fedavg import FedAvg
+from codistill.protocols.fedbn import FedBN
 from codistill.protocols.feddf import FedDF
+from codistill.protocols.feddistill import FedDistill
+from codistill.protocols.feddkd import FedDKD
+from codistill.protocols.fedgen import FedGen
+from codistill.protocols.fedmax import FedMAX
 from codistill.protocols.fedmd import FedMD
 from codistill.protocols.fedproto import FedProto
+from codistill.protocols.fedprox import FedProx
 from codistill.protocols.pkd import PKD
 from codistill.protocols.silo_sgd import SiloSGD
 
 PROTOCOLS: dict[str, type[Protocol]] = {
     protocol.name: protocol
     for protocol in (
-        AKD, Alone, AvgKD, Backfitting, Centralised, CRS, DDistillation, DSGD, EKD, FD, FedAL, FedAvg, FedDF, FedMD,
-        FedProto, PKD, SiloSGD,
+        AKD, Alone, AvgKD, Backfitting, Centralised, CRS, DDistillation, DSGD, EKD, FD, FedAL, FedAvg, FedBN, FedDF,
+        FedDistill, FedDKD, FedGen, FedMAX, FedMD, FedProto, FedProx, PKD, SiloSGD,
     )
 }  # fmt: skip
 
 __all__ = [
     "AKD", "CRS", "DSGD", "EKD", "FD", "PKD", "PROTOCOLS", "Alone", "AvgKD", "Backfitting", "Centralised",
-    "DDistillation", "FedAL", "FedAvg", "FedDF", "FedMD", "FedProto", "SiloSGD",
+    "DDistillation", "FedAL", "FedAvg", "FedBN", "FedDF", "FedDKD", "FedDistill", "FedGen", "FedMAX", "FedMD",
+    "FedProto", "FedProx", "SiloSGD",
 ]  # fmt: skip

@@ -27,6 +27,7 @@ class Alone(Protocol):
     local_epochs: int = setting(1, "epochs of local training per round", at_least=0)
     local_steps: int | None = setting(None, "gradient steps per round, instead of epochs", at_least=0)
     batch_size: int = setting(32, "samples per gradient step", at_least=1)
+    lr_decay: float = setting(1.0, "factor on the learning rate per round", above=0, at_most=1)
     refit: bool = setting(False, "fit every learner anew in every round, as protocols do whose models travel")
 
     def message_bytes(self, classes: int, public: int) -> int:
@@ -43,6 +44,7 @@ class Alone(Protocol):
         if self.refit:
             me.learner.fit(me.shard.x, me.shard.targets)
         elif Ability.GRADIENTS in me.learner.abilities:
+            parts.set_lr(me, self.lr_decay**t, None)
             parts.train_locally(me, me.shard.batches(t, self.batch_size, self.local_epochs, self.local_steps))
 
 

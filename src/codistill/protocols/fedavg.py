@@ -17,7 +17,8 @@ class FedAvg(Protocol):
     returns their mean, weighted by the number of samples n_k. All agents need the same architecture.
 
     Deviations: n_k counts for at most `cap` times the median of all. `aggregate` = "median" or "trimmed" takes, of each
-    weight, the median or trimmed mean (Yin et al., ICML 2018) instead, in which every agent counts alike.
+    weight, the median or trimmed mean (Yin et al., ICML 2018) instead, in which every agent counts alike. Agents get
+    the mean at the end of a round; where only a share takes part in each, one that missed it gets it before it trains.
     """
 
     name = "fedavg"
@@ -28,6 +29,7 @@ class FedAvg(Protocol):
     local_epochs: int = setting(1, "epochs of local training per round", at_least=0)
     local_steps: int | None = setting(None, "gradient steps per round, instead of epochs", at_least=0)
     batch_size: int = setting(32, "samples per gradient step", at_least=1)
+    lr_decay: float = setting(1.0, "factor on the learning rate per round", above=0, at_most=1)
     aggregate: str = setting("mean", "how the weights of all become one", choices=parts.PLAIN_KINDS)
     trim: float = setting(0.2, "share that 'trimmed' leaves out at each end", at_least=0, at_most=0.49)
     cap: float = setting(10.0, "largest n_k in the mean, in medians of all n_k", at_least=1)
@@ -40,25 +42,23 @@ class FedAvg(Protocol):
 
     async def round(self, me: Agent, t: int) -> None:
         """Train, send w_k with n_k, take over the mean."""
+        if me.sampled and t > 0:  # who missed the last round first gets its common weights
+            newest = await me.ask_hub(holds=parts.round_held(me), expect=me.learner.weights())
+            parts.take_over(me, newest, t - 1)
+        parts.set_lr(me, self.lr_decay**t, None)
         parts.train_locally(me, me.shard.batches(t, self.batch_size, self.local_epochs, self.local_steps))
         weights = me.learner.weights()
         mean = await me.ask_hub(Message(weights, {"samples": len(me.shard)}), expect=weights)
-        if mean is not None:
-            me.learner.load({name: mean[name] for name in weights})
+        parts.take_over(me, mean, t)
 
     async def hub(self, me: Hub, t: int) -> None:
         """Average the weights that arrived; should agents have joined with different ones, each kind by itself."""
+        if me.sampled and t > 0:
+            await me.scatter(parts.newest_weights(me, await me.gather(expect={"holds": int})))
         heard = parts.accepted_weights(me, await me.gather())
-        groups = parts.groups_alike(me, heard, "weights")
-        if len(groups) > 1:
-            kinds = "; ".join(", ".join(names) for names, _ in groups)
-            me.remark(f"agents with different architectures, each averaged by itself: {kinds}")
-        answers = dict.fromkeys(me.present, Message())
-        for names, group in groups:
-            # w ← Σ_k n_k / n · w_k
-            mean = Message(parts.combined_weights(group, self.aggregate, self.trim, self.cap))
-            answers |= dict.fromkeys(names, mean)
-        await me.scatter(answers)
+        means = parts.group_means(me, heard, self.aggregate, self.trim, self.cap)  # w ← Σ_k n_k / n · w_k
+        parts.keep_newest(me, means, t)
+        await me.scatter(parts.to_groups(me, means))
 
     def check(self, agents: Sequence[Agent]) -> None:
         """All agents must have the same weights by name and shape."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from codistill.plots.heatmaps import draw_maps
-from codistill.plots.score_plots import draw_runs
+from codistill.plots.score_plots import draw_runs, values_along
 from codistill.reports import html
 from codistill.reports.run_sections import OUTPUTS, how_to_read_outputs
 from codistill.reports.score_cells import byzantine_note, gain_cell, gain_note, measured_on, score_cells
@@ -14,35 +16,53 @@ from codistill.results.run_scores import RunScores
 from codistill.results.summary import Summary
 from codistill.text import bytes_text, duration_text
 
+# What scores are drawn against: its words, and what is said of runs that have spent none of it or do not know it.
+_ALONG = {
+    "bytes": ("bytes", "Without messages", ""),
+    "exchanges": ("exchanges", "Without exchanges", "Not counted"),
+    "steps": ("gradient steps", "Without gradient steps", "Not counted"),
+    "time": ("time", "", "Without a clock"),
+}
+_CHARTS = {"round": "rounds", "bytes": "traffic", "exchanges": "exchanges", "steps": "steps", "time": "times"}
+
 
 def chart_sections(alike: Sequence[tuple[int, RunScores]]) -> list[str]:
     """The charts of numbered runs that were measured in the same way."""
     first = alike[0][1]
-    headings = [f"Mean {metric_name(first.metric)} {along}" for along in ("per round", "against bytes", "against time")]
     evaluated = [(index, run) for index, run in alike if len(run.rounds)]
+    heading = f"Mean {metric_name(first.metric)} per round"
     if not evaluated:
-        return [html.section(headings[0], html.note("These runs were not evaluated."))]
+        return [html.section(heading, html.note("These runs were not evaluated."))]
     boxes = [
         html.switch(f"[data-series=run-{index}]", run.title, html.swatch(index), on=True) for index, run in evaluated
     ]
     switches = f"<form class='switches'>{''.join(boxes)}</form>"
-    titles = {f"run-{index}": run.title for index, run in evaluated}
-    names = [f"{chart}-{first.metric}{'-own' if first.own else ''}" for chart in ("rounds", "traffic", "times")]
-    rounds = switches + html.chart(draw_runs(evaluated), names[0], headings[0], titles)
-    silent = [run.title for _, run in evaluated if run.traffic[-1] == 0]
-    if len(silent) == len(evaluated):
-        traffic = html.note("The agents exchanged nothing.")
-    else:
-        traffic = html.chart(draw_runs(evaluated, against="bytes"), names[1], headings[1], titles)
-        traffic += html.note(f"Without messages, drawn as a level line: {', '.join(silent)}." if silent else "")
-    sections = [html.section(headings[0], rounds), html.section(headings[1], traffic)]
-    timed = [(index, run) for index, run in evaluated if run.times is not None]
-    if timed:
-        without = [run.title for _, run in evaluated if run.times is None]
-        times = html.chart(draw_runs(timed, against="time"), names[2], headings[2], titles)
-        times += html.note(f"Without a clock, and so not drawn: {', '.join(without)}." if without else "")
-        sections.append(html.section(headings[2], times))
+    return [html.section(heading, switches + _chart(evaluated, "round", heading)), *_against(evaluated)]
+
+
+def _against(evaluated: Sequence[tuple[int, RunScores]]) -> list[str]:
+    """Sections of the mean score against each cost, and against time."""
+    sections = []
+    for against, (words, nothing, unknown) in _ALONG.items():
+        heading = f"Mean {metric_name(evaluated[0][1].metric)} against {words}"
+        along = {index: values_along(run, against) for index, run in evaluated}
+        known = [(index, run) for index, run in evaluated if along[index] is not None]
+        level = [run.title for index, run in known if not np.any(along[index])]
+        missing = [run.title for index, run in evaluated if along[index] is None]
+        if len(level) < len(known):
+            notes = [f"{nothing}, drawn as a level line: {', '.join(level)}."] if level else []
+            notes += [f"{unknown}, and so not drawn: {', '.join(missing)}."] if missing else []
+            sections.append(html.section(heading, _chart(known, against, heading) + html.note(*notes)))
+        elif against == "bytes":
+            sections.append(html.section(heading, html.note("The agents exchanged nothing.")))
     return sections
+
+
+def _chart(runs: Sequence[tuple[int, RunScores]], against: str, heading: str) -> str:
+    """The chart of some runs, with their titles at its lines."""
+    first = runs[0][1]
+    name = f"{_CHARTS[against]}-{first.metric}{'-own' if first.own else ''}"
+    return html.chart(draw_runs(runs, against), name, heading, {f"run-{index}": run.title for index, run in runs})
 
 
 def all_outputs(summaries: Sequence[Summary]) -> str:

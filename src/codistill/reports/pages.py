@@ -28,6 +28,7 @@ def write_report(summary: Summary, path: Path) -> Path:
         "Alone versus together": run_sections.gains_section(summary, run),
         f"{name} per round": run_sections.rounds_section(summary, run),
         f"{name} against bytes": run_sections.traffic_section(run),
+        f"{name} against exchanges and gradient steps": run_sections.counts_section(run),
         f"{name} against time": run_sections.times_section(run),
         "Graph of agents": run_sections.graph_section(summary, run),
         "Protocol measures": run_sections.measures_section(summary),

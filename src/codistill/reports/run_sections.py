@@ -8,7 +8,15 @@ from codistill.plots.gain_plot import draw_gains, omitted_agents, with_gain
 from codistill.plots.heatmaps import MOST_NUMBERS, draw_outputs
 from codistill.plots.measure_plot import draw_measure
 from codistill.plots.partition_plot import draw_partition
-from codistill.plots.score_plots import MOST_SWITCHES, draw_rounds, draw_times, draw_traffic, thinning
+from codistill.plots.score_plots import (
+    MOST_SWITCHES,
+    counted,
+    draw_counts,
+    draw_rounds,
+    draw_times,
+    draw_traffic,
+    thinning,
+)
 from codistill.reports import html
 from codistill.reports.score_cells import measured_on
 from codistill.results.agent_lines import AgentLine, honest_lines
@@ -85,6 +93,18 @@ def traffic_section(run: RunScores) -> str:
         return html.note("The agents exchanged nothing.")
     note = "Bytes are those of the encoded messages that all agents sent and received since the first round."
     return html.chart(draw_traffic(run), "traffic", f"{metric_name(run.metric)} against bytes") + html.note(note)
+
+
+def counts_section(run: RunScores) -> str:
+    """Score against exchanges and gradient steps; empty where there were none, or they were not counted."""
+    if not len(run.rounds) or not counted(run):
+        return ""
+    note = (
+        "An exchange is a time that an agent waits for messages of others; a gradient step is one on a batch. "
+        "Of each round, the mean of the agents that took part counts."
+    )
+    name = f"{metric_name(run.metric)} against exchanges and steps"
+    return html.chart(draw_counts(run), "counts", name) + html.note(note)
 
 
 def times_section(run: RunScores) -> str:

@@ -12,7 +12,9 @@ from codistill.faults import Fault
 from codistill.results.summary import Summary
 
 # What a row may hold beside scores that is not a protocol's measure.
-_OTHER_KEYS = {"round", "agent", "present", "sent", "received", "from_hub", "lies", "time", "test_samples"}
+_OTHER_KEYS = {
+    "round", "agent", "present", "sent", "received", "steps", "exchanges", "from_hub", "lies", "time", "test_samples",
+}  # fmt: skip
 # Title and explanation of what the bundled protocols measure.
 _KNOWN = {
     "discriminator_accuracy": (

@@ -1,8 +1,9 @@
 """What is told of a run while it goes on: one record for each event, and the rows of its metrics.
 
-A row is a plain dict: "round", "agent", "present", "sent" and "received" (bytes), the protocol's own measures, and
-after an evaluation the scores by name ("accuracy", or "rmse" for real values, unless others are asked for; on the
-agent's own data "own_accuracy") with "test_samples".
+A row is a plain dict: "round", "agent", "present", "sent" and "received" (bytes), "steps" (gradient steps) and
+"exchanges" (how often the agent waited for messages of others), the protocol's own measures, and after an evaluation
+the scores by name ("accuracy", or "rmse" for real values, unless others are asked for; on the agent's own data
+"own_accuracy") with "test_samples".
 """
 
 from __future__ import annotations
@@ -15,6 +16,16 @@ from codistill.results.outputs import Outputs
 
 Row = dict[str, Any]
 Scores = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """What agents have reached and done alone."""
+
+    scores: dict[str, Scores]
+    """Scores at the end, by name of the agent."""
+    steps: dict[str, list[int]]
+    """Gradient steps of each round, of the agents that have told them."""
 
 
 @dataclass(frozen=True)

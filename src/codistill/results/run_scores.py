@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 import numpy as np
 
 from codistill.faults import Fault
 from codistill.results.agent_lines import AgentLine, counted_lines, mean_of_known
 from codistill.results.metric_text import metric_name
+from codistill.results.records import Row
 from codistill.results.summary import Summary
 
 
@@ -25,6 +28,9 @@ class RunScores:
     traffic: np.ndarray  # bytes sent and received by all agents up to each such round
     times: np.ndarray | None  # seconds since the start at the end of each such round, if the run had a clock
     curves: dict[str, tuple[list[int], list[float]]]  # of each agent: rounds and scores
+    # Up to each such round, summed over rounds: the mean of the agents that took part. None: it was not counted.
+    steps: np.ndarray | None = None
+    exchanges: np.ndarray | None = None
     faults: tuple[Fault, ...] = ()  # those that were injected
     test_part: str = "test"
     greater_is_better: bool = True  # of the metric
@@ -98,7 +104,24 @@ def scores_of(summary: Summary) -> RunScores:
         traffic=np.array([up_to[done] for done in rounds], dtype=float),
         times=np.array([times[done] for done in rounds]) if rounds and times.keys() >= set(rounds) else None,
         curves=curves,
+        steps=_counted(summary.rows, "steps", rounds),
+        exchanges=_counted(summary.rows, "exchanges", rounds),
         faults=summary.faults,
         test_part=summary.test_part,
         greater_is_better=summary.shown_scores[0].greater_is_better,
     )
+
+
+def _counted(rows: Sequence[Row], name: str, rounds: Sequence[int]) -> np.ndarray | None:
+    """A count up to each of some rounds; None where a run of an older version has no such column."""
+    if not all(name in row for row in rows):
+        return None
+    by_round: dict[int, list[int]] = {}
+    for row in rows:
+        counts = by_round.setdefault(int(row["round"]), [])
+        if row["present"]:
+            counts.append(row[name])
+    done = sorted(by_round)
+    so_far = np.cumsum([fmean(by_round[t]) if by_round[t] else 0.0 for t in done])
+    up_to = dict(zip(done, so_far, strict=True))
+    return np.array([up_to[t] for t in rounds])

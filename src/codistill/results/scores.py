@@ -29,7 +29,8 @@ SAFEGUARD_WEIGHT = "safeguard_weight"  # the key of that weight
 MOST_SCORES = 20
 _TRIED_CLASSES = 1000  # beyond, whether a score can be computed shows when it is
 _RESERVED = (
-    "round", "agent", "present", "lies", "sent", "received", "from_hub", "test_samples", "seed", SAFEGUARD_WEIGHT,
+    "round", "agent", "present", "lies", "sent", "received", "steps", "exchanges", "from_hub", "test_samples", "seed",
+    SAFEGUARD_WEIGHT,
 )  # fmt: skip
 
 

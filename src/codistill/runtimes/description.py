@@ -93,7 +93,7 @@ class RunDescription:
         """Tell the nodes at hand who takes part and what is shared."""
         for node in self.nodes:
             node.seed, node.topology, node.classes = self.seed, self.topology, self.classes
-            node.asynchronous = self.asynchronous
+            node.asynchronous, node.sampled = self.asynchronous, self.faults.participation < 1
             if isinstance(node, Agent) and node.shard is None:
                 node.settle(self.classes, self.encoding)
             if self.public is not None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
 
 from codistill.agent import Agent
+from codistill.data.shard import cut
 from codistill.hooks import run_hook
 from codistill.learners.ability import Ability, AnyLearner
 from codistill.protocol import Protocol
+
+if TYPE_CHECKING:
+    from codistill.learners.ability import LossOfTwo
 
 # Outputs before the softmax of a model in use are below a hundred or so, and so are its losses. Far beyond, the
 # squares of their gradients, which Adam keeps, would soon be infinite.
@@ -58,7 +62,7 @@ class GuardedLearner:
     def descend(self, loss: torch.Tensor) -> None:
         """A step down the loss, unless the loss has diverged."""
         self._copy_start()
-        self._me.work += 1
+        self._count(1)
         if abs(float(loss.detach())) <= _LARGEST_LOSS:
             self._learner.descend(loss)
         else:
@@ -67,7 +71,7 @@ class GuardedLearner:
     def fit(self, x: np.ndarray, targets: np.ndarray) -> None:
         """Fit to targets; where these are such that the model diverges, it stays as it was."""
         self._copy_start()
-        self._me.work += _batches(self._learner, len(x))
+        self._count(_batches(self._learner, len(x)))
         self._learner.fit(x, targets)
         self.check()
 
@@ -81,6 +85,12 @@ class GuardedLearner:
         self.check()
         return self._learner.weights()
 
+    def gradient_at(self, weights: dict[str, np.ndarray], x: torch.Tensor, loss: LossOfTwo) -> dict[str, np.ndarray]:
+        """A gradient by other weights, of a model with finite ones; it costs as much as a step."""
+        self.check()
+        self._count(1)
+        return self._learner.gradient_at(weights, x, loss)
+
     def evaluated_features(self, x: np.ndarray) -> np.ndarray:
         """Features of finite weights."""
         self.check()
@@ -90,6 +100,11 @@ class GuardedLearner:
         """Return to the start of the round if the weights are not finite: a last step may have left them so."""
         if self._start is not None and not self._learner.is_finite():
             self._return("its weights, or the state of its optimiser, were not finite")
+
+    def _count(self, steps: int) -> None:
+        """Count gradient steps, and the time that they take where the run has a clock."""
+        self._me.work += steps
+        self._me.steps += steps
 
     def _copy_start(self) -> None:
         if self._start is None:
@@ -166,7 +181,7 @@ async def guarded_round(protocol: Protocol, me: Agent, t: int) -> None:
 def _batches(learner: AnyLearner, samples: int) -> int:
     """How many batches a fit goes over; for a model that has none, as if it took 32 samples at a time."""
     size, epochs = getattr(learner, "batch_size", 32), getattr(learner, "epochs", 1)
-    return -(-samples // size) * epochs
+    return len(cut(samples, size)) * epochs
 
 
 def copied(tree: Any) -> Any:

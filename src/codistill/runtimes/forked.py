@@ -21,7 +21,7 @@ import torch
 
 from codistill.errors import CodistillError, RuntimeFault
 from codistill.results.outputs import View
-from codistill.results.records import Scores
+from codistill.results.records import Baseline, Scores
 from codistill.runtimes.description import RunDescription
 from codistill.runtimes.interrupt import GentleInterrupt
 from codistill.runtimes.parent import Parent
@@ -177,11 +177,11 @@ class ForkedRuntime(Runtime):
         self.ask("start", done=done)
         self.answer()
 
-    def measure_baseline(self) -> dict[str, Scores] | None:
+    def measure_baseline(self) -> Baseline | None:
         """Measure the baseline there."""
         self.ask("measure_baseline")
-        scores: dict[str, Scores] | None = self.answer()["scores"]
-        return scores
+        measured = self.answer()["measured"]
+        return None if measured is None else Baseline(**measured)
 
     def run(self, phase: int, present: tuple[str, ...]) -> Report:
         """Run a phase there."""
@@ -241,7 +241,8 @@ def _answer(runtime: Runtime, command: Content, should_stop: ShouldStop) -> Cont
         case "start":
             runtime.start(command["done"], should_stop)
         case "measure_baseline":
-            return {"scores": runtime.measure_baseline()}
+            measured = runtime.measure_baseline()
+            return {"measured": None if measured is None else vars(measured)}
         case "run":
             return {"report": vars(runtime.run(command["phase"], command["present"]))}
         case "evaluate":

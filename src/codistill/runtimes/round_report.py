@@ -19,9 +19,14 @@ class Report:
     present: tuple[str, ...] | None = None  # who took part to the end; None: everyone expected
     events: list[str] = field(default_factory=list)  # other events, as sentences
     waited: float = 0.0  # seconds spent waiting for agents, before any work
+    steps: dict[str, int] = field(default_factory=dict)  # gradient steps
+    exchanges: dict[str, int] = field(default_factory=dict)  # how often a node waited for messages of others
 
     def collect(self, node: Node) -> None:
-        """Take over what a node has to report: refused messages, remarks and measures."""
+        """Take over what a node has to report: its steps and exchanges, refused messages, remarks and measures."""
+        self.steps = _sum(self.steps, {node.name: node.steps})
+        self.exchanges = _sum(self.exchanges, {node.name: node.exchanges})
+        node.steps, node.exchanges = 0, 0
         self.refused += [(node.name, sender, reason) for sender, reason in node.rejected]
         self.remarks += [(node.name, text) for text in node.remarks]
         self.measures += node.measured()
@@ -42,6 +47,8 @@ class Report:
             other.present if self.present is None else self.present,
             self.events + other.events,
             self.waited + other.waited,
+            _sum(self.steps, other.steps),
+            _sum(self.exchanges, other.exchanges),
         )
 
 

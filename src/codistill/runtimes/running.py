@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from codistill.errors import CheckpointError, CodistillError
 from codistill.results.feature_space import FeatureSpace
 from codistill.results.outputs import Outputs, View, collect
-from codistill.results.records import Evaluated, RoundEnded, Row, RunFinished, RunStarted, Scores
+from codistill.results.records import Baseline, Evaluated, RoundEnded, Row, RunFinished, RunStarted, Scores
 from codistill.runtimes.description import RunDescription
 from codistill.runtimes.feature_samples import feature_space
 from codistill.runtimes.host import BEGIN
@@ -89,14 +89,15 @@ def run(
 
 def measure_alone(
     description: RunDescription, should_stop: ShouldStop = never, observers: Sequence[Any] = ()
-) -> dict[str, Scores]:
-    """Train copies of the agents at hand alone, as the baseline; their scores at the end, {} if stopped."""
-    baseline = description.baseline()
-    if baseline is None:
-        return {}
-    last = _LastScores()
-    run(baseline, Simulation(baseline), observers=[last, *observers], should_stop=should_stop)
-    return last.scores
+) -> Baseline:
+    """Train copies of the agents at hand alone, as the baseline; what they have reached, nothing if stopped."""
+    baseline, last = description.baseline(), _LastScores()
+    if baseline is not None:
+        outcome = run(baseline, Simulation(baseline), observers=[last, *observers], should_stop=should_stop)
+        if outcome.complete:
+            rows = {name: [row["steps"] for row in outcome.rows if row["agent"] == name] for name in baseline.names}
+            return Baseline(last.scores, rows)
+    return Baseline({}, {})
 
 
 class _LastScores:
@@ -149,24 +150,27 @@ def _baseline(
     kept = store.baseline_rows() if store else None
     if start > 0 or kept is not None:
         return kept
-    scores = runtime.measure_baseline()
-    if scores is None or should_stop():
+    measured = runtime.measure_baseline()
+    if measured is None or should_stop():
         return None
-    rows = _baseline_rows(description, scores)
+    rows = _baseline_rows(description, measured)
     if store is not None:
         store.write_baseline(rows)
     return rows
 
 
-def _baseline_rows(description: RunDescription, scores: dict[str, Scores]) -> list[Row]:
+def _baseline_rows(description: RunDescription, measured: Baseline) -> list[Row]:
     """As a run of its own writes them: agents alone send nothing, and are evaluated at the end."""
     rounds, tested = description.plan.rounds, 0 if description.test is None else len(description.test[0])
     rows: list[Row] = []
     for t in range(1, rounds + 1):
         for name in description.names:
             row: Row = {"round": t, "agent": name, "present": True, "sent": 0, "received": 0}
-            if t == rounds and scores.get(name):
-                row.update(scores[name], test_samples=tested)
+            if name in measured.steps:
+                row["steps"] = measured.steps[name][t - 1]
+            row["exchanges"] = 0
+            if t == rounds and measured.scores.get(name):
+                row.update(measured.scores[name], test_samples=tested)
             rows.append(row)
     return rows
 
@@ -221,12 +225,18 @@ def _rows(
         row: Row = {"round": t + 1, "agent": agent, "present": agent in present}
         if agent in byzantine:
             row["lies"] = True
-        row["sent"], row["received"] = report.sent.get(agent, 0), report.received.get(agent, 0)
+        for name, counts in _counts(report).items():
+            row[name] = counts.get(agent, 0)
         row.update({name: fmean(values) for name, values in measured.get(agent, {}).items()})
         if scores.get(agent):
             row.update(scores[agent], test_samples=samples)
         rows.append(row)
     return rows
+
+
+def _counts(report: Report) -> dict[str, dict[str, int]]:
+    """What is counted of every agent in every round, in the order of the columns."""
+    return {"sent": report.sent, "received": report.received, "steps": report.steps, "exchanges": report.exchanges}
 
 
 def _events(description: RunDescription, t: int, report: Report, present: set[str]) -> list[str]:

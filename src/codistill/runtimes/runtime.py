@@ -12,7 +12,7 @@ from threadpoolctl import threadpool_limits
 
 from codistill.base_node import Node
 from codistill.results.outputs import View
-from codistill.results.records import Scores
+from codistill.results.records import Baseline, Scores
 from codistill.runtimes.description import RunDescription
 from codistill.runtimes.plan import features_stay
 from codistill.runtimes.round_report import Report
@@ -44,8 +44,8 @@ class Runtime(ABC):
     def start(self, done: int, should_stop: ShouldStop = never) -> None:
         """Get ready for the round after the `done` that are done; `should_stop` ends any later wait."""
 
-    def measure_baseline(self) -> dict[str, Scores] | None:
-        """Every agent's scores after it was trained alone, where its data are; None: as a run of its own."""
+    def measure_baseline(self) -> Baseline | None:
+        """What every agent reaches alone, where its data are; None: it is measured as a run of its own."""
         return None
 
     @abstractmethod

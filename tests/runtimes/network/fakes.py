@@ -84,6 +84,9 @@ class FakeTransport:
     def is_behind(self, name: str) -> bool:
         return False
 
+    def untaken(self, name: str) -> int | None:
+        return 0
+
     def accept(self, limit: int) -> None:
         self.limit = limit
 

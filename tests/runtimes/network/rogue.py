@@ -169,7 +169,15 @@ class Rogue(transport.Transport):
 
     def answer(self, command: dict[str, Any], **content: Any) -> None:
         """What an honest agent answers that has nothing to say."""
-        report = {"sent": {}, "received": {}, "refused": [], "remarks": [], "measures": []}
+        report = {
+            "sent": {},
+            "received": {},
+            "steps": {},
+            "exchanges": {},
+            "refused": [],
+            "remarks": [],
+            "measures": [],
+        }
         usual: dict[str, Any] = {"run": {"report": report}, "evaluate": {"scores": {}}, "alone": {"scores": {}}}
         given = content or usual.get(command["do"], {})
         self.tell(do="answer", number=command["number"], **given)
@@ -295,7 +303,15 @@ def chatter(me: Rogue, spec: dict[str, Any]) -> None:
 
 def report(me: Rogue, spec: dict[str, Any]) -> None:
     """Reports for others, and with absurd figures."""
-    whole: dict[str, Any] = {"sent": {}, "received": {}, "refused": [], "remarks": [], "measures": []}
+    whole: dict[str, Any] = {
+        "sent": {},
+        "received": {},
+        "steps": {},
+        "exchanges": {},
+        "refused": [],
+        "remarks": [],
+        "measures": [],
+    }
     tricks: list[dict[str, Any]] = [
         {"sent": {"a": 7}},
         {"measures": [[me.name, "round", 99.0], [me.name, "agent", 1.0]]},
@@ -318,7 +334,7 @@ def scores(me: Rogue, spec: dict[str, Any]) -> None:
 
 def text(me: Rogue, spec: dict[str, Any]) -> None:
     """Remarks that would forge a line of the log, or that cannot be written to a file."""
-    whole: dict[str, Any] = {"sent": {}, "received": {}, "refused": [], "measures": []}
+    whole: dict[str, Any] = {"sent": {}, "received": {}, "steps": {}, "exchanges": {}, "refused": [], "measures": []}
     for turn, command in me.rounds():
         me.say(FrameKind.MESSAGE, turn, outputs())
         me.say(FrameKind.END, turn, b"")
@@ -385,6 +401,47 @@ def insiders(spec: dict[str, Any]) -> None:
     threads = [threading.Thread(target=live, args=(name,), daemon=True) for name in spec["certs"]]
     for thread in threads:
         thread.start()
+
+
+# --- members of a run without rounds that flood its relay ---------------------------------------------------
+
+
+class Flooder(Rogue):
+    """Reads nothing any more once the run has begun."""
+
+    is_deaf = False
+
+    def arrived(self, link: stream.Stream, event: Event) -> bool:
+        """What arrives before is kept."""
+        return super().arrived(link, event) and not self.is_deaf
+
+
+def relay(spec: dict[str, Any]) -> None:
+    """Uploads or downloads of crs, each as fast as the link takes them, until the file `over` is there."""
+    upload = {"representations": np.ones(spec["shape"], np.float32), "held": np.ones(spec["shape"][1], bool)}
+    requests = {
+        "uploads": (FrameKind.MESSAGE, encode(upload, {})),
+        "downloads": (FrameKind.ASK, encode({}, {"downloads": 64, "oldest": 0.0, "listen_to": []})),
+    }
+
+    def live(name: str) -> None:
+        me, (kind, payload), sent = Flooder(spec["certs"][name], name, spec["port"]), requests[name], 0
+        me.join(spec["hello"])
+        me.hear("go", 6 * SOON)
+        me.is_deaf = True
+        while not Path(spec["over"]).exists():
+            if sum(link.waiting for link in me._links["hub"]) < 1 << 20:
+                for _ in range(50):
+                    me.say(kind, Turn(0), payload)
+                sent += 50
+            time.sleep(0.001)
+        tell(**{name: {"sent": sent}})
+
+    threads = [threading.Thread(target=live, args=(name,), daemon=True) for name in spec["certs"]]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 # --- outsiders: with a certificate that is not valid here, or none -----------------------------------------
@@ -473,7 +530,7 @@ def _command(me: Rogue, name: str, command: dict[str, Any]) -> Any:
     return me.hear("answer", sender=name) if command.get("answer") else None
 
 
-KINDS = {"insiders": insiders, "outsiders": outsiders, "crowd": crowd, "false_hub": false_hub}
+KINDS = {"insiders": insiders, "outsiders": outsiders, "crowd": crowd, "false_hub": false_hub, "relay": relay}
 
 
 def tell(**outcome: Any) -> None:

@@ -200,8 +200,63 @@ def test_hellos_are_checked() -> None:
     assert objection(terms, hello) is None
     assert hello["weights"] == description.hub.hellos["b"].weights
     assert hello["features"] == 2
-    for wrong in ({"samples": 2**63}, {"samples": True}, {"weights": "x"}, {"weights": 7}, {"features": 0}):
+    for wrong in (
+        {"samples": 2**63},
+        {"samples": True},
+        {"weights": "x"},
+        {"weights": 7},
+        {"body": "x"},
+        {"features": 0},
+    ):
         assert objection(terms, hello | wrong) == "malformed join request"
+
+
+# --- what stands beside weights, and gradients ------------------------------------------------------------------------
+
+
+def gradients(value: float, name: str = "w", dtype: type = np.float32, size: int = 3) -> bytes:
+    return Message({name: np.full(size, value, dtype)}).encoded
+
+
+@pytest.mark.parametrize(
+    ("bad", "said"),
+    [
+        (gradients(9, "v"), "must hold an array 'w'"),
+        (gradients(9, size=2), "must have shape"),
+        (gradients(9, dtype=np.float64), "must have dtype float32"),
+        (gradients(np.nan), "finite"),
+        (Message({"w": np.ones(3, np.float32), "more": np.ones(1)}).encoded, "nothing that was not asked for"),
+    ],
+)
+def test_a_gradient_that_does_not_fit_is_refused_for_that_step(bad: bytes, said: str) -> None:
+    """w̄ = (1 + 3 + 5) / 3 = 3; the gradients of b and c are 2 and 4, so that w̄ - 0.1 · (2 + 4) / 2 = 2.7."""
+    sent = [(name, weights(value, 1)) for name, value in (("a", 1.0), ("b", 3.0), ("c", 5.0))]
+    steps = [("a", bad), ("b", gradients(2)), ("c", gradients(4))]
+    report, replies = hub_round(cd.FedDKD(dkd_steps=1, dkd_lr=0.1), *sent, *steps, hellos=hellos(a=1, b=1, c=1))
+    assert list(refused(report)) == ["a"]
+    assert said in refused(report)["a"]
+    for name in "abc":
+        np.testing.assert_allclose(replies[name]["w"], 2.7, rtol=1e-6)
+
+
+def test_weights_of_batch_norm_are_not_taken_where_they_stay_at_home() -> None:
+    body = Message({"w": np.zeros(3, np.float32)}).layout
+    said = {name: Hello(1, "0" * 64, None, body) for name in "ab"}
+    sent = [("a", weights(1, 1, **{"norm.weight": np.ones(3, np.float32)})), ("b", weights(3, 1))]
+    for protocol in (cd.FedBN(), cd.FedDKD(average="except batch norm", dkd_steps=0)):
+        report, replies = hub_round(protocol, *sent, present=("a", "b"), hellos=said)
+        assert list(refused(report)) == ["a"]
+        assert list(replies["b"]["w"]) == [3, 3, 3]
+
+
+def test_what_stands_beside_weights_is_as_expected_or_refused() -> None:
+    beside = {"class means": np.zeros((2, 2), np.float32), "classes seen": np.ones(2, bool)}
+    good, bad = weights(1, 1, **beside), weights(5, 1, **(beside | {"class means": np.zeros((3, 2), np.float32)}))
+    report, replies = hub_round(
+        cd.FedDistill(), ("a", bad), ("b", good), ("c", weights(9, 1)), hellos=hellos(a=1, b=1, c=1)
+    )
+    assert set(refused(report)) == {"a", "c"}
+    assert list(replies["a"]["w"]) == [1, 1, 1]
 
 
 # --- numbers of samples ---------------------------------------------------------------------------------------------
@@ -291,6 +346,7 @@ def test_scores_are_of_the_kind_of_the_run() -> None:
         checked_scores({"accuracy": "0.5"})
 
 
+@pytest.mark.long
 def test_changed_messages_of_every_protocol_are_refused_or_used(time_limit: None) -> None:
     """The same with 100,000: python -m trials.fuzz."""
     outcomes = list(run_all(1500))

@@ -38,7 +38,7 @@ from codistill.errors import CodistillError, MessageError
 from codistill.experiments.agent_file import read_agent_file
 from codistill.federation import joining
 from codistill.protocols import PROTOCOLS
-from codistill.runtimes.network.answers import checked_report, checked_scores, checked_view
+from codistill.runtimes.network.answers import checked_report, checked_scores, checked_steps, checked_view
 from codistill.runtimes.network.connections import Connections
 from codistill.runtimes.network.frame_header import FrameKind, Turn
 from codistill.runtimes.network.inbox import ReceivedFrame
@@ -64,14 +64,15 @@ class Scene:
 
     def __init__(
         self, folder: Path, rogues: tuple[str, ...] = (), rounds: int = 6, honest: tuple[str, ...] = ("a", "b"),
-        **network: Any,
+        tables: dict[str, Any] | None = None, **network: Any,
     ) -> None:  # fmt: skip
+        """`tables`: of the recipe, instead of those here."""
         self.folder, self.authority = folder, Authority(folder / "certs")
         self.port = _free_port()
         self.processes: dict[str, BaseProcess] = {}
         self.rogues: list[subprocess.Popen[str]] = []
         folder.mkdir(exist_ok=True)
-        tables = {
+        recipe = {
             "seed": 1,
             "data": {"name": "digits", "samples": 1200, "public": 12, "test_samples": 20},
             "agents": [{"name": "a", "learner": "logistic"}]
@@ -87,9 +88,10 @@ class Scene:
                 "deadline": PATIENCE / 3,
                 **network,
             },
+            **(tables or {}),
         }
         self.recipe = folder / "recipe.toml"
-        self.recipe.write_text(tomli_w.dumps(tables))
+        self.recipe.write_text(tomli_w.dumps(recipe))
         Authority(self.authority.folder, now=LONG_AGO).create(days=30)
         self.authority.issue("hub", "127.0.0.1", days=3)
         for name in (*honest, *rogues):
@@ -225,6 +227,7 @@ REVOKED = "The certificate of agent 'a' must be valid. Found: generation 1 is re
 STRANGER = "'stranger' is not on the roster of 'hub'"
 
 
+@pytest.mark.long
 def test_outsiders_change_nothing(make: Callable[..., Scene], tmp_path: Path) -> None:
     """No certificate, a foreign, expired, revoked or unexpected one, random bytes, and idle connections."""
     scene = make(rounds=15 if NOISE < 1000 else 60)
@@ -311,6 +314,7 @@ INSIDERS: dict[str, str | None] = {
 }
 
 
+@pytest.mark.long
 def test_agents_that_misbehave_are_excluded_and_the_run_continues(make: Callable[..., Scene]) -> None:
     names = tuple(INSIDERS)
     scene = make(*names, quorum=0.1)
@@ -359,6 +363,7 @@ def test_agents_that_misbehave_are_excluded_and_the_run_continues(make: Callable
 PAIRS = tuple(name for name, reason in INSIDERS.items() if reason) if NOISE >= 1000 else ("shape", "commands", "scores")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", PAIRS)
 def test_with_two_sites_the_attacker_is_excluded_and_the_honest_one_goes_on(
     make: Callable[..., Scene], kind: str
@@ -450,6 +455,7 @@ def test_an_agent_refuses_an_invalid_welcome(name: str, tmp_path: Path) -> None:
     assert not Path("/tmp/escape").exists()
 
 
+@pytest.mark.long
 def test_a_hub_cannot_make_an_agent_do_anything_else(make: Callable[..., Scene], tmp_path: Path) -> None:
     """Invalid welcomes and commands: an agent refuses with an error or continues; it writes nowhere else."""
     scene = make("obedient", *OVER_SOCKETS, strikes=1000)
@@ -498,6 +504,7 @@ def _files(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.long
 def test_an_agent_in_the_place_of_the_hub(make: Callable[..., Scene], monkeypatch: pytest.MonkeyPatch) -> None:
     """The probe finds it out; without the probe it is ignored, and receives nothing."""
     scene = make("evil")
@@ -526,7 +533,15 @@ def _listens(pid: int | None) -> bool:
 
 # --- reports, scores and texts out of bounds, one by one -------------------------------------------------------
 
-WHOLE: dict[str, Any] = {"sent": {}, "received": {}, "refused": [], "remarks": [], "measures": []}
+WHOLE: dict[str, Any] = {
+    "sent": {},
+    "received": {},
+    "steps": {},
+    "exchanges": {},
+    "refused": [],
+    "remarks": [],
+    "measures": [],
+}
 
 
 @pytest.mark.parametrize(
@@ -537,6 +552,10 @@ WHOLE: dict[str, Any] = {"sent": {}, "received": {}, "refused": [], "remarks": [
         {"sent": {"a": 10**400}},
         {"sent": {"a": "x"}},
         {"received": []},
+        {"steps": {"b": 1}},
+        {"steps": {"a": 1.5}},
+        {"exchanges": {"a": -1}},
+        {"exchanges": {"a": 1 << 62}},
         {"refused": [["b", "c", "no"]]},
         {"refused": [["a", "nobody", "no"]]},
         {"remarks": [["b", "hello"]]},
@@ -544,6 +563,7 @@ WHOLE: dict[str, Any] = {"sent": {}, "received": {}, "refused": [], "remarks": [
         {"measures": [["b", "gain", 1.0]]},
         {"measures": [["a", "round", 1.0]]},
         {"measures": [["a", "accuracy", 1.0]]},
+        {"measures": [["a", "steps", 1.0]]},
         {"measures": [["a", "gain", float("nan")]]},
         {"measures": [["a", "gain", 1e308]]},
         {"measures": [["a", f"gain {number}", 1.0] for number in range(101)]},
@@ -555,6 +575,13 @@ def test_reports_out_of_bounds(change: dict[str, Any]) -> None:
     checked_report("a", WHOLE | {"measures": [["a", "gain", 1e38]], "sent": {"a": 1 << 40}}, ("a", "b", "c"))
     with pytest.raises(MessageError, match="A report must"):
         checked_report("a", WHOLE | change, ("a", "b", "c"))
+
+
+@pytest.mark.parametrize("steps", [[3, 4], [3, 4, 5, 6], [3, 4, -5], [3, 4, 1 << 62], [3, 4, 5.0], [3, 4, True], 7, {}])
+def test_steps_of_training_alone_out_of_bounds(steps: Any) -> None:
+    assert checked_steps([3, 0, 5], rounds=3) == [3, 0, 5]
+    with pytest.raises(MessageError, match="Steps must be"):
+        checked_steps(steps, rounds=3)
 
 
 def test_texts_of_other_nodes_stay_on_one_line() -> None:

@@ -281,7 +281,8 @@ def test_a_report_about_others_is_a_strike_and_does_not_count() -> None:
     def spoil(sender: str, receiver: str, head: bytes, payload: bytes) -> tuple[bytes, bytes]:
         if sender == "b" and FrameHeader.decode(head).kind is FrameKind.CONTROL and b"report" in payload:
             text = json.dumps({"do": "answer", "number": 1, "report": {
-                "sent": {"a": 10**9}, "received": {}, "refused": [], "remarks": [], "measures": []}})  # fmt: skip
+                "sent": {"a": 10**9}, "received": {}, "steps": {}, "exchanges": {}, "refused": [],
+                "remarks": [], "measures": []}})  # fmt: skip
             return head, Message({}, {"json": text}).encoded
         return head, payload
 

@@ -18,6 +18,7 @@ import pytest
 from codistill.certs.authority import Authority
 from codistill.certs.credentials import read_credentials
 from codistill.errors import NetworkError
+from codistill.runtimes.network import stream
 from codistill.runtimes.network.frame_header import FrameHeader, FrameKind, Turn
 from codistill.runtimes.network.frame_reader import FrameReader
 from codistill.runtimes.network.inbox import Event, Inbox, Oversized, Presence, ReceivedFrame, Refusal
@@ -268,6 +269,23 @@ def test_a_node_that_takes_nothing_delays_nobody_and_is_disconnected(site: Site)
         assert time.monotonic() - began < SOON
     assert gone == Presence("a", 7, here=False)
     deaf.close()
+
+
+def test_what_a_node_says_that_it_accepts_does_not_decide_how_much_is_kept_for_it(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "_BACKLOG", 0)
+    hub, kept, most = site.hub(("a",)), 0, 8 * LIMIT
+    with site.caller("a") as deaf:
+        deaf.sendall(Preface(7, 600.0, 1 << 60, "a").encode())
+        assert until(hub, Presence).here
+        for _ in range(64):
+            hub.send(("a",), FrameKind.MESSAGE, Turn(0), bytes(LIMIT))
+            time.sleep(0.01)
+            kept = max(kept, hub.untaken("a") or 0)
+        assert until(hub, Presence) == Presence("a", 7, here=False)
+        assert hub.untaken("a") is None
+    assert LIMIT < kept <= most + LIMIT + 1000  # one more is added to the most that may wait before it
 
 
 def test_a_silent_node_is_disconnected_after_its_lease(site: Site) -> None:

@@ -62,6 +62,7 @@ def wait_for(path: Path, rounds: int) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("no_report")
 @pytest.mark.parametrize("protocol", ["fedmd", "d_distillation"])
 def test_killed_with_all_its_processes_it_goes_on_to_the_same_figures(protocol: str, tmp_path: Path) -> None:
@@ -96,6 +97,7 @@ def test_asked_to_stop_it_ends_its_round_and_leaves_no_process_behind(tmp_path: 
         os.killpg(process.pid, 0)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("no_report")
 @pytest.mark.parametrize("topology", ["star", "ring"])
 def test_a_run_without_rounds_that_was_killed_goes_on_where_it_was(topology: str, tmp_path: Path) -> None:

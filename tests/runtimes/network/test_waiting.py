@@ -41,7 +41,7 @@ def until(true: Any, seconds: float = 15.0) -> None:
 def with_baseline(lives: dict[str, Life], slow: str, alone: Any) -> None:
     """Let everybody answer at once what it reaches alone, except one."""
     for name, life in lives.items():
-        reached = alone if name == slow else (lambda samples, number: {"own_accuracy": 0.5})
+        reached = alone if name == slow else (lambda samples, number: {"scores": {"own_accuracy": 0.5}})
         life.member._alone = reached  # type: ignore[method-assign]
 
 
@@ -51,10 +51,10 @@ def with_baseline(lives: dict[str, Life], slow: str, alone: Any) -> None:
 def test_an_agent_that_never_answers_alone_holds_nobody_up() -> None:
     net, whole = Net(), describe(NAMES, 2)
     lives, gate = {name: Life(net, name, whole) for name in NAMES}, threading.Event()
-    with_baseline(lives, "b", lambda samples, number: gate.wait(20) and {})
+    with_baseline(lives, "b", lambda samples, number: gate.wait(20) and {"scores": {}})
     centre = Centre(net, whole, network=Network(deadline=0.5))
     began = time.monotonic()
-    assert centre.runtime.measure_baseline() == {"a": {"own_accuracy": 0.5}, "b": {}, "c": {"own_accuracy": 0.5}}
+    assert centre.runtime.measure_baseline().scores == {"a": {"own_accuracy": 0.5}, "b": {}, "c": {"own_accuracy": 0.5}}
     assert [report.present for report in centre.rounds(0, 2)] == [("a", "c")] * 2
     assert time.monotonic() - began < 5
     assert "the baseline of 'b' is missing" in "".join(centre.told)
@@ -68,17 +68,17 @@ def test_progress_in_training_alone_restarts_the_deadline_once_for_each_round() 
     net, whole = Net(), describe(NAMES, 2)
     lives, stop = {name: Life(net, name, whole) for name in NAMES}, threading.Event()
 
-    def chatter(samples: int, number: int) -> dict[str, float]:
+    def chatter(samples: int, number: int) -> dict[str, Any]:
         done = 0
         while not stop.wait(0.3):
             done += 1
             lives["b"].member._connections.command("hub", do="working", number=number, round=done)
-        return {}
+        return {"scores": {}}
 
     with_baseline(lives, "b", chatter)
     centre = Centre(net, whole, network=Network(deadline=0.5))
     began = time.monotonic()
-    assert centre.runtime.measure_baseline()["b"] == {}
+    assert centre.runtime.measure_baseline().scores["b"] == {}
     assert 1.0 < time.monotonic() - began < 2.5
     until(lambda: (centre.runtime.agents.pump(0.01), any("strike" in text for text in centre.told))[1])
     assert "'b': strike 1 of 3: an unknown command 'working'" in centre.told
@@ -92,15 +92,17 @@ def test_a_slow_agent_that_shows_progress_has_its_baseline_measured() -> None:
     net, whole = Net(), describe(NAMES, 4)
     lives = {name: Life(net, name, whole) for name in NAMES}
 
-    def slowly(samples: int, number: int) -> dict[str, float]:
+    def slowly(samples: int, number: int) -> dict[str, Any]:
         for done in range(1, 5):
             time.sleep(0.3)
             lives["b"].member._connections.command("hub", do="working", number=number, round=done)
-        return {"own_accuracy": 0.75}
+        return {"scores": {"own_accuracy": 0.75}, "steps": [5, 5, 5, 5]}
 
     with_baseline(lives, "b", slowly)
     centre = Centre(net, whole, network=Network(deadline=0.6))
-    assert centre.runtime.measure_baseline()["b"] == {"own_accuracy": 0.75}
+    measured = centre.runtime.measure_baseline()
+    assert measured.scores["b"] == {"own_accuracy": 0.75}
+    assert measured.steps == {"b": [5, 5, 5, 5]}  # the others have not told theirs
     centre.finish()
     lives["a"].end()
 
@@ -145,7 +147,7 @@ def test_an_agent_that_trains_alone_tells_which_rounds_are_done(monkeypatch: pyt
     net, whole = Net(), describe(NAMES, 4)
     lives = {name: Life(net, name, whole) for name in NAMES}
     centre = Centre(net, whole, network=Network(deadline=5))
-    centre.runtime.measure_baseline()
+    assert centre.runtime.measure_baseline().steps == {name: [0, 0, 0, 0] for name in NAMES}  # it has no gradients
     assert [status.trained for status in centre.runtime.agents.statuses.values()] == [4, 4, 4]
     assert not [text for text in centre.told if "strike" in text]
     centre.finish()

@@ -251,7 +251,15 @@ def test_a_false_report_is_a_strike_and_changes_no_row(changed: dict[str, Any], 
     def lie(me: Any) -> None:
         time.sleep(0.005)
         if me.state["rounds"] == 3:
-            empty = {"sent": {}, "received": {}, "refused": [], "remarks": [], "measures": []}
+            empty = {
+                "sent": {},
+                "received": {},
+                "steps": {},
+                "exchanges": {},
+                "refused": [],
+                "remarks": [],
+                "measures": [],
+            }
             content = {"own_rounds": 10**6, "report": empty, "scores": {}, **changed}
             lives[1].member._connections.command(HUB, do="report", **content)
 

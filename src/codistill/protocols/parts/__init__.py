@@ -7,8 +7,11 @@ from codistill.protocols.parts.aggregation import KINDS, PLAIN_KINDS, Aggregatio
 from codistill.protocols.parts.classes import check_classes, class_means, class_means_of_others, class_targets
 from codistill.protocols.parts.contrast import contrast, log_complement, log_other_class, log_same_class
 from codistill.protocols.parts.discriminator import Discriminator
+from codistill.protocols.parts.dkd import accepted_gradients, dkd_gradient, floats, stepped
+from codistill.protocols.parts.generator import Generator, accepted_heads, class_weights, diversity_loss, head_name
 from codistill.protocols.parts.latest_outputs import expected_latest, keep_latest, latest_of_others
 from codistill.protocols.parts.losses import clip_rows, distillation
+from codistill.protocols.parts.newest_weights import keep_newest, newest_weights, round_held, take_over
 from codistill.protocols.parts.representations import (
     accepts_representations,
     check_features,
@@ -31,23 +34,31 @@ from codistill.protocols.parts.shared_outputs import (
     stacked,
 )
 from codistill.protocols.parts.simplex import accepted_probabilities, on_simplex
-from codistill.protocols.parts.training import train_locally
+from codistill.protocols.parts.training import activation_divergence, parameters_of, proximal, train_locally
 from codistill.protocols.parts.weights import (
+    AVERAGES,
     accepted_weights,
     check_equal_weights,
     combined_weights,
+    group_means,
     groups_alike,
     mean_weights,
     same_initial_weights,
+    shared_weights,
+    split_message,
+    to_groups,
 )
 
 __all__ = [
-    "KINDS", "PLAIN_KINDS", "SCHEDULES", "Aggregation", "Discriminator", "accepted_probabilities", "accepted_weights",
-    "accepts_representations", "as_targets", "check_classes", "check_equal_weights", "check_features", "class_means",
-    "class_means_of_others", "class_targets", "clip_rows", "combined_weights", "communication_steps", "contrast",
-    "coverage", "disagreement", "distillation", "drawn_representations", "expected_features", "expected_latest",
-    "expected_outputs", "expected_reply", "groups_alike", "keep_latest", "latest_of_others", "leave_one_out",
-    "log_complement", "log_other_class", "log_same_class", "lr_factor", "mean_representations", "mean_weights",
-    "on_simplex", "output_bytes", "own_representations", "recent", "replies", "ring_neighbours", "same_initial_weights",
-    "set_lr", "stacked", "train_locally",
+    "AVERAGES", "KINDS", "PLAIN_KINDS", "SCHEDULES", "Aggregation", "Discriminator", "Generator", "accepted_gradients",
+    "accepted_heads", "accepted_probabilities", "accepted_weights", "accepts_representations", "activation_divergence",
+    "as_targets", "check_classes", "check_equal_weights", "check_features", "class_means", "class_means_of_others",
+    "class_targets", "class_weights", "clip_rows", "combined_weights", "communication_steps", "contrast", "coverage",
+    "disagreement", "distillation", "diversity_loss", "dkd_gradient", "drawn_representations", "expected_features",
+    "expected_latest", "expected_outputs", "expected_reply", "floats", "group_means", "groups_alike", "head_name",
+    "keep_latest", "keep_newest", "latest_of_others", "leave_one_out", "log_complement", "log_other_class",
+    "log_same_class", "lr_factor", "mean_representations", "mean_weights", "newest_weights", "on_simplex",
+    "output_bytes", "own_representations", "parameters_of", "proximal", "recent", "replies", "ring_neighbours",
+    "round_held", "same_initial_weights", "set_lr", "shared_weights", "split_message", "stacked", "stepped",
+    "take_over", "to_groups", "train_locally",
 ]  # fmt: skip

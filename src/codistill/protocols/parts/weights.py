@@ -6,10 +6,13 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from codistill.message import Expectation
 from codistill.protocol import Agent, Hub, LearnerError, Message, MessageError
 from codistill.protocols.parts.aggregation import Aggregation
 
 _MOST_SAMPLES = 1 << 48
+AVERAGES = ("all", "except batch norm")
+_SAID = {"all": "weights", "except batch norm": "body"}  # which digest of what an agent said when it joined
 
 
 def same_initial_weights(me: Agent) -> None:
@@ -19,7 +22,13 @@ def same_initial_weights(me: Agent) -> None:
         me.learner.reset()
 
 
-def accepted_weights(me: Hub, heard: Mapping[str, Message]) -> dict[str, Message]:
+def shared_weights(me: Agent, average: str) -> dict[str, np.ndarray]:
+    """A copy of the weights that all agents share: "all", or "except batch norm"."""
+    own = {} if average == "all" else me.learner.batch_norm
+    return {name: array for name, array in me.learner.weights().items() if name not in own}
+
+
+def accepted_weights(me: Hub, heard: Mapping[str, Message], average: str = "all") -> dict[str, Message]:
     """The messages that hold weights and `samples` as their sender said when it joined; others are refused by name."""
     accepted = {}
     for name, message in heard.items():
@@ -29,7 +38,7 @@ def accepted_weights(me: Hub, heard: Mapping[str, Message]) -> dict[str, Message
             wanted = said.samples if said else "at least 1"
             must = f"Weights must come with the number of samples behind them, and nothing else: {wanted}."
             found = f"{message.plain}"[:80]
-        elif said and message.layout != said.weights:
+        elif said and message.layout != getattr(said, _SAID[average]):
             must = "Weights must have the names, shapes and dtypes that their sender joined with."
             found = f"{[*message.arrays]}"[:200]
         else:
@@ -39,18 +48,54 @@ def accepted_weights(me: Hub, heard: Mapping[str, Message]) -> dict[str, Message
     return accepted
 
 
-def groups_alike(me: Hub, heard: Mapping[str, Message], what: str) -> list[tuple[list[str], dict[str, Message]]]:
-    """Agents that are present and joined with the same `what` ("weights" or "features"), and their messages, if any.
+def split_message(
+    me: Hub, heard: Mapping[str, Message], expect: Expectation
+) -> tuple[dict[str, Message], dict[str, Message]]:
+    """What stands beside the weights, as expected, and the rest; whoever lacks it is refused by name."""
+    beside, weights = {}, {}
+    for name, message in heard.items():
+        tables = message.arrays, message.plain
+        part = Message(*({key: item for key, item in table.items() if key in expect} for table in tables))
+        if me.accepts(name, part, expect):
+            beside[name] = part
+            weights[name] = Message(
+                *({key: item for key, item in table.items() if key not in expect} for table in tables)
+            )
+    return beside, weights
+
+
+def groups_alike(me: Hub, heard: Mapping[str, Message], *what: str) -> list[tuple[list[str], dict[str, Message]]]:
+    """Agents that are present and joined with the same `what` ("weights", "features"), and their messages, if any.
 
     What cannot be combined is kept apart. Which of two groups is right is no question of a majority: nobody is refused.
     """
     groups: dict[object, tuple[list[str], dict[str, Message]]] = {}
     for name in me.present:
-        kind = getattr(me.hellos[name], what) if name in me.hellos else name in heard and heard[name].signature
+        said = me.hellos.get(name)
+        kind = tuple(getattr(said, each) for each in what) if said else name in heard and heard[name].signature
         names, messages = groups.setdefault(kind, ([], {}))
         names.append(name)
         messages |= {name: heard[name]} if name in heard else {}
     return [(names, messages) for names, messages in groups.values() if messages]
+
+
+def group_means(
+    me: Hub, heard: Mapping[str, Message], aggregate: str, trim: float, cap: float, average: str = "all"
+) -> list[tuple[list[str], dict[str, np.ndarray]]]:
+    """For each architecture that agents joined with, their names and their combined weights; mostly one group."""
+    groups = groups_alike(me, heard, _SAID[average], "features")
+    if len(groups) > 1:
+        kinds = "; ".join(", ".join(names) for names, _ in groups)
+        me.remark(f"agents with different architectures, each averaged by itself: {kinds}")
+    return [(names, combined_weights(group, aggregate, trim, cap)) for names, group in groups]
+
+
+def to_groups(me: Hub, means: Sequence[tuple[Sequence[str], Mapping[str, np.ndarray]]]) -> dict[str, Message]:
+    """To each agent that is present the weights of its group; an empty message where there are none."""
+    answers = dict.fromkeys(me.present, Message())
+    for names, weights in means:
+        answers |= dict.fromkeys(names, Message(weights))
+    return answers
 
 
 def combined_weights(heard: Mapping[str, Message], aggregate: str, trim: float, cap: float) -> dict[str, np.ndarray]:

@@ -18,10 +18,11 @@ _TEXT = 500  # characters of a reason or a remark
 _MANY = 10_000  # entries of one report
 _KINDS = 100  # names of measures in one report: each is a column of the metrics
 _MOST = 1e100  # largest value of a measure: sums of many of them are still finite
-_BYTES = 1 << 62  # bytes that an agent can have sent in a round
+_COUNT = 1 << 62  # more than the bytes, gradient steps and exchanges of an agent in a round
+_COUNTED = ("sent", "received", "steps", "exchanges")
 _TOLERANCE = 1e-3  # by which a probability may exceed its bounds, from rounding
 _DO = "The sender must use the same version of codistill."
-_COLUMNS = {"round", "agent", "present", "lies", "sent", "received", "test_samples"}  # of the metrics, beside scores
+_COLUMNS = {"round", "agent", "present", "lies", "test_samples", *_COUNTED}  # of the metrics, beside scores
 
 
 def report_content(report: Report) -> dict[str, Any]:
@@ -34,7 +35,7 @@ def checked_report(
 ) -> Report:
     """A report that is about its sender only; `scores` of the run are no measures of a protocol."""
     try:
-        sent, received = ({who: _count(count) for who, count in content[key].items()} for key in ("sent", "received"))
+        counts = {key: {who: _count(count) for who, count in content[key].items()} for key in _COUNTED}
         refused = [(_text(to), _text(by), printable(_text(why), _TEXT)) for to, by, why in content["refused"]]
         remarks = [(_text(who), printable(_text(text), _TEXT)) for who, text in content["remarks"]]
         measures = [
@@ -43,7 +44,8 @@ def checked_report(
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise MessageError("A report must be well-formed.", f"{error!r}"[:200], _DO) from None
     nodes = {*roster, HUB}
-    about = {*sent, *received, *(who for who, _ in remarks), *(who for who, _, _ in measures)} - {name}
+    counted = {who for each in counts.values() for who in each}
+    about = {*counted, *(who for who, _ in remarks), *(who for who, _, _ in measures)} - {name}
     strange = {node for to, by, _ in refused for node in (to, by)} - nodes
     foreign = [(to, by) for to, by, _ in refused if name not in (to, by)]
     if about or strange or foreign:
@@ -53,10 +55,11 @@ def checked_report(
     if len(refused) + len(remarks) + len(measures) > _MANY or len(kinds) > _KINDS or taken:
         found = f"measures named {', '.join(sorted(taken))}" if taken else "too many entries"
         raise MessageError("A report must stay within its limits.", found, _DO)
-    counts = (*sent.values(), *received.values())
-    if not all(0 <= count < _BYTES for count in counts) or not all(abs(value) <= _MOST for _, _, value in measures):
+    all_counts = [count for each in counts.values() for count in each.values()]
+    if not all(0 <= count < _COUNT for count in all_counts) or not all(abs(value) <= _MOST for _, _, value in measures):
         raise MessageError("A report must stay within its limits.", "a number out of range", _DO)
-    return Report(sent, received, refused, remarks, measures)
+    sent, received, steps, exchanges = counts.values()
+    return Report(sent, received, refused, remarks, measures, steps=steps, exchanges=exchanges)
 
 
 def checked_scores(content: Any, wanted: Sequence[Score] = DEFAULT_SCORES) -> dict[str, float]:
@@ -75,6 +78,17 @@ def checked_scores(content: Any, wanted: Sequence[Score] = DEFAULT_SCORES) -> di
         if not known[key].lowest <= value <= known[key].highest:
             raise MessageError("Scores must be within their bounds.", f"{key} = {value}", _DO)
     return scores
+
+
+def checked_steps(content: Any, rounds: int) -> list[int]:
+    """Gradient steps of each round of training alone."""
+    try:
+        steps = [_count(count) for count in content]
+    except TypeError as error:
+        raise MessageError("Steps must be counts.", f"{error!r}"[:200], _DO) from None
+    if len(steps) != rounds or not all(0 <= count < _COUNT for count in steps):
+        raise MessageError(f"Steps must be one count for each of {rounds} rounds.", f"{steps[:8]}"[:200], _DO)
+    return steps
 
 
 def _keys(scores: Sequence[Score]) -> dict[str, Score]:

@@ -166,6 +166,9 @@ class AsynchronousHub(HubRuntime):
         name, answer = frame.sender, None
         if frame.is_end or name in self._connections.sessions.excluded:
             return
+        if frame.asks and not self._connections.takes_answers(name, self._phase + 1):
+            self._connections.send_now(name, None)
+            return
         if not frame.lost:
             self._report.count_received(HUB, frame.payload)
             parcel = Parcel(frame.payload, self._host.message_limit, self.description.compression or False)

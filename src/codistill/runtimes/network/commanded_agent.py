@@ -7,7 +7,7 @@ import time
 from codistill.agent import Agent
 from codistill.errors import CheckpointError, NetworkError, StorageError
 from codistill.results.outputs import View
-from codistill.results.records import RoundEnded, Scores
+from codistill.results.records import Baseline, RoundEnded, Scores
 from codistill.runtimes.description import RunDescription
 from codistill.runtimes.evaluation import score
 from codistill.runtimes.host import BEGIN
@@ -102,11 +102,11 @@ class CommandedAgent:
         scores = score(self._description, self._agent, part, seen)
         return (seen or {}).get(self._agent.name, {}), scores
 
-    def train_alone(self, samples: int, number: int, should_stop: ShouldStop) -> Scores:
-        """The scores of a copy of its model that is trained alone; `number`: of the hub's command."""
+    def train_alone(self, samples: int, number: int, should_stop: ShouldStop) -> Baseline:
+        """What a copy of its model reaches that is trained alone; `number`: of the hub's command."""
         self._agent.learner.join(samples)
         progress = _TrainingAlone(self._connections, number)
-        return measure_alone(self._description, should_stop, [progress]).get(self._agent.name, {})
+        return measure_alone(self._description, should_stop, [progress])
 
 
 def resumed(agent: Agent, found: tuple[int, bytes]) -> int:

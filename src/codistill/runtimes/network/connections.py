@@ -19,6 +19,7 @@ from codistill.runtimes.network.frame_header import MESSAGES, FrameHeader, Frame
 from codistill.runtimes.network.inbox import Oversized, Presence, ReceivedFrame, Refusal
 from codistill.runtimes.network.options import Network
 from codistill.runtimes.network.sessions import Sessions, Tell
+from codistill.runtimes.network.stream import CONTROL_LIMIT
 from codistill.runtimes.network.transport import Transport
 from codistill.text import printable
 
@@ -147,6 +148,16 @@ class Connections:
             self.transport.send([receiver], FrameKind.ASK if asks else FrameKind.MESSAGE, self.turn, data)
         return True
 
+    def takes_answers(self, sender: str, number: int) -> bool:
+        """Whether a node that asks has taken the answers before; an honest one asks again only when it has."""
+        untaken = self.transport.untaken(sender)
+        if untaken is None:
+            return False  # it asked before it was disconnected
+        if untaken <= CONTROL_LIMIT:  # commands may be on their way to it
+            return True
+        self.note(f"'{sender}' asks again and does not take the answers: no more are sent to it until it does", number)
+        return False
+
     def allow_command(self, sender: str) -> None:
         """Let a node send a command that it was not asked for: its report of a period."""
         self._allowance.grant(sender)
@@ -224,8 +235,9 @@ class Connections:
     def note(self, text: str, number: int) -> None:
         """Tell the operator something and add it to the log of a round; 0: before the first."""
         text = printable(text, _WORDS)
-        self._events = [*self._events[-_EVENTS:], text]
-        self.tell(f"round {number}: {text}" if number else text)
+        if text not in self._events:  # what a node causes again and again is told once in a round
+            self._events = [*self._events[-_EVENTS:], text]
+            self.tell(f"round {number}: {text}" if number else text)
 
     def take_events(self) -> list[str]:
         """The events since the last call."""

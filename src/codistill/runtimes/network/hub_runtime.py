@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 
 from codistill.results.outputs import View
-from codistill.results.records import Scores
+from codistill.results.records import Baseline, Scores
 from codistill.runtimes.description import RunDescription
 from codistill.runtimes.host import BEGIN
-from codistill.runtimes.network.answers import checked_report, checked_view
+from codistill.runtimes.network.answers import checked_report, checked_steps, checked_view
 from codistill.runtimes.network.connections import Connections
 from codistill.runtimes.network.control import Control
 from codistill.runtimes.network.event_log import timestamp
@@ -146,8 +146,8 @@ class HubRuntime(Runtime):
             views.update({} if view is None else {name: view})
         return scores
 
-    def measure_baseline(self) -> dict[str, Scores]:
-        """Let every agent train a copy of its model alone, and tell its scores."""
+    def measure_baseline(self) -> Baseline:
+        """Let every agent train a copy of its model alone, and tell its scores and steps."""
         joined = self.agents.wait_for(self.description.names)
         for name in joined:
             self.agents.statuses[name].trained = 0
@@ -158,8 +158,16 @@ class HubRuntime(Runtime):
         for name in joined:
             if name not in answers and not self.agents.stopping():
                 self.agents.tell(f"the baseline of '{name}' is missing")
-        wanted = self.description.task_scores
-        return {name: self.agents.commands.scores(name, answers.get(name), wanted) for name in self.description.names}
+        commands, wanted = self.agents.commands, self.description.task_scores
+        steps = {
+            name: commands.checked(name, checked_steps, answer.content["steps"], rounds)
+            for name, answer in answers.items()
+            if answer.content.get("steps") is not None
+        }
+        return Baseline(
+            {name: commands.scores(name, answers.get(name), wanted) for name in self.description.names},
+            {name: counts for name, counts in steps.items() if counts is not None},
+        )
 
     def save(self) -> dict[str, bytes]:
         """The hub's own state, once every agent has kept its own."""

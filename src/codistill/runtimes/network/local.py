@@ -16,7 +16,7 @@ from codistill.certs.authority import Authority
 from codistill.certs.credentials import Credentials, read_credentials
 from codistill.files import writing
 from codistill.results.outputs import View
-from codistill.results.records import Scores
+from codistill.results.records import Baseline, Scores
 from codistill.runtimes.description import RunDescription
 from codistill.runtimes.forked import Channel, ForkedProcess, ForkedRuntime
 from codistill.runtimes.network.connections import Connections
@@ -150,13 +150,14 @@ class LocalNetwork(Runtime):
             runtime.should_stop = should_stop
         self._ask("start", done=done)
 
-    def measure_baseline(self) -> dict[str, Scores] | None:
+    def measure_baseline(self) -> Baseline | None:
         """Let every agent train a copy of its model alone; None without rounds, where there is no baseline."""
         if self.description.asynchronous:
             return None
-        answers = self._ask("measure_baseline")
-        scores = {name: values for answer in answers for name, values in answer["scores"].items()}
-        return {name: scores.get(name, {}) for name in self.description.names}
+        told = [answer["measured"] for answer in self._ask("measure_baseline")]
+        scores = {name: values for each in told for name, values in each["scores"].items()}
+        steps = {name: counts for each in told for name, counts in each["steps"].items()}
+        return Baseline({name: scores.get(name, {}) for name in self.description.names}, steps)
 
     def run(self, phase: int, present: tuple[str, ...]) -> Report:
         """Let every node run the phase."""

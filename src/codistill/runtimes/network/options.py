@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from codistill.settings import Settings, check_settings, setting
 
-WIRE_VERSION = 4  # of heads, hellos and commands: raised with every change that others would misread
+WIRE_VERSION = 5  # of heads, hellos and commands: raised with every change that others would misread
 RETURN = 10.0  # seconds that a node which was started again waits for others that may have left for good
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from codistill.agent import Agent
 from codistill.errors import NetworkError
 from codistill.results.outputs import View
-from codistill.results.records import Scores
+from codistill.results.records import Baseline, Scores
 from codistill.runtimes.description import RunDescription
 from codistill.runtimes.evaluation import score
 from codistill.runtimes.host import BEGIN
@@ -70,7 +70,7 @@ class PeerRuntime(Runtime):
         """Say how far this peer is."""
         self._at, self._stopping = BEGIN - 1 if done == 0 else done - 1, should_stop
 
-    def measure_baseline(self) -> dict[str, Scores]:
+    def measure_baseline(self) -> Baseline:
         """Train a copy of its model alone."""
         return measure_alone(self.description, self._stopping)
 

@@ -236,7 +236,7 @@ class RemoteAgent:
         said, number = found
         acts: dict[str, Callable[..., tuple[View, dict[str, Any]]]] = {
             "run": self._round, "keep": self._keep, "store": self._store, "evaluate": self._evaluate,
-            "alone": lambda **said: ({}, {"scores": self._alone(**said)}),
+            "alone": lambda **said: ({}, self._alone(**said)),
         }  # fmt: skip
         arrays, answer = acts[control.do](**said)
         self._answered = time.monotonic()
@@ -283,11 +283,12 @@ class RemoteAgent:
     def _store(self) -> tuple[View, dict[str, Any]]:
         return {}, {"trouble": self._work.store()}
 
-    def _alone(self, samples: int, number: int) -> Scores:
+    def _alone(self, samples: int, number: int) -> dict[str, Any]:
         if not self._policy.report.alone:
-            return {}
+            return {"scores": {}}
         self._watch("training alone, as a baseline", 0, {})
-        return self._told(self._work.train_alone(samples, number, self._stopping))
+        alone, name = self._work.train_alone(samples, number, self._stopping), self._agent.name
+        return {"scores": self._told(alone.scores.get(name, {})), "steps": alone.steps.get(name)}
 
     def _told(self, scores: Scores) -> Scores:
         """The scores that the terms ask for (the hub refuses others), and that the policy lets pass."""

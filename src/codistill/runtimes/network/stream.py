@@ -181,7 +181,8 @@ class Stream:
         """Queue a frame; a receiver that takes none for long is disconnected, so that the queue stays bounded."""
         if self.is_closed:
             return
-        limit = self.theirs.limit if self.theirs else 0
+        # What the other end says that it accepts is only its word: it must not decide how much is kept for it here.
+        limit = min(self.theirs.limit, self._owner.largest(FrameKind.MESSAGE)) if self.theirs else 0
         if self.waiting > _BACKLOG + _MESSAGES * limit:
             self.close("it does not take what is sent to it", at_once=True)
             return

@@ -197,14 +197,14 @@ def hello_of(agent: Agent, public: PublicData | None) -> dict[str, Any]:
 
 def read_hello(hello: Mapping[str, Any]) -> Hello | None:
     """What an agent says of its data and its model; None if that is malformed."""
-    samples, weights, features = (hello.get(key) for key in ("samples", "weights", "features"))
+    samples, weights, features, body = (hello.get(key) for key in ("samples", "weights", "features", "body"))
     if type(samples) is not int or not 0 < samples < 1 << 48:
         return None
-    if weights is not None and (not isinstance(weights, str) or len(weights) != 64):
+    if any(digest is not None and (not isinstance(digest, str) or len(digest) != 64) for digest in (weights, body)):
         return None
     if features is not None and (type(features) is not int or not 0 < features < 1 << 31):
         return None
-    return Hello(samples, weights, features)
+    return Hello(samples, weights, features, body)
 
 
 def objection(terms: Mapping[str, Any], hello: Mapping[str, Any]) -> str | None:

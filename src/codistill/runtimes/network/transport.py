@@ -112,6 +112,10 @@ class Transport:
         """Whether a node has not taken yet what was sent to it."""
         return any(link.is_stuck for link in self._links[name])
 
+    def untaken(self, name: str) -> int | None:
+        """Bytes that were sent to a node and that its link has not taken yet; None without a link."""
+        return max((link.waiting for link in self._links[name]), default=None)
+
     def bar(self, name: str, why: str) -> None:
         """Close the links of a node, tell it why, and accept no more of them."""
         self._barred[name] = why

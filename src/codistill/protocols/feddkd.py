@@ -1,0 +1,128 @@
+"""FedDKD: averaging models by what they compute; with FedMAX or FedBN, FedDKD_MAX and FedDKD_BN."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from codistill.protocol import Ability, Agent, Hub, Message, Protocol, setting
+from codistill.protocols import parts
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedDKD(Protocol):
+    """Li, Chen, Lu. FedDKD: Federated Learning with Decentralized Knowledge Distillation. 2022. Algorithms 1 to 5.
+
+    Φ(x; w): outputs before the softmax; w_k: weights of agent k after local training; w̄_{t,j}: the global model in
+    round t after j steps of distillation (DKD). A DKD round is local training and the mean of weights, as in FedAvg;
+    then J times every agent sends the gradient of L_CE(Φ(x; w_k), Φ(x; w̄)) by w̄ on a batch of its own samples, and
+    gets w̄ after a step down the mean of these. That is 1 + J communication rounds. With J = 0 it is FedAvg.
+
+    `local` = "max" is FedDKD_MAX (Algorithm 3: local training as in FedMAX); `average` = "except batch norm" is
+    FedDKD_BN (Algorithms 4, 5: parameters and statistics of batch norm stay with their agent, as in FedBN).
+
+    Deviations: q_k is inside the sum of line 10, where it belongs. In DKD, of which the paper does not say it, batch
+    norm uses the statistics of the batch in both models, and dropout leaves nothing out. `cap`, `aggregate` (of
+    weights and of gradients) and when an agent gets the mean: as of FedAvg here. An agent alone in a round has nothing
+    to distil.
+    """
+
+    name = "feddkd"
+    paper = "Li, Chen, Lu 2022"
+    exchanges = "weights, and gradients of a distillation loss, to and from the hub"
+    needs = Ability.WEIGHTS | Ability.GRADIENTS
+
+    local_epochs: int = setting(1, "epochs of local training per round", at_least=0)
+    local_steps: int | None = setting(None, "gradient steps per round, instead of epochs", at_least=0)
+    batch_size: int = setting(32, "samples per gradient step", at_least=1)
+    lr_decay: float = setting(1.0, "factor on the learning rate per round", above=0, at_most=1)
+    local: str = setting("plain", "local training; max: as in FedMAX", choices=("plain", "max"))
+    activation_weight: float = setting(10.0, "β, of the divergence of activations, for local 'max'", at_least=0)
+    average: str = setting("all", "which weights are shared", choices=parts.AVERAGES)
+    dkd_steps: int = setting(10, "J, steps of distillation per round", at_least=0)
+    dkd_lr: float = setting(0.2, "γ, learning rate of these steps", above=0)
+    dkd_lr_decay: float = setting(1.0, "factor on γ per round", above=0, at_most=1)
+    dkd_lr_step_decay: float = setting(1.0, "factor on γ per step in a round", above=0, at_most=1)
+    dkd_batch_size: int = setting(64, "B̃, samples of each agent per step of distillation", at_least=1)
+    dkd_shares: str = setting("equal", "q_k, of an agent's gradient: equal, or by n_k", choices=("equal", "samples"))
+    warm_up: int = setting(0, "rounds without distillation at the start", at_least=0)
+    aggregate: str = setting("mean", "how the weights of all become one", choices=parts.PLAIN_KINDS)
+    trim: float = setting(0.2, "share that 'trimmed' leaves out at each end", at_least=0, at_most=0.49)
+    cap: float = setting(10.0, "largest n_k in the mean, in medians of all n_k", at_least=1)
+    synchronise: bool = setting(True, "start all agents from the same initial weights")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.local == "max":
+            object.__setattr__(self, "needs", type(self).needs | Ability.FEATURES)
+
+    async def begin(self, me: Agent) -> None:
+        """Equal initial weights, unless told otherwise."""
+        if self.synchronise:
+            parts.same_initial_weights(me)
+
+    async def round(self, me: Agent, t: int) -> None:
+        """Algorithm 1, for one client k."""
+        if me.sampled and t > 0:  # who missed the last round first gets its common weights
+            shared = parts.shared_weights(me, self.average)
+            parts.take_over(me, await me.ask_hub(holds=parts.round_held(me), expect=shared), t - 1)
+        self._train(me, t)  # line 5: w_k ← Client-LocalTrain(k, w*_{t-1})
+        own = parts.shared_weights(me, self.average)
+        reply = await me.ask_hub(Message(own, {"samples": len(me.shard)}), expect=own)
+        w = None if reply is None else reply.arrays  # w̄_{t,0}; None: it was lost
+        # Lines 7 to 11. Of the agent's own model, which is the teacher, nothing changes here.
+        for x, _ in me.shard.batches(t, self.dkd_batch_size, steps=self._steps(me, t), purpose="distillation"):
+            gradient = {} if w is None else parts.dkd_gradient(me, w, x)  # ∇d_k,j
+            reply = await me.ask_hub(Message(gradient), expect=parts.floats(own))
+            w = w if reply is None else {**(w or own), **reply.arrays}  # w̄_{t,j}
+        parts.take_over(me, w, t)  # line 12: w*_t = w̄_{t,J}
+
+    def _train(self, me: Agent, t: int) -> None:
+        """Client-LocalTrain; with `local` = "max", Algorithm 3."""
+        parts.set_lr(me, self.lr_decay**t, None)
+        for x, y in me.shard.batches(t, self.batch_size, self.local_epochs, self.local_steps):
+            if self.local == "plain" or len(me.roster) == 1:
+                loss = me.learner.loss(me.learner(x), y)
+            else:
+                f, a = me.learner.with_features(x)
+                # g(w; b) = F(w; b) + β 1/B Σ_i KL(a_i ‖ U)
+                loss = me.learner.loss(f, y) + self.activation_weight * parts.activation_divergence(a)
+            me.learner.descend(loss)
+
+    def _steps(self, me: Agent | Hub, t: int) -> int:
+        return self.dkd_steps if t >= self.warm_up and len(me.present) > 1 else 0
+
+    async def hub(self, me: Hub, t: int) -> None:
+        """Algorithm 1, SERVER; should agents have joined with different architectures, each kind by itself."""
+        if me.sampled and t > 0:
+            await me.scatter(parts.newest_weights(me, await me.gather(expect={"holds": int})))
+        heard = parts.accepted_weights(me, await me.gather(), self.average)
+        shares = {name: message["samples"] if self.dkd_shares == "samples" else 1 for name, message in heard.items()}
+        # line 6: w̄_{t,0} = Σ_k n_k / Σ_i n_i · w_k
+        models = parts.group_means(me, heard, self.aggregate, self.trim, self.cap, self.average)
+        await me.scatter(parts.to_groups(me, models))
+        for j in range(self._steps(me, t)):
+            sent = await me.gather()
+            models = [
+                (names, self._step(me, {k: sent[k] for k in names if k in sent}, shares, w, t, j))
+                for names, w in models
+            ]
+            await me.scatter(parts.to_groups(me, [(names, parts.floats(w)) for names, w in models]))
+        parts.keep_newest(me, models, t)
+
+    def _step(
+        self, me: Hub, sent: dict[str, Message], shares: dict[str, int], w: dict[str, np.ndarray], t: int, j: int
+    ) -> dict[str, np.ndarray]:
+        gradients = parts.accepted_gradients(me, sent, w, shares)
+        if not gradients:
+            return w
+        gradient = parts.combined_weights(gradients, self.aggregate, self.trim, self.cap)  # Σ_k q_k ∇d_k,j
+        rate = self.dkd_lr * self.dkd_lr_decay**t * self.dkd_lr_step_decay**j  # γ
+        return parts.stepped(w, gradient, rate)  # line 10: w̄_{t,j} = w̄_{t,j-1} - γ Σ_k q_k ∇d_k,j
+
+    def check(self, agents: Sequence[Agent]) -> None:
+        """All agents must have the same weights by name and shape; and there must be classes, for a softmax."""
+        parts.check_equal_weights(agents, self.name)
+        parts.check_classes(agents, self.name)

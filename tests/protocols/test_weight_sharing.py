@@ -1,0 +1,456 @@
+"""Protocols that share weights, beside straight-line copies of their pseudo-code: two agents, a two-layer net."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy, log_softmax, softmax
+
+import codistill as cd
+from codistill.agent import Hello
+from codistill.protocols.parts import (
+    Generator,
+    accepted_heads,
+    activation_divergence,
+    class_weights,
+    distillation,
+    diversity_loss,
+    dkd_gradient,
+    head_name,
+)
+
+RATE, ROUNDS, CLASSES, SEED = 0.1, 3, 3, 5
+SIZES = {"a": 12, "b": 6}
+Nets = dict[str, nn.Module]
+
+
+def net(norm: bool = False) -> nn.Module:
+    layers = [nn.Linear(4, 8), *([nn.BatchNorm1d(8)] if norm else []), nn.Tanh(), nn.Linear(8, CLASSES)]
+    return nn.Sequential(*layers)
+
+
+def data() -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    rng = np.random.default_rng(0)
+    made = {}
+    for shift, (name, size) in enumerate(SIZES.items()):
+        x = rng.standard_normal((size, 4)).astype(np.float32) + shift
+        made[name] = x, np.arange(size) % (2 + shift)  # the first agent lacks the last class
+    return made
+
+
+def federation(protocol: cd.Protocol, *, norm: bool = False, names: str = "ab", **options: Any) -> cd.Federation:
+    torch.manual_seed(1)
+    agents = [cd.Agent(name, cd.TorchLearner(net(norm), optimiser="sgd", lr=RATE), *data()[name]) for name in names]
+    return cd.Federation(agents, protocol, classes=CLASSES, seed=SEED, **options)
+
+
+def run(protocol: cd.Protocol, rounds: int = ROUNDS, **options: Any) -> dict[str, dict[str, np.ndarray]]:
+    result = federation(protocol, **options).run(rounds, runtime="simulation", alone=False, progress=False)
+    return {name: agent.learner.weights() for name, agent in result.agents.items()}
+
+
+def same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
+    return one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
+
+
+# --- straight-line copies ---------------------------------------------------------------------------
+
+
+def initial(norm: bool = False) -> Nets:
+    """The common initial weights, as the federation makes them."""
+    made = federation(cd.FedAvg(local_epochs=0), norm=norm)
+    result = made.run(1, runtime="simulation", alone=False, progress=False)
+    module = next(iter(result.agents.values())).learner.module
+    return {name: copy.deepcopy(module) for name in SIZES}
+
+
+def batches(name: str, t: int, size: int, purpose: str = "batches", steps: int | None = None) -> list[Any]:
+    """The samples that a round uses: these are fixed by the seed, and given to both sides."""
+    shard = cd.Agent(name, net(), *data()[name])
+    shard.settle(CLASSES)
+    shard.shard.seed = SEED
+    return list(shard.shard.batches(t, size, steps=steps, purpose=purpose))
+
+
+def descend(module: nn.Module, loss: torch.Tensor) -> None:
+    """w ← w - η ∇"""
+    module.zero_grad()
+    loss.backward()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter -= RATE * parameter.grad
+
+
+def average(nets: Nets, kept: Callable[[str], bool] = lambda name: False) -> None:
+    """w ← Σ_k n_k / n · w_k, for all but the names that are kept."""
+    n = sum(SIZES.values())
+    states = {name: module.state_dict() for name, module in nets.items()}
+    mean = {
+        key: sum(SIZES[name] / n * states[name][key].double() for name in nets) for key in states["a"] if not kept(key)
+    }
+    for module in nets.values():
+        own = module.state_dict()
+        module.load_state_dict({**own, **{key: value.to(own[key].dtype) for key, value in mean.items()}})
+
+
+def train(
+    nets: Nets, t: int, loss_of: Callable[[nn.Module, nn.Module, torch.Tensor, torch.Tensor], torch.Tensor]
+) -> None:
+    for name, module in nets.items():
+        start = copy.deepcopy(module)
+        module.train()
+        for x, y in batches(name, t, 4):
+            descend(module, loss_of(module, start, x, y))
+
+
+def plain(module: nn.Module, start: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return cross_entropy(module(x), y)
+
+
+def proximal(module: nn.Module, start: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """F(w) + μ/2 ‖w - w^t‖², μ = 2"""
+    apart = sum(((w - old) ** 2).sum() for w, old in zip(module.parameters(), start.parameters(), strict=True))
+    return cross_entropy(module(x), y) + 2 / 2 * apart
+
+
+def entropy(module: nn.Module, start: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """F(w) + β 1/B Σ_i KL(a_i ‖ U), β = 3, by its definition."""
+    a = softmax(module[:-1](x), dim=1)
+    uniform = torch.full_like(a, 1 / a.shape[1])
+    return cross_entropy(module(x), y) + 3 / len(x) * (a * (a / uniform).log()).sum()
+
+
+def distil(nets: Nets, t: int, *, steps: int, rate: float, shared: Callable[[str], bool] = lambda name: True) -> None:
+    """Algorithm 1, lines 6 to 12: the mean of weights, then `steps` times w̄ ← w̄ - γ Σ_k q_k ∇d_k with q_k = 1/2."""
+    teachers = {name: copy.deepcopy(module).eval() for name, module in nets.items()}
+    average(nets, kept=lambda key: not shared(key))
+    for j, drawn in enumerate(zip(*(batches(name, t, 5, "distillation", steps) for name in nets), strict=True)):
+        gradients = []
+        for (name, student), (x, _) in zip(nets.items(), drawn, strict=True):
+            # L_CE(Φ(x; w_k), Φ(x; w)), softmax on both sides; of copies, since batch norm writes its statistics
+            teacher, twin = copy.deepcopy(teachers[name]).train(), copy.deepcopy(student).train()
+            twin.zero_grad()
+            p, q = softmax(teacher(x).detach(), dim=1), log_softmax(twin(x), dim=1)
+            (-(p * q).sum() / len(x)).backward()
+            gradients.append({key: w.grad.clone() for key, w in twin.named_parameters() if shared(key)})
+        for student in nets.values():
+            with torch.no_grad():
+                for key, w in student.named_parameters():
+                    if shared(key):
+                        w -= rate * 0.9**t * 0.8**j * sum(gradient[key] for gradient in gradients) / 2
+
+
+def not_norm(name: str) -> bool:
+    return not name.startswith("1.")
+
+
+STEPS = {"dkd_steps": 2, "dkd_lr": 0.5, "dkd_lr_decay": 0.9, "dkd_lr_step_decay": 0.8, "dkd_batch_size": 5}
+
+
+def straight(kind: str) -> Nets:
+    norm = kind.endswith("bn")
+    nets = initial(norm)
+    for t in range(ROUNDS):
+        train(nets, t, {"fedprox": proximal, "fedmax": entropy, "feddkd_max": entropy}.get(kind, plain))
+        if kind.startswith("feddkd"):
+            distil(nets, t, steps=2, rate=0.5, shared=not_norm if norm else lambda name: True)
+        else:
+            average(nets, kept=lambda key: norm and not not_norm(key))
+    return nets
+
+
+@pytest.mark.parametrize(
+    ("kind", "protocol"),
+    [
+        ("fedavg", cd.FedAvg(batch_size=4)),
+        ("fedprox", cd.FedProx(batch_size=4, proximal_weight=2.0)),
+        ("fedmax", cd.FedMAX(batch_size=4, activation_weight=3.0)),
+        ("fedbn", cd.FedBN(batch_size=4)),
+        ("feddkd", cd.FedDKD(batch_size=4, **STEPS)),
+        ("feddkd_max", cd.FedDKD(batch_size=4, local="max", activation_weight=3.0, **STEPS)),
+        ("feddkd_bn", cd.FedDKD(batch_size=4, average="except batch norm", **STEPS)),
+    ],
+)
+def test_rounds_equal_a_straight_line_copy_of_the_pseudo_code(kind: str, protocol: cd.Protocol) -> None:
+    norm = kind.endswith("bn")
+    found, expected = run(protocol, norm=norm), straight(kind)
+    start = initial(norm)
+    for name in SIZES:
+        for key, tensor in expected[name].state_dict().items():
+            np.testing.assert_allclose(found[name][key], tensor.numpy(), atol=1e-6, err_msg=f"{name} {key}")
+        moved = max(np.abs(found[name][key] - tensor.numpy()).max() for key, tensor in start[name].state_dict().items())
+        assert moved > 0.01
+
+
+def test_feddistill_equals_a_straight_line_copy() -> None:
+    """FedAvg; from round 1 on ℓ(f, y) + γ KL(ψ(F̂_c) ‖ ψ(f)), F̂_c the mean of F_k,c over agents that have class c."""
+    nets, told = initial(), None
+    for t in range(ROUNDS):
+        means = []
+        for name, module in nets.items():
+            sums, counts = torch.zeros(CLASSES, CLASSES), torch.zeros(CLASSES)
+            for x, y in batches(name, t, 4):
+                f, label = module(x), y.argmax(dim=1)
+                loss = cross_entropy(f, y)
+                if told is not None:
+                    p = softmax(told[label], dim=1)
+                    loss = loss + 0.7 * (p * (p.log() - log_softmax(f, dim=1))).sum() / len(x)
+                sums, counts = sums.index_add(0, label, f.detach()), counts + y.sum(dim=0)
+                descend(module, loss)
+            means.append((sums, counts))
+        average(nets)
+        told = torch.stack(
+            [torch.stack([sums[c] / counts[c] for sums, counts in means if counts[c]]).mean(0) for c in range(CLASSES)]
+        )
+    found = run(cd.FedDistill(batch_size=4, weight=0.7))
+    for key, tensor in nets["a"].state_dict().items():
+        np.testing.assert_allclose(found["a"][key], tensor.numpy(), atol=1e-6)
+        np.testing.assert_array_equal(found["a"][key], found["b"][key])
+
+
+def fixed_noise(count: int, width: int = 4) -> torch.Tensor:
+    return torch.linspace(0, 1, count * width).view(count, width)
+
+
+def test_fedgen_equals_a_straight_line_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With draws that are fixed on both sides. Agent a has classes 0 and 1, b all three."""
+    decay, alpha, beta, eta = 0.9, 2.0, 0.5, 0.3
+    protocol = cd.FedGen(
+        batch_size=4, generated_weight=alpha, distillation_weight=beta, generated_decay=decay, generator_steps=2,
+        generator_lr=0.05, generator_weight_decay=0.1, generator_hidden=6, generator_noise=4, diversity=eta,
+    )  # fmt: skip
+
+    def draw(self: Generator, module: nn.Module, y: torch.Tensor, classes: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return module(torch.cat([fixed_noise(len(y)), torch.eye(classes)[y]], dim=1)), fixed_noise(len(y))
+
+    monkeypatch.setattr(torch, "randint", lambda high, size: torch.arange(size[0]) % high)
+    monkeypatch.setattr(Generator, "draw", draw)
+    untrained = federation(replace(protocol, generator_steps=0, local_epochs=0))
+    untrained.run(1, runtime="simulation", alone=False, progress=False)
+    made = nn.Sequential(nn.Linear(4 + CLASSES, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 8))
+    first = untrained.agents[0].state["generator"]
+    made.load_state_dict({name.removeprefix("generator "): torch.tensor(array) for name, array in first.items()})
+    adam = torch.optim.Adam(made.parameters(), 0.05, weight_decay=0.1)
+    shares = torch.tensor([[0.5, 0.5, 0.0], [0.5, 0.5, 1.0]])  # α_k(y): equal for all who have class y
+    nets = initial()
+    for t in range(ROUNDS):
+        made.eval()
+        for name, module in nets.items():
+            for x, y in batches(name, t, 4):
+                f = module(x)
+                loss = cross_entropy(f, y)
+                if t > 0:
+                    labels = torch.arange(4) % CLASSES
+                    z = made(torch.cat([fixed_noise(4), torch.eye(CLASSES)[labels]], dim=1)).detach()
+                    loss = loss + decay**t * alpha * cross_entropy(module[-1](z), labels)
+                    z = made(torch.cat([fixed_noise(len(x)), y], dim=1)).detach()
+                    p = softmax(module[-1](z).detach(), dim=1)
+                    loss = loss + decay**t * beta * (p * (p.log() - log_softmax(f, dim=1))).sum() / len(x)
+                descend(module, loss)
+        made.train()
+        adam.param_groups[0]["lr"] = 0.05 * decay**t
+        for _ in range(2):
+            y = torch.arange(4) % CLASSES
+            z = made(torch.cat([fixed_noise(4), torch.eye(CLASSES)[y]], dim=1))
+            loss = eta * diversity_loss(fixed_noise(4), z)
+            for k, module in enumerate(nets.values()):
+                frozen = copy.deepcopy(module[-1]).requires_grad_(False)
+                loss = loss + (shares[k, y] * cross_entropy(frozen(z), y, reduction="none")).sum() / 4
+            adam.zero_grad()
+            loss.backward()
+            adam.step()
+        average(nets)
+    found = run(protocol)
+    for key, tensor in nets["a"].state_dict().items():
+        np.testing.assert_allclose(found["a"][key], tensor.numpy(), atol=1e-6)
+        np.testing.assert_array_equal(found["a"][key], found["b"][key])
+
+
+# --- equalities that the papers state ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "protocol",
+    [
+        cd.FedDKD(batch_size=4, dkd_steps=0),
+        cd.FedDKD(batch_size=4, warm_up=ROUNDS),
+        cd.FedProx(batch_size=4, proximal_weight=0.0),
+        cd.FedMAX(batch_size=4, activation_weight=0.0),
+        cd.FedBN(batch_size=4),
+        cd.FedDistill(batch_size=4, weight=0.0),
+        cd.FedGen(batch_size=4, generated_weight=0.0, distillation_weight=0.0),
+    ],
+    ids=lambda protocol: protocol.name,
+)
+@pytest.mark.parametrize("participation", [1.0, 0.5])
+def test_without_its_own_term_it_is_fedavg_to_the_bit(protocol: cd.Protocol, participation: float) -> None:
+    fedavg = run(cd.FedAvg(batch_size=4), participation=participation)
+    found = run(protocol, participation=participation)
+    assert all(same(found[name], fedavg[name]) for name in SIZES)
+
+
+def test_distillation_of_identical_agents_leaves_the_average_where_it_is() -> None:
+    torch.manual_seed(1)
+    x, y = data()["b"]
+    agents = [cd.Agent(name, cd.TorchLearner(net(), optimiser="sgd", lr=RATE), x, y) for name in "ab"]
+    weights = []
+    for steps in (0, 20):
+        twins = [agent.twin() for agent in agents]
+        protocol = cd.FedDKD(batch_size=6, dkd_steps=steps, dkd_lr=0.2)
+        result = cd.Federation(twins, protocol, classes=CLASSES).run(
+            1, runtime="simulation", alone=False, progress=False
+        )
+        weights.append(result.agents["a"].learner.weights())
+    for key in weights[0]:
+        np.testing.assert_allclose(weights[0][key], weights[1][key], atol=1e-6)
+
+
+def test_batch_norm_stays_at_home() -> None:
+    """FedBN and FedDKD_BN: scale, shift, statistics and counters are each agent's own, everything else is common."""
+    for protocol in (cd.FedBN(batch_size=4), cd.FedDKD(batch_size=4, average="except batch norm")):
+        found = run(protocol, norm=True)
+        for key in found["a"]:
+            assert np.array_equal(found["a"][key], found["b"][key]) == not_norm(key), (protocol.name, key)
+    found = run(cd.FedDKD(batch_size=4), norm=True)
+    assert same(found["a"], found["b"])
+
+
+def test_a_gradient_at_other_weights_changes_nothing_of_the_model() -> None:
+    """Neither its weights nor its statistics; dropout leaves nothing out, so that equal weights have no gradient."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, CLASSES))
+    learner, x = cd.TorchLearner(module), torch.randn(6, 4)
+    before = learner.weights()
+    other = {name: array + 1 if array.dtype.kind == "f" else array for name, array in before.items()}
+    for weights, is_zero in ((before, True), (other, False)):
+        gradient = learner.gradient_at(weights, x, distillation)
+        assert gradient.keys() == {name for name, array in before.items() if array.dtype.kind == "f"}
+        assert not gradient["1.running_mean"].any()
+        assert (np.abs(gradient["3.weight"]).max() < 1e-7) == is_zero
+    assert same(learner.weights(), before)
+    assert learner.gradient_at(before, x[:1], distillation)["0.weight"].shape == (8, 4)  # a batch of one sample
+
+
+def test_a_gradient_that_is_not_finite_is_not_sent() -> None:
+    agent = federation(cd.FedDKD()).agents[0]
+    far = {name: np.full_like(array, 3e38) for name, array in agent.learner.weights().items()}
+    assert dkd_gradient(agent, far, torch.ones(2, 4)) == {}
+    assert dkd_gradient(agent, agent.learner.weights(), torch.ones(2, 4)).keys() == far.keys()
+
+
+# --- agents that were not in the last round ---------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "protocol", [cd.FedAvg(batch_size=4), cd.FedDKD(batch_size=4, dkd_steps=2), cd.FedGen(batch_size=4)]
+)
+def test_an_agent_that_missed_rounds_trains_from_the_newest_weights(protocol: cd.Protocol) -> None:
+    """One of two takes part in each round, so the rounds are one chain of local training."""
+    made = federation(protocol, participation=0.5)
+    result = made.run(6, runtime="simulation", alone=False, progress=False)
+    frame = result.frame()
+    turns = frame[frame["present"]].sort_values("round")["agent"].tolist()
+    assert len(turns) == 6
+    assert set(turns) == set(SIZES)
+    last = result.agents[turns[-1]].learner.weights()
+    if not isinstance(protocol, cd.FedAvg):
+        other = result.agents[next(name for name in SIZES if name != turns[-1])].learner.weights()
+        assert not same(last, other)
+        return
+    module = initial()["a"]
+    for t, name in enumerate(turns):
+        for x, y in batches(name, t, 4):
+            descend(module, cross_entropy(module(x), y))
+    for key, tensor in module.state_dict().items():
+        np.testing.assert_allclose(last[key], tensor.numpy(), atol=1e-6)
+
+
+def test_who_has_the_newest_weights_does_not_get_them_again() -> None:
+    """The mean of weights has 4 (4*8 + 8 + 8*3 + 3) = 268 bytes; it comes once per round, and once more after a gap."""
+    frame = (
+        federation(cd.FedAvg(batch_size=4), participation=0.5)
+        .run(8, runtime="simulation", alone=False, progress=False)
+        .frame()
+    )
+    present = {name: set(rows[rows["present"]]["round"]) for name, rows in frame.groupby("agent")}
+    for row in frame[frame["present"]].itertuples():
+        behind = row.round > 1 and row.round - 1 not in present[row.agent]
+        assert (2 if behind else 1) * 268 < row.received < (2 if behind else 1) * 268 + 600, row
+
+
+def test_a_round_of_feddkd_has_one_exchange_and_one_for_each_step_of_distillation() -> None:
+    """12 and 6 samples in batches of 4: 3 and 2 local steps; each step of distillation counts as one more."""
+    protocol = cd.FedDKD(batch_size=4, dkd_steps=5, warm_up=1)
+    rows = federation(protocol).run(2, runtime="simulation", alone=False, progress=False).rows
+    assert [(row["agent"], row["exchanges"], row["steps"]) for row in rows] == [
+        ("a", 1, 3), ("b", 1, 2), ("a", 1 + 5, 3 + 5), ("b", 1 + 5, 2 + 5),
+    ]  # fmt: skip
+    # Weights of 268 bytes up and down, and as much for each gradient and each new global model.
+    for row in rows[2:]:
+        assert 6 * 268 < row["sent"] < 6 * 268 + 6 * 500
+        assert 6 * 268 < row["received"] < 6 * 268 + 6 * 500
+
+
+# --- parts ------------------------------------------------------------------------------------------
+
+
+def test_the_divergence_of_activations_is_that_of_its_definition() -> None:
+    features = torch.randn(5, 7, dtype=torch.float64) * 10
+    a = softmax(features, dim=1)
+    assert activation_divergence(features).item() == pytest.approx(((a * (a * 7).log()).sum() / 5).item(), abs=1e-12)
+    assert activation_divergence(torch.zeros(2, 9)).item() == pytest.approx(0, abs=1e-6)
+    assert torch.isfinite(activation_divergence(torch.tensor([[0.0, 1000.0]])))
+
+
+def test_diversity_is_the_mean_over_all_pairs() -> None:
+    noise, z = torch.rand(4, 3), torch.rand(4, 5)
+    total = sum(((noise[i] - noise[j]) ** 2).mean() * (z[i] - z[j]).abs().mean() for i in range(4) for j in range(4))
+    assert diversity_loss(noise, z).item() == pytest.approx(float(np.exp(-total.item() / 16)), abs=1e-6)
+
+
+def test_a_head_is_taken_by_the_name_that_its_owner_tells() -> None:
+    """Also of a model whose other matrices have the same shape; whoever names another array is refused."""
+    module = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 3))
+    agent = cd.Agent("a", module, np.eye(3), [0, 1, 2])
+    assert head_name(agent) == "2.weight"
+    hub = cd.Hub()
+    hub.classes, hub.hellos = 3, dict.fromkeys("abc", Hello(3, None, 3))
+    sent = cd.Message(agent.learner.weights())
+    told = {"a": "2.weight", "b": "2.bias", "c": "7.weight"}
+    heads = accepted_heads(hub, dict.fromkeys("abc", sent), {name: cd.Message.of(head=told[name]) for name in told})
+    assert list(heads) == ["a"]
+    np.testing.assert_array_equal(heads["a"][0], sent["2.weight"])
+    np.testing.assert_array_equal(heads["a"][1], sent["2.bias"])
+    assert [sender for sender, _ in hub.rejected] == ["b", "c"]
+
+
+def test_class_weights_are_shares_of_what_is_held() -> None:
+    held = [np.array([True, False, False]), np.array([True, True, False])]
+    np.testing.assert_allclose(class_weights(held), [[0.5, 0, 0], [0.5, 1, 0]])
+    np.testing.assert_allclose(class_weights([np.array([0.25, -3]), np.array([0.75, 9])]), [[0.25, 0], [0.75, 1]])
+
+
+def test_a_generator_learns_features_that_the_heads_recognise() -> None:
+    """Two heads that separate three classes along the axes: after training G, both recognise what it makes up."""
+    hub, head, bias = cd.Hub(), np.eye(CLASSES, 4, dtype=np.float32), np.zeros(CLASSES, np.float32)
+    hub.classes = CLASSES
+    generator = Generator(lr=1e-2, noise=4, hidden=16)
+    y = torch.arange(300) % CLASSES
+
+    def recognised() -> float:
+        made, _ = generator.draw(hub.memo["generator", 4][0].eval(), y, CLASSES)
+        return float((made @ torch.from_numpy(head).T).argmax(dim=1).eq(y).float().mean())
+
+    torch.manual_seed(0)
+    for steps, at_least in ((0, 0.0), (200, 0.95)):
+        heads, shares = [(head, bias), (3 * head, bias)], np.full((2, CLASSES), 0.5)
+        generator.train(hub, 4, heads, shares, steps=steps, batch_size=32, lr_factor=1.0)
+        assert recognised() >= at_least
+        assert (recognised() < 0.9) == (steps == 0)
