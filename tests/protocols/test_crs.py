@@ -15,6 +15,7 @@ from codistill.errors import LearnerError, RecipeError
 from codistill.learners.zoo import build
 from codistill.message import Message
 from codistill.protocols import parts
+from codistill.randomness import generator
 from codistill.topology import Topology
 
 LR, CLASSES, WIDTH = 0.1, 3, 4
@@ -83,21 +84,44 @@ def _assert_equal(federation: cd.Federation, copies: dict[str, _Copy]) -> None:
             np.testing.assert_allclose(agent.learner.weights()[name], value, atol=1e-6, err_msg=f"{agent.name} {name}")
 
 
-def test_rounds_through_the_relay_equal_the_pseudo_code() -> None:
+@pytest.mark.parametrize("start", ["random", "none"])
+def test_rounds_through_the_relay_equal_the_pseudo_code(start: str) -> None:
     """Two agents: the other's only observation is its mean, as n_avg is above what it has of any class."""
-    federation = _federation(cd.CRS(kd_weight=2.0, disc_weight=0.5, average_over=9), "ab")
+    federation = _federation(cd.CRS(kd_weight=2.0, disc_weight=0.5, average_over=9, start=start), "ab", seed=3)
     federation.run(3, **QUIET)
     copies = {name: _Copy(name) for name in "ab"}
     uploads: dict[str, dict[int, torch.Tensor]] = {}
-    for _ in range(3):
+    for t in range(3):
         old, uploads = uploads, {}
         for name, other in (("a", "b"), ("b", "a")):
             # t̄^c only where the other agent has class c: of class 2 agent b has nobody to learn from.
             observed = old.get(other, {})
             mean = {c: value for c, value in _mean(list(old.values())).items() if c in observed}
+            if t == 0 and start == "random":  # of all classes, equal for both agents
+                numbers = generator(3, "initial representations").standard_normal((2, CLASSES, WIDTH))
+                mean, observed = (dict(enumerate(torch.tensor(each, dtype=torch.float32))) for each in numbers)
             copies[name].step(mean, observed, 2.0, 0.5)
         uploads = {name: copies[name].means() for name in "ab"}
     _assert_equal(federation, copies)
+
+
+def test_the_random_start_is_for_round_1_and_never_for_a_lone_agent() -> None:
+    alone = _federation(cd.CRS(), "a")
+    alone.run(1, **QUIET)
+    copy = _Copy("a")
+    copy.step({}, {}, 0, 0)
+    _assert_equal(alone, {"a": copy})
+    # b is away: from round 2 on agent a has nothing to learn from, as nobody else has uploaded.
+    away = [cd.Fault(kind="gone", agent="b", first=1, last=3)]
+    runs = {}
+    for rounds in (1, 3):
+        runs[rounds] = _federation(cd.CRS(kd_weight=2.0, disc_weight=0.5), "ab", faults=away)
+        runs[rounds].run(rounds, **QUIET)
+    copy.net.load_state_dict({k: torch.tensor(v) for k, v in runs[1].agents[0].learner.weights().items()})
+    copy.step({}, {}, 0, 0)
+    copy.step({}, {}, 0, 0)
+    for name, value in copy.net.state_dict().items():
+        np.testing.assert_allclose(runs[3].agents[0].learner.weights()[name], value, atol=1e-6, err_msg=name)
 
 
 def test_rounds_between_neighbours_equal_the_pseudo_code() -> None:

@@ -28,9 +28,9 @@ class CRS(Protocol):
     can do without rounds: what others have sent is used until they send again, or until it is older than `oldest`.
 
     Deviations: L_KD is a mean over features (the printed sum does not learn with λ_KD = 10), and L_disc by default a
-    mean over the C pairs of a sample. What an agent has no samples of is left out, never a zero vector, and so is what
-    nobody has sent: there is no random t̄ at first. A class with fewer than n_avg samples is averaged over those there
-    are. t̄^c needs another agent that has class c. A model that diverges leaves both terms out for the round.
+    mean over the C pairs of a sample. What nobody has sent, or an agent has no samples of, is left out, never a zero
+    vector; the random start is derived from the seed, without a download. A class with fewer than n_avg samples is
+    averaged over those there are. t̄^c needs another agent that has class c. A diverged model leaves both terms out.
     """
 
     name = "crs"
@@ -50,6 +50,7 @@ class CRS(Protocol):
     kd_weight: float = setting(10.0, "λ_KD, of the distance to the global representation", at_least=0)
     disc_weight: float = setting(1.0, "λ_disc, of the contrast with observations of others", at_least=0)
     pairs: str = setting("mean", "over the pairs of a sample with one observation per class", choices=("mean", "sum"))
+    start: str = setting("random", "t̄ and t_m in round 1, with a hub: random, or none", choices=("random", "none"))
     average_over: int = setting(10, "n_avg, samples of a class in an observation", at_least=1)
     uploads: int = setting(1, "M_up, observations per class that an agent releases", at_least=0, at_most=_MOST)
     downloads: int = setting(1, "M_down, observations per class that it uses", at_least=0, at_most=_MOST)
@@ -76,7 +77,7 @@ class CRS(Protocol):
 
     def _train(self, me: Agent, t: int) -> None:
         """Algorithm 2, LOCALUPDATE: from t = (t̄, t_1, ..., t_M), and which of them there are."""
-        received, known = map(torch.tensor, self._received(me))
+        received, known = map(torch.tensor, self._received(me, t))
         for x, y in me.shard.batches(t, self.batch_size, self.local_epochs, self.local_steps):
             f, s = me.learner.with_features(x)
             label = y.argmax(dim=1)
@@ -94,13 +95,14 @@ class CRS(Protocol):
                 )
             me.learner.descend(loss)
 
-    def _received(self, me: Agent) -> tuple[np.ndarray, np.ndarray]:
+    def _received(self, me: Agent, t: int) -> tuple[np.ndarray, np.ndarray]:
         """(1 + M, C, d): t̄ and the observations for this round; (1 + M, C): which there are, and not too old."""
         nothing = np.zeros((1, me.classes, 1), np.float32), np.zeros((1, me.classes), dtype=bool)
         if me.topology.hub:
             last = me.state.get("relayed")
-            if last is None:
-                return nothing
+            if last is None:  # Algorithm 1: {t̄^c} and {t_m^c} are initialised randomly, the same for all agents
+                random = self.start == "random" and t == 0 and len(me.roster) > 1
+                return parts.random_representations(me, self.downloads) if random else nothing
             age = last["age"] + np.where(last["age"] < 0, 0.0, me.time - last["time"])
             return last["representations"], (age >= 0) & (age <= (self.oldest or np.inf))
         heard = parts.recent(me.state.get("heard", {}), me.time, self.oldest)

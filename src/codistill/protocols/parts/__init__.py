@@ -18,6 +18,7 @@ from codistill.protocols.parts.representations import (
     drawn_representations,
     mean_representations,
     own_representations,
+    random_representations,
     recent,
 )
 from codistill.protocols.parts.ring import as_targets, ring_neighbours
@@ -58,7 +59,7 @@ __all__ = [
     "expected_latest", "expected_outputs", "expected_reply", "floats", "group_means", "groups_alike", "head_name",
     "keep_latest", "keep_newest", "latest_of_others", "leave_one_out", "log_complement", "log_other_class",
     "log_same_class", "lr_factor", "mean_representations", "mean_weights", "newest_weights", "on_simplex",
-    "output_bytes", "own_representations", "parameters_of", "proximal", "recent", "replies", "ring_neighbours",
-    "round_held", "same_initial_weights", "set_lr", "shared_weights", "split_message", "stacked", "stepped",
-    "take_over", "to_groups", "train_locally",
+    "output_bytes", "own_representations", "parameters_of", "proximal", "random_representations", "recent", "replies",
+    "ring_neighbours", "round_held", "same_initial_weights", "set_lr", "shared_weights", "split_message", "stacked",
+    "stepped", "take_over", "to_groups", "train_locally",
 ]  # fmt: skip

@@ -37,6 +37,13 @@ def own_representations(
     return own, held
 
 
+def random_representations(me: Agent, observations: int) -> tuple[np.ndarray, np.ndarray]:
+    """(1 + M, C, d): standard normal, the same for all agents of a run; (1 + M, C): there is one of each."""
+    shape = 1 + observations, me.classes, int(me.learner.head.in_features)
+    drawn = generator(me.seed, "initial representations").standard_normal(shape).astype(np.float32)
+    return drawn, np.ones(shape[:2], dtype=bool)
+
+
 def mean_representations(values: np.ndarray, held: np.ndarray, aggregation: Aggregation | None = None) -> np.ndarray:
     """(C, d): for each class the mean, or another aggregate, of the rows of (K, C, d) that hold it; else zeros."""
     if aggregation is None or aggregation.kind == "mean":
