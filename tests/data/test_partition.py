@@ -24,6 +24,7 @@ ALL = [
     Unequal(spread=0.0),
     Dirichlet(alpha=0.1),
     Dirichlet(alpha=10.0, min_size=3),
+    Dirichlet(alpha=0.05, balance=True),
     ClassesPerAgent(k=2),
     ClassesPerAgent(k=4),
     LabelSplit(alpha=0.0),
@@ -116,6 +117,20 @@ def test_dirichlet_with_a_large_alpha_is_nearly_iid():
     table = counts(y, split(Dirichlet(alpha=alpha), y, agents), 10)
     deviation = size * math.sqrt(0.25 * 0.75 / (agents * alpha + 1))
     assert np.abs(table - size / agents).max() <= 1 + 6 * deviation
+
+
+def test_a_balanced_dirichlet_gives_no_more_to_who_has_an_even_part():
+    """An agent grows by at most one class beyond 1/K of all samples: its size before its last class is below that."""
+    y = np.repeat(np.arange(26), 100)
+    agents, even = 20, 26 * 100 / 20
+    plain = [len(part) for part in split(Dirichlet(alpha=0.05), y, agents)]
+    assert max(plain) > even + 100  # what is not balanced is beyond that bound
+    for seed in range(10):
+        table = counts(y, split(Dirichlet(alpha=0.05, balance=True), y, agents, seed), 26)
+        sizes = table.sum(axis=1)
+        assert sizes.sum() == len(y)
+        assert (sizes - table.max(axis=1) < even + 1).all()
+        assert sizes.max() <= even + 100 + 1
 
 
 def test_dirichlet_redraws_until_every_agent_has_enough():

@@ -129,12 +129,17 @@ class Dirichlet(Partition):
 
     alpha: float = setting(help="concentration: small for few classes per agent, large for iid", above=0.0)
     min_size: int = setting(1, "samples that every agent must get; proportions are redrawn until so", at_least=1)
+    balance: bool = setting(False, "who has 1/K of all samples gets none of the classes that are shared out later")
 
     def _deal(self, samples: Samples, agents: int, rng: np.random.Generator) -> list[np.ndarray]:
         members = list(samples.by_class(rng).values())
+        if self.balance:  # who gets no more should not depend on the order of the labels
+            members = [members[c] for c in rng.permutation(len(members))]
         totals = np.array([len(group) for group in members])
         for _ in range(ATTEMPTS):
             shares = rng.dirichlet(np.full(agents, self.alpha), size=len(members))
+            if self.balance:
+                shares = _balanced(shares, totals)
             cuts = _cuts(shares, totals[:, None])
             sizes = np.diff(cuts, prepend=0, append=totals[:, None]).sum(axis=0)
             if sizes.min() >= self.min_size:
@@ -280,6 +285,19 @@ def _check_range(y: np.ndarray, classes: int) -> None:
             f"{y[row]} in row {row} (counted from 0)",
             "Check the labels, or the number of classes.",
         )
+
+
+def _balanced(shares: np.ndarray, totals: np.ndarray) -> np.ndarray:
+    """Shares (C, K), class by class without the agents that have their even part of all samples by then."""
+    even, sizes = totals.sum() / shares.shape[1], np.zeros(shares.shape[1])
+    balanced = np.empty_like(shares)
+    for c, total in enumerate(totals):
+        # Some agent is always below its even part. Where those have drawn nothing, they share the class equally.
+        below = sizes < even
+        left = np.where(below, shares[c], 0.0)
+        balanced[c] = left / left.sum() if left.sum() > 0 else below / below.sum()
+        sizes += balanced[c] * total
+    return balanced
 
 
 def _cuts(shares: np.ndarray, total: int | np.ndarray) -> np.ndarray:
