@@ -189,7 +189,7 @@ def test_a_job_from_before_is_waited_for_and_a_dead_one_is_not(
         execute_sweep(sweep, out, tell=str)
 
     def finish(line: str) -> None:
-        assert line == "0 of 2 runs are done, 1 jobs wait or run already, 1 are to be submitted (local)"
+        assert line == "runs: 2, of which done: 0, with a job that waits or runs: 1, to be submitted (local): 1"
         (cell,) = [sweep_run.Cell(labels, "", made, out / "0_alone") for labels, made in sweep.runs if made.seed == 0]
         job = write_job_files(cell, job_folder(out, "0_alone"), None)
         write_job(job_folder(out, "0_alone"), Job("local", str(controller.pid), ""))
@@ -303,7 +303,7 @@ def test_jobs_go_on_in_slurm_when_one_leaves_and_are_found_again(recipe: Path, t
     (slurm / "on-squeue").write_text("kill -INT $PPID\n")
     (slurm / "queue").write_text("41_0\n41_1\n")
     assert execute_sweep(sweep, out, run=jobs.run, tell=told.append) is None
-    assert told[-1] == "Stopped waiting. 2 jobs go on in Slurm. To cancel them: scancel 41"
+    assert told[-1] == "Stopped waiting. Jobs that go on in Slurm: 2. To cancel them: scancel 41"
     assert [read_job(job_folder(out, f"{seed}_alone")).id for seed in (0, 1)] == ["41_0", "41_1"]  # type: ignore[union-attr]
     (slurm / "on-squeue").write_text("")
     with pytest.raises(RecipeError, match="--on slurm"):
@@ -318,7 +318,7 @@ def test_jobs_go_on_in_slurm_when_one_leaves_and_are_found_again(recipe: Path, t
     frame = execute_sweep(sweep, out, run=jobs.run, tell=told.append)
     assert frame is not None
     assert set(frame["seed"]) == {"0"}
-    assert told[1] == "1 of 2 runs are done, 1 jobs wait or run already, 0 are to be submitted (slurm)"
+    assert told[1] == "runs: 2, of which done: 1, with a job that waits or runs: 1, to be submitted (slurm): 0"
     assert "its job ended without a result" in told[2]
     assert (slurm / "log").read_text().count("\n") == 1  # submitted once
 
@@ -404,7 +404,7 @@ def test_a_sweep_and_a_job_are_killed_and_it_goes_on(recipe: Path, tmp_path: Pat
     with subprocess.Popen(local, stdout=subprocess.PIPE, text=True) as second:
         assert second.stdout is not None
         line = second.stdout.readline()
-        assert line == "0 of 2 runs are done, 1 jobs wait or run already, 1 are to be submitted (local)\n"
+        assert line == "runs: 2, of which done: 0, with a job that waits or runs: 1, to be submitted (local): 1\n"
         for each in jobs["1_alone"]:
             os.kill(each, signal.SIGCONT)
         assert second.stdout.read().count(": accuracy ") == 2
@@ -416,3 +416,25 @@ def test_a_sweep_and_a_job_are_killed_and_it_goes_on(recipe: Path, tmp_path: Pat
         after = (out / name / "times.jsonl").read_text().splitlines()
         assert after[: len(before) - 1] == before[:-1]
         assert len(after) == rounds
+
+
+@pytest.mark.long
+def test_ctrl_c_ends_local_jobs(recipe: Path, tmp_path: Path) -> None:
+    """A terminal sends it to the sweep, to submitit's process and to the job."""
+    out = tmp_path / "jobs"
+    changes = ["--set", "sweep.protocol=[{name='alone'}]", "--set", "sweep.seed=[0]", "--set", "protocol.rounds=100000"]
+    command = [sys.executable, "-m", "codistill", "sweep", str(recipe), *changes, "--out", str(out), "--on", "local"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    with subprocess.Popen(command, **pipes, start_new_session=True) as sweep:  # type: ignore[call-overload]
+        while not any((out / "0_alone").glob("checkpoints/round-*.state")):
+            assert sweep.poll() is None
+            time.sleep(0.01)
+        os.killpg(sweep.pid, signal.SIGINT)
+        said, _ = sweep.communicate()
+    assert sweep.returncode == 130
+    assert said.splitlines()[1:] == [
+        "Stopped waiting. Jobs that were running and have been ended: 1.",
+        "stopped; to continue, give the same command again: finished runs are not repeated",
+    ]
+    assert json.loads((job_folder(out, "0_alone") / "outcome.json").read_text())["status"] == "stopped"
+    assert alive_jobs(out, ["0_alone"]) == {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 import traceback
 from contextlib import closing
@@ -34,22 +35,27 @@ class CellJob:
     def __call__(self) -> None:
         """Run it, or go on with it from its last checkpoint."""
         folder = Path(self.files)
+        # submitit ignores SIGTERM; here it ends the job: at once, or at the end of a round while the run handles it.
+        before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
         try:
-            handle = lock(folder)
+            with closing(lock(folder)):
+                self._run(folder)
         except BlockingIOError:
             print("Another job is at this run, and goes on.", file=sys.stderr)
-            return
-        with closing(handle):
-            try:
-                outcome = outcome_of(_checked_recipe(folder), Path(self.place), self.data_dir)
-            except Exception as error:  # of the user's or a defect: told in the log, and to whoever waits for this job
-                if not isinstance(error, CodistillError):
-                    traceback.print_exc()
-                said = str(error) if isinstance(error, CodistillError) else f"{type(error).__name__}: {error}"
-                print(f"error: {said}", file=sys.stderr, flush=True)
-                write_outcome(folder, FAILED, said)
-                sys.exit(1)  # the cluster's own records then say that it has failed
-            write_outcome(folder, *_told(outcome))
+        finally:
+            signal.signal(signal.SIGTERM, before)
+
+    def _run(self, folder: Path) -> None:
+        try:
+            outcome = outcome_of(_checked_recipe(folder), Path(self.place), self.data_dir)
+        except Exception as error:  # of the user's or a defect: told in the log, and to whoever waits for this job
+            if not isinstance(error, CodistillError):
+                traceback.print_exc()
+            said = str(error) if isinstance(error, CodistillError) else f"{type(error).__name__}: {error}"
+            print(f"error: {said}", file=sys.stderr, flush=True)
+            write_outcome(folder, FAILED, said)
+            sys.exit(1)  # the cluster's own records then say that it has failed
+        write_outcome(folder, *_told(outcome))
 
     def checkpoint(self) -> Any:
         """Called by submitit before a time limit: put it into the queue again. Runs keep checkpoints by themselves."""

@@ -65,7 +65,12 @@ class LocalJobs(JobSystem):
 
     def submit(self, jobs: Sequence[CellJob]) -> list[Job]:
         """Start a process for each."""
-        made = [self._executor.submit(job) for job in jobs]
+        # They inherit that SIGINT is blocked: Ctrl-C, which a terminal sends to all, is for whoever waits for them.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            made = [self._executor.submit(job) for job in jobs]
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         self._submitted += made
         return [Job(LOCAL, job.job_id, str(job.paths.stdout)) for job in made]
 
@@ -79,9 +84,9 @@ class LocalJobs(JobSystem):
         ended = [job for job in jobs.values() if job.on == LOCAL and is_controller(self._sweep, job.id)]
         for job in ended:
             with suppress(ProcessLookupError):
-                os.kill(int(job.id), signal.SIGINT)  # submitit's controller then ends the job
+                os.kill(int(job.id), signal.SIGTERM)  # to submitit's controller, which passes it on
         self.close()
-        return f"{len(ended)} jobs were running, and have been ended; they go on from their checkpoints."
+        return f"Jobs that were running and have been ended: {len(ended)}."
 
     def close(self) -> None:
         """Wait for the processes, which end a moment after their outcome is there."""
@@ -134,7 +139,7 @@ class SlurmJobs(JobSystem):
 
     def interrupted(self, jobs: Mapping[str, Job]) -> str:
         """They stay in the queue, as jobs do when one logs out."""
-        return f"{len(jobs)} jobs go on in Slurm. To cancel them{how_to_cancel(jobs)}" if jobs else ""
+        return f"Jobs that go on in Slurm: {len(jobs)}. To cancel them{how_to_cancel(jobs)}"
 
 
 SYSTEMS: dict[str, type[LocalJobs] | type[SlurmJobs]] = {LOCAL: LocalJobs, SLURM: SlurmJobs}

@@ -137,7 +137,7 @@ def check_no_jobs(sweep: Path, names: Sequence[str]) -> None:
         name, job = next(iter(alive.items()))
         raise RecipeError(
             f"No job may be at a run of {sweep} that is to be run here.",
-            f"{len(alive)} jobs that wait or run, such as {job.id} for '{name}'",
+            f"{job.id} for '{name}', of {len(alive)} that wait or run",
             f"Wait for them by the same command with --on {job.on}, or cancel them{how_to_cancel(alive)}.",
         )
 

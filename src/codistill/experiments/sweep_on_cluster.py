@@ -60,8 +60,8 @@ class SweepJobs:
         waiting = [cell for cell in waiting if cell.place.name not in running]
         if by_name:
             self._tell(
-                f"{len(cells) - len(by_name)} of {len(cells)} runs are done, {len(running)} jobs wait or run already, "
-                f"{len(waiting)} are to be submitted ({self._on})"
+                f"runs: {len(cells)}, of which done: {len(cells) - len(by_name)}, with a job that waits or runs: "
+                f"{len(running)}, to be submitted ({self._on}): {len(waiting)}"
             )
         missing: set[str] = set()  # jobs that were neither there nor ended when they were looked at last
         with GentleInterrupt(quiet=True) as interrupt:
