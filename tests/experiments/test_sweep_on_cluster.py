@@ -105,11 +105,14 @@ def test_jobs_write_what_a_sweep_by_itself_writes(recipe: Path, tmp_path: Path, 
     sweep, told = read_sweep(recipe), [[], []]  # type: ignore[var-annotated]
     execute_sweep(sweep, tmp_path / "one", tell=told[0].append)
     jobs = SweepJobs(tmp_path / "jobs", "local", ClusterOptions(), tell=told[1].append)
+    # The last one first: the order in which runs end is not that of the table.
+    last = read_sweep(recipe, ["sweep.protocol=[{name='alone'}]", "sweep.seed=[1]"])
+    execute_sweep(last, tmp_path / "jobs", run=jobs.run, tell=str)
     execute_sweep(sweep, tmp_path / "jobs", run=jobs.run, tell=told[1].append)
     expected = files_of(tmp_path / "one")
     assert set(expected) == {"sweep.csv", "0_alone/metrics.jsonl", "1_alone/metrics.jsonl"}
     assert files_of(tmp_path / "jobs") == expected
-    assert here.submitted == ["1_fedavg", "1_alone", "0_fedavg", "0_alone"]
+    assert here.submitted == ["1_alone", "1_fedavg", "0_fedavg", "0_alone"]
     assert jobs.failed == []
     said = [sorted(line.partition("] ")[2] for line in lines if "] " in line) for lines in told]
     assert said[0] == said[1]
