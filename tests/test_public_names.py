@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from importlib import resources
 
 import pytest
 
@@ -113,3 +114,26 @@ def test_importing_the_package_needs_no_heavy_library():
     text = f"import sys, codistill, codistill.cli; print([name for name in {HEAVY} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_protocols_and_recipes_need_only_torch(tmp_path):
+    """What takes seconds to import waits until it is used: an error in a recipe is shown before."""
+    recipe = tmp_path / "recipe.toml"
+    demo = resources.files("codistill.experiments") / "demo.toml"
+    recipe.write_text(demo.read_text().replace("alpha =", "alfa ="))
+    text = f"""
+import sys, codistill
+from codistill.cli import main
+codistill.FedMD, codistill.TorchLearner, codistill.Agent, codistill.Federation
+code = main(["run", {str(recipe)!r}])
+slow = ("pandas", "scipy.sparse", "scipy.stats", "sklearn", "skops", "matplotlib", "networkx", "onnx", "submitit")
+print(code, "torch" in sys.modules, [name for name in slow if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=60, check=True)
+    assert "Did you mean 'alpha'?" in done.stderr
+    assert done.stdout.strip() == "2 True []"
+
+
+def test_the_package_is_the_command():
+    done = subprocess.run([sys.executable, "-m", "codistill", "--version"], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout.strip()) == (0, f"codistill {codistill.__version__}")

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
 from codistill.errors import DataError, RecipeError, nearest
 from codistill.settings import check_settings, from_table, setting
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 ENCODINGS = {"number": (), "category": ("one_hot", "ordinal"), "text": ("hashing", "tfidf")}  # the first by default
 
@@ -53,6 +55,8 @@ class Column:
 
 def check_number(values: pd.Series[Any], owner: str) -> None:
     """A column of numbers holds numbers, finite ones in 32 bits; or nothing."""
+    import pandas as pd
+
     if not pd.api.types.is_numeric_dtype(values.dtype):
         bad = pd.to_numeric(values, errors="coerce").isna() & values.notna()
         if not bad.any() and values.isna().all():

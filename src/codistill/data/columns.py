@@ -6,13 +6,15 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
 from codistill.data.column_kinds import ENCODINGS, Column, as_column, check_number, written_value
 from codistill.errors import DataError, RecipeError, nearest
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 class Columns:
@@ -138,6 +140,8 @@ class Columns:
         if column.kind == "number":
             check_number(values, owner)
             return values.to_numpy(dtype=np.float64, na_value=np.nan)[:, None]
+        import pandas as pd
+
         written = values.astype(object).map(lambda value: "" if pd.isna(value) else written_value(value)).astype(str)
         if column.kind == "category":
             return _encoded(written, column, owner)

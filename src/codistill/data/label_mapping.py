@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any
 
 from codistill.data.column_kinds import written_value
 from codistill.errors import DataError, RecipeError
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 def check_label_mapping(above: float | None, names: Mapping[str, str] | None) -> None:
@@ -33,7 +34,9 @@ def mapped_labels(
 
 
 def _compared(column: pd.Series[Any], above: float, owner: str) -> pd.Series[Any]:
-    if not pd.api.types.is_numeric_dtype(column.dtype):
+    from pandas.api.types import is_numeric_dtype
+
+    if not is_numeric_dtype(column.dtype):
         raise DataError(
             f"The label column '{column.name}' of {owner} must be numeric to be compared with label_above.",
             f"values such as {column.iloc[0]!r}",

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import math
+import sys
 from typing import Any
 
 import numpy as np
-import pandas as pd
-import scipy.sparse
 
 from codistill.data.dataset import Dataset
 from codistill.data.labels import CLASSIFICATION, REGRESSION, LabelEncoding, agree_on_labels
@@ -167,12 +166,15 @@ def _features(x: Any, what: str, *, missing: bool = False) -> np.ndarray:
 
 def plain_samples(x: Any, what: str) -> Any:
     """A frame's or a sparse matrix's values as an array; anything else as it is."""
-    if scipy.sparse.issparse(x):
+    sparse = sys.modules.get("scipy.sparse")
+    if sparse is not None and sparse.issparse(x):
         return _dense(x, what)
-    if not isinstance(x, pd.DataFrame):
+    if not _is_frame(x):
         return x
+    from pandas.api.types import is_numeric_dtype
+
     for column in x.columns:
-        if not pd.api.types.is_numeric_dtype(x[column].dtype):
+        if not is_numeric_dtype(x[column].dtype):
             raise DataError(
                 f"All values in {what} must be numbers.",
                 f"column '{column}' of type {x[column].dtype}",
@@ -184,8 +186,14 @@ def plain_samples(x: Any, what: str) -> Any:
 
 def named_columns(x: Any) -> tuple[str, ...]:
     """The names of a frame's columns, if they are different texts."""
-    names = tuple(x.columns) if isinstance(x, pd.DataFrame) else ()
+    names = tuple(x.columns) if _is_frame(x) else ()
     return names if all(isinstance(name, str) for name in names) and len(set(names)) == len(names) else ()
+
+
+def _is_frame(x: Any) -> bool:
+    """Whether it is a frame of pandas; where nobody has imported that, there is none."""
+    pandas = sys.modules.get("pandas")
+    return pandas is not None and isinstance(x, pandas.DataFrame)
 
 
 def _dense(x: Any, what: str) -> np.ndarray:

@@ -13,9 +13,7 @@ from codistill.data.shard import PublicData
 from codistill.data.validation import check_shape, plain_samples
 from codistill.errors import DataError, LearnerError, RecipeError, nearest
 from codistill.learners.ability import Ability
-from codistill.learners.kernel_ridge import KernelRidge
 from codistill.learners.plain import PlainLearner
-from codistill.learners.sklearn import SklearnLearner
 from codistill.learners.torch import TorchLearner
 from codistill.protocol import Protocol
 from codistill.topology import Topology
@@ -65,6 +63,8 @@ def _shown(given: Any) -> str:
 
 
 def _wrapped(learner: Any) -> Any:
+    from codistill.learners.sklearn import SklearnLearner
+
     match learner:
         case TorchLearner():
             return learner.module
@@ -173,6 +173,8 @@ def agree_on_all_labels(
 
 def regressors(agents: Sequence[Agent]) -> list[str]:
     """The agents whose models predict real values, in words."""
+    from codistill.learners.kernel_ridge import KernelRidge
+
     return [
         f"agent '{agent.name}' ({agent.learner.describe()})"
         for agent in agents
@@ -188,6 +190,8 @@ def _abilities(agent: Agent) -> Ability:
 
 def check_targets(agents: Sequence[Agent]) -> None:
     """A model that predicts class probabilities is given labels, or soft labels."""
+    from codistill.learners.sklearn import SklearnLearner
+
     for agent in agents:
         targets, learner = agent.shard.targets, agent.learner
         if not learner.probabilistic or agent.shard.labels is not None:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
 from codistill.data.labels import CLASSIFICATION
 from codistill.data.validation import as_floats, check_finite, plain_samples
@@ -19,6 +18,8 @@ from codistill.results.records import Row
 from codistill.results.summary import Summary
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from codistill.agent import Agent
     from codistill.runtimes.description import RunDescription
 
@@ -131,6 +132,8 @@ class Result:
 
     def frame(self) -> pd.DataFrame:
         """One row per round and agent."""
+        import pandas as pd
+
         return pd.DataFrame(self.rows)
 
     def summary(self) -> Summary:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
-from sklearn.base import BaseEstimator
 from torch import nn
 
 from codistill.errors import LearnerError
 from codistill.learners.ability import Learner
 from codistill.learners.plain import PlainLearner
-from codistill.learners.sklearn import SklearnLearner
 from codistill.learners.torch import TorchLearner
 
 __all__ = ["Learner", "as_learner"]
@@ -22,7 +21,9 @@ def as_learner(model: Any, owner: str = "") -> Learner:
         return model
     if isinstance(model, nn.Module):
         return TorchLearner(model)
-    if isinstance(model, BaseEstimator):
+    if _is_estimator(model):
+        from codistill.learners.sklearn import SklearnLearner
+
         return SklearnLearner(model)
     if not isinstance(model, type) and all(callable(getattr(model, name, None)) for name in ("fit", "predict")):
         return PlainLearner(model)
@@ -33,3 +34,9 @@ def as_learner(model: Any, owner: str = "") -> Learner:
         found,
         "Pass an instance of such a model.",
     )
+
+
+def _is_estimator(model: Any) -> bool:
+    """Whether it is an estimator of scikit-learn's kind; where nobody has imported that, there is none."""
+    base = sys.modules.get("sklearn.base")
+    return base is not None and isinstance(model, base.BaseEstimator)

@@ -56,7 +56,7 @@ class Processes(Runtime):
         shares.extend([*agents[worker::count]] for worker in range(count))
         places = {node.name: host for host, share in enumerate(shares) for node in share}
         places = {node.name: places[node.name] for node in description.nodes}
-        warm_up()  # once here, instead of in every worker
+        warm_up(agents)  # once here, instead of in every worker
         ends = _socket_pairs(count + 1)
         self._processes = [_start(worker, shares[worker], description, ends, places) for worker in range(1, count + 1)]
         _close_others(ends, 0)

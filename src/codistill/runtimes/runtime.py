@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -10,7 +11,9 @@ import numpy as np
 import torch
 from threadpoolctl import threadpool_limits
 
+from codistill.agent import Agent
 from codistill.base_node import Node
+from codistill.learners.ability import Ability
 from codistill.results.outputs import View
 from codistill.results.records import Baseline, Scores
 from codistill.runtimes.description import RunDescription
@@ -86,9 +89,15 @@ def load_nodes(nodes: Sequence[Node], saved: dict[str, bytes]) -> None:
         node.resume(unpack(saved[node.name]))
 
 
-def warm_up() -> None:
-    """torch's first optimiser imports for about two seconds: now, and not in the first round."""
+def warm_up(agents: Sequence[Agent] | None = None) -> None:
+    """Import now what takes seconds, and not in the first round, nor in every process that is forked.
+
+    That is what torch's first optimiser imports, and skops, in whose format models other than torch's are saved and
+    sent: unless all `agents` of the federation are known to have torch models.
+    """
     torch.optim.SGD([torch.zeros(1)], lr=1.0)
+    if agents is None or any(Ability.GRADIENTS not in agent.learner.abilities for agent in agents):
+        importlib.import_module("skops.io")
 
 
 @contextmanager

@@ -8,9 +8,6 @@ import json
 import zipfile
 from typing import Any
 
-import skops.io
-from skops.io.exceptions import UnsupportedTypeException
-
 from codistill.errors import CheckpointError
 from codistill.learners.portable.skops_archive import nodes
 
@@ -21,6 +18,9 @@ _OWN_TYPES = frozenset({"builtins.complex", "builtins.frozenset", "builtins.rang
 
 def dump_estimator(estimator: Any) -> bytes:
     """Any estimator or plain object in the skops format."""
+    import skops.io  # takes seconds, so only where it is needed
+    from skops.io.exceptions import UnsupportedTypeException
+
     try:
         return bytes(skops.io.dumps(estimator))
     except (UnsupportedTypeException, TypeError, AttributeError, ValueError) as error:
@@ -33,6 +33,8 @@ def dump_estimator(estimator: Any) -> bytes:
 
 def load_own_estimator(data: bytes, like: Any) -> Any:
     """An estimator from an agent's own checkpoint: of the configured class, and without foreign types inside."""
+    import skops.io
+
     packages = _OWN_PACKAGES | {type(part).__module__.split(".")[0] for part in _configured(like)} - {"builtins"}
     try:
         untrusted = skops.io.get_untrusted_types(data=data)

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
-from sklearn.metrics.pairwise import PAIRWISE_KERNEL_FUNCTIONS
 
 from codistill.learners.portable.model_limits import BLOCK, Cost
 from codistill.message import Message
@@ -29,6 +28,8 @@ def export_kernel(learner: KernelRidge) -> Message:
 
 def open_kernel(message: Message, shape: tuple[int, ...], classes: int) -> tuple[KernelRidge, Callable[[int], Cost]]:
     """The kernel model in a message, and what its predictions take; anything unsound raises, in whatever way."""
+    from sklearn.metrics.pairwise import PAIRWISE_KERNEL_FUNCTIONS
+
     from codistill.learners.kernel_ridge import KernelRidge
 
     inputs, coefficients = message.arrays["inputs"], message.arrays["coefficients"]

@@ -13,7 +13,6 @@ from codistill.learners.portable.constant_models import open_constant
 from codistill.learners.portable.kernel_models import open_kernel
 from codistill.learners.portable.model_limits import Cost
 from codistill.learners.portable.onnx_models import open_onnx
-from codistill.learners.portable.sklearn_models import open_estimator
 from codistill.learners.portable.torch_models import open_torch
 from codistill.learners.portable.tree_ensemble import open_trees
 from codistill.message import Message
@@ -29,13 +28,19 @@ class Predictor(Protocol):
         ...
 
 
+def _open_estimator(message: Message, shape: tuple[int, ...], classes: int) -> tuple[Predictor, Callable[[int], Cost]]:
+    from codistill.learners.portable.sklearn_models import open_estimator  # scikit-learn takes seconds to import
+
+    return open_estimator(message, shape, classes)
+
+
 # By the value `kind` of a message. Each of them returns a model and what its predictions for some rows take, or raises,
 # in whatever way, on anything that is not a sound model.
 _OPENERS: dict[str, Callable[[Message, tuple[int, ...], int], tuple[Predictor, Callable[[int], Cost]]]] = {
     "constant": open_constant,
     "kernel": open_kernel,
     "onnx": open_onnx,
-    "skops": open_estimator,
+    "skops": _open_estimator,
     "torch": open_torch,
     "trees": open_trees,
 }

@@ -18,7 +18,6 @@ import warnings
 from typing import Any
 
 import numpy as np
-import skops.io
 import torch
 from sklearn.exceptions import InconsistentVersionWarning
 
@@ -108,6 +107,8 @@ def load_learner(saved: Saved, shape: tuple[int, ...], classes: int, model: Any 
 
 def save_transformer(transformer: Any, owner: str) -> bytes:
     """A fitted transformer in the skops format."""
+    import skops.io
+
     try:
         data: bytes = skops.io.dumps(transformer)
         return data
@@ -121,6 +122,8 @@ def save_transformer(transformer: Any, owner: str) -> bytes:
 
 def load_transformer(data: bytes, own: Any = None) -> Any:
     """The transformer that was saved; `own`: an unfitted one of the same class, if that is not scikit-learn's."""
+    import skops.io
+
     untrusted = _untrusted(data)
     if not untrusted:
         return _trusted_estimator(data, _MOST_CLASSES)
@@ -227,6 +230,8 @@ def _class_of(learner: Learner | AnyLearner) -> str:
 
 def _untrusted(data: bytes | None) -> list[str]:
     """Types in an archive that are built only if the caller brings a model that has them."""
+    import skops.io
+
     if data is None:
         return ["no estimator"]
     return [name for name in skops.io.get_untrusted_types(data=data) if name not in _TRUSTED]
@@ -234,6 +239,8 @@ def _untrusted(data: bytes | None) -> list[str]:
 
 def _trusted_estimator(data: bytes, classes: int) -> Any:
     """An estimator of trusted types; its outline is bounded before it is parsed, its trees are checked after."""
+    import skops.io
+
     outline = skops_archive.read_outline(skops_archive.unzipped(data))
     json.dumps(outline)  # nested too deeply: an error here, and not in compiled code
     with warnings.catch_warnings():
@@ -265,6 +272,8 @@ def _has_children(leaf: np.ndarray) -> bool:
 
 def _check_functions(data: bytes, package: str) -> None:
     """Functions in a model, such as those of a FunctionTransformer, must be trusted by skops or of its own package."""
+    import skops.io
+
     untrusted = set(skops.io.get_untrusted_types(data=data))
     for node in skops_archive.nodes(skops_archive.read_outline(skops_archive.unzipped(data))):
         name = f"{node['__module__']}.{node['__class__']}"

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import skops.io
 from sklearn.exceptions import InconsistentVersionWarning
 
 from codistill.learners.portable import skops_archive
@@ -124,6 +123,8 @@ def open_estimator(
     message: Message, shape: tuple[int, ...], classes: int
 ) -> tuple[SklearnLearner, Callable[[int], Cost]]:
     """The estimator in a message, and what its predictions take; anything unsound raises, in whatever way."""
+    import skops.io  # takes seconds, so only where it is needed
+
     from codistill.learners.sklearn import SklearnLearner
 
     if message.plain.get("classes") != classes:

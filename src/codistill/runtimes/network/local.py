@@ -57,7 +57,7 @@ class LocalNetwork(Runtime):
         try:
             self._folder = self._temporary() if folder is None else folder
             self._certs = self._certificates()
-            warm_up()  # once here, instead of in every process
+            warm_up(description.agents)  # once here, instead of in every process
             self._runtimes = self._start_with_hub() if description.topology.hub else self._start_peers()
         except BaseException:
             self._closing.close()
