@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
 from codistill.errors import LearnerError, RecipeError
 from codistill.experiments.recipe import Recipe
 from codistill.experiments.recipe_federation import topology_of
-from codistill.experiments.run import execute, facts_of_learners, facts_of_protocol
-from codistill.experiments.saved_run import RECIPE, learner_code, protocol_code, reopen
+from codistill.experiments.run import execute
+from codistill.experiments.same_run import is_run_of
+from codistill.experiments.saved_run import RECIPE
 from codistill.experiments.sweep import Sweep
-from codistill.protocol import Protocol
 from codistill.results.metric_text import metric_name, score_text
 from codistill.results.records import Row
 from codistill.results.scores import as_score
-from codistill.runtimes.network.terms import describe_protocol
 from codistill.runtimes.store import METRICS, read_rows
 
 TABLE = "sweep.csv"
@@ -65,9 +62,15 @@ def execute_sweep(
 
 def _rows_of(recipe: Recipe, place: Path, data_dir: str | None) -> list[Row] | None:
     """The rows of one run, which is run first if it is not done; None if it was interrupted."""
+    if recipe.runtime.kind == "machines":
+        raise RecipeError(
+            "The runs of a sweep are computed on one machine, one after the other.",
+            "runtime.kind = 'machines'",
+            "Use the runtime 'processes', or start each run by itself.",
+        )
     begun = (place / RECIPE).exists()
     if begun:
-        if not _is_run_of(recipe, place):
+        if not is_run_of(recipe, place):
             raise RecipeError(
                 "A sweep's folder must hold runs of the same recipe.",
                 f"{place} holds a run of another",
@@ -78,20 +81,6 @@ def _rows_of(recipe: Recipe, place: Path, data_dir: str | None) -> list[Row] | N
             return rows
     _, complete = execute(recipe, place, data_dir=data_dir, resume=begun, progress=False)
     return read_rows(place / METRICS) if complete else None
-
-
-def _is_run_of(recipe: Recipe, place: Path) -> bool:
-    """Whether a folder holds a run of this recipe. A protocol in a file of one's own is compared by the file's content
-    and the settings: the class is another object whenever the file is loaded."""
-    code, models = facts_of_protocol(recipe).get("protocol_code"), facts_of_learners(recipe).get("learner_code")
-    same_code = protocol_code(place) in (None, code) and learner_code(place) in (None, models)
-    return same_code and _comparable(reopen(place)) == _comparable(recipe)
-
-
-def _comparable(recipe: Recipe) -> tuple[Recipe, dict[str, Any]]:
-    """Where the data are is no part of what a run is."""
-    plain = replace(recipe, data=replace(recipe.data, dir=None), protocol=Protocol())
-    return plain, describe_protocol(recipe.protocol)
 
 
 def slug(labels: Mapping[str, str]) -> str:
