@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from codistill.errors import CodistillError
-from codistill.runtimes.machines.proof import prove_as_listener, receive, send
+from codistill.runtimes.machines.proof import TurnedAway, prove_as_listener, receive, send
 from codistill.runtimes.network.descriptors import reserve_descriptors
 from codistill.runtimes.network.listener import Listener
 from codistill.text import printable
@@ -114,13 +114,13 @@ class Door:
     async def _refuse(self, connection: socket.socket, parts: list[str]) -> None:
         with suppress(OSError):
             await send(connection, refused=parts)
-        raise ConnectionError(parts[0])
+        raise TurnedAway(parts[1])
 
 
 def _caller(connection: socket.socket, hello: dict[str, Any]) -> Caller:
     kinds = {"rank": int, "purpose": str, "host": str, "port": int, "facts": dict}
     if any(not isinstance(hello.get(key), kind) for key, kind in kinds.items()) or hello["purpose"] not in PURPOSES:
-        raise ConnectionError("malformed words")
+        raise TurnedAway("malformed words")
     host = printable(hello["host"], 100)
     return Caller(
         connection, hello["rank"], hello["purpose"], host, _address(connection), hello["port"], hello["facts"]

@@ -7,6 +7,7 @@ any more: during the run there is no port to connect to.
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -236,7 +237,8 @@ class _Meeting:
                     refused = refused or loop.time()
                     last = f"at {host}:{number} the key from {self._key.source} is refused, or another run listens"
                 except (OSError, TimeoutError) as error:
-                    last = last if refused else f"{host}:{number}: {error.strerror or type(error).__name__}"
+                    why = os.strerror(error.errno) if error.errno else str(error) or type(error).__name__
+                    last = last if refused else f"{host}:{number}: {why}"
             tired = refused and self._key.given and loop.time() - refused > _REFUSED
             if tired or loop.time() > end:
                 raise NetworkError(

@@ -27,13 +27,17 @@ _LENGTH = struct.Struct("<I")
 _MOST = 64 << 20  # bytes of what an end with the key says: a few hundred for each agent
 
 
-class NotProven(ConnectionError):
-    """The other end has another key, or is of another run; or it speaks another protocol."""
+class TurnedAway(ConnectionError):
+    """A caller is not admitted; `reason` is counted."""
 
     @property
     def reason(self) -> str:
-        """What is counted of callers that were turned away."""
+        """Why."""
         return str(self)
+
+
+class NotProven(TurnedAway):
+    """The other end has another key, or is of another run; or it speaks another protocol."""
 
 
 async def prove_as_caller(connection: socket.socket, key: bytes) -> None:
