@@ -28,7 +28,7 @@ LAYERS = (
     ("reports",),
     ("federation",),
     ("experiments",),
-    ("cli",),
+    ("__main__", "cli"),
 )
 LAYER_OF = {room: number for number, rooms in enumerate(LAYERS) for room in rooms}
 PROTOCOL_FILES = sorted((SOURCE / "protocols").glob("[a-z]*.py"))
