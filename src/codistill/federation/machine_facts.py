@@ -19,10 +19,8 @@ from codistill.runtimes.network.terms import code_digest, terms_of
 
 def facts_of_machine(description: RunDescription) -> dict[str, str]:
     """Versions as they are, everything else by its digest."""
-    terms = terms_of(description)
-    facts: dict[str, Any] = {
-        f"the {what.replace('_', ' ')}": value for what, value in terms.items() if what not in ("version", "wire")
-    }
+    terms = {what: value for what, value in terms_of(description).items() if what not in ("version", "wire", "public")}
+    facts: dict[str, Any] = {f"the {what.replace('_', ' ')}": value for what, value in terms.items()}
     facts |= {
         "the plan of evaluations and checkpoints": dataclasses.asdict(description.plan),
         "the public data": None if description.public is None else description.public.digest,

@@ -6,6 +6,8 @@ import multiprocessing
 import os
 import signal
 import socket
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable, Sequence
 from multiprocessing.process import BaseProcess
@@ -204,3 +206,25 @@ def test_an_error_of_an_agent_is_told_by_rank_0_and_names_the_agent(
     assert codes(started) == [1, 8]
     assert "A tree must grow." in said(tmp_path, 0)
     assert said(tmp_path, 1).startswith("The run has ended at rank 0.")
+
+
+@pytest.mark.long
+def test_torchrun_starts_it(tmp_path: Path) -> None:
+    """The real command, with the variables that torchrun sets and its own store at MASTER_PORT."""
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(RECIPES["ring"])
+    command = ["run", str(recipe), "--quiet", "--set"]
+    assert main([*command, "runtime.kind=simulation", "--out", str(tmp_path / "simulation")]) == 0
+    torchrun = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "-m",
+        "codistill",
+    ]
+    subprocess.run([*torchrun, *command, "runtime.kind=machines", "--out", str(tmp_path / "machines")], check=True)
+    for name in COMPARED:
+        assert (tmp_path / "machines" / name).read_bytes() == (tmp_path / "simulation" / name).read_bytes(), name
