@@ -18,7 +18,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import redirect_stdout, suppress
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -135,7 +135,8 @@ class Trial:
         for name, text in RECIPES.items():
             (folder / f"{name}.toml").write_text(text)
             quiet = ("--quiet", "--out", str(folder / f"{name}-simulation"))
-            code = codistill(["run", str(folder / f"{name}.toml"), "--set", "runtime.kind=simulation", *quiet])
+            with redirect_stdout(None):
+                code = codistill(["run", str(folder / f"{name}.toml"), "--set", "runtime.kind=simulation", *quiet])
             _must(code == 0, f"the simulation of '{name}' ended with exit code {code}")
 
     def _start(self, name: str, world: int, out: Path) -> Run:
