@@ -10,6 +10,7 @@ two. Nothing touches the network of this machine.
 from __future__ import annotations
 
 import ctypes
+import io
 import multiprocessing
 import os
 import signal
@@ -135,7 +136,7 @@ class Trial:
         for name, text in RECIPES.items():
             (folder / f"{name}.toml").write_text(text)
             quiet = ("--quiet", "--out", str(folder / f"{name}-simulation"))
-            with redirect_stdout(None):
+            with redirect_stdout(io.StringIO()):
                 code = codistill(["run", str(folder / f"{name}.toml"), "--set", "runtime.kind=simulation", *quiet])
             _must(code == 0, f"the simulation of '{name}' ended with exit code {code}")
 
@@ -187,9 +188,7 @@ class Trial:
             again.end()
         _must(codes == [0, 0], f"resumed on two, it ended with {codes}: {again.said(0)[-400:]}")
         _must(self._is_equal(name, out), "resumed on two, it has other figures")
-        return (
-            f"{name}, 3 machines, one {how}: ended after {seconds:.1f} s ({run.said(0)}); on 2: equal to the simulation"
-        )
+        return f"{name}, 3 machines, one {how}: ended after {seconds:.1f} s ({said}); on 2: equal to the simulation"
 
 
 def _must(holds: bool, found: str) -> None:

@@ -128,9 +128,21 @@ class Links:
                 quiet = self._check_stall(quiet, dict)
         return self._control.popleft()
 
-    def unread_controls(self) -> list[dict[str, Any]]:
-        """The control messages that have arrived and were not asked for yet."""
+    def last_controls(self) -> list[dict[str, Any]]:
+        """After a link broke: the control messages of the owner that have arrived and were not asked for yet."""
+        with contextlib.suppress(RuntimeFault):
+            self._read(self._peers[0])
         return [content for _, content in self._control]
+
+    def wait_for_ends(self, seconds: float) -> None:
+        """Read until the others have closed their ends: what is closed with unread bytes can lose what was sent."""
+        until = time.monotonic() + seconds
+        for peer in self._peers.values():
+            with contextlib.suppress(OSError):
+                while True:
+                    peer.socket.settimeout(max(0.001, until - time.monotonic()))
+                    if not peer.socket.recv(_READ):
+                        break
 
     def close(self) -> None:
         """Close all links."""

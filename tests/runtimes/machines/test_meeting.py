@@ -318,6 +318,31 @@ def test_a_link_that_breaks_between_two_others_ends_the_run_at_rank_0() -> None:
     pairs[0, 2][1].close()
 
 
+def test_what_the_owner_said_last_is_found_after_a_link_to_another_one_broke_first() -> None:
+    """It has told the end and closed, and another machine has ended already: to say so breaks the link to the owner."""
+    owner, other = socket.socketpair(), socket.socketpair()
+    zero, one = Links(0, {1: owner[0]}, {}), Links(1, {0: owner[1], 2: other[0]}, {})
+    zero.command(1, do="end")
+    zero.close()
+    other[1].close()
+    with pytest.raises(RuntimeFault, match="owns the run has ended"):
+        one._lose(one._peers[2])
+    assert one.last_controls() == [{"do": "end"}]
+    one.close()
+
+
+def test_the_owner_reads_until_the_others_have_closed() -> None:
+    ends = socket.socketpair()
+    zero, one = Links(0, {1: ends[0]}, {}), Links(1, {0: ends[1]}, {})
+    one.command(0, late=True)
+    timer = threading.Timer(0.2, one.close)
+    timer.start()
+    zero.wait_for_ends(30)
+    assert ends[0].recv(10) == b""  # all was read, and the other end is closed
+    timer.join()
+    zero.close()
+
+
 def test_a_machine_that_counts_as_dead_is_lost() -> None:
     ends, dead = socket.socketpair(), set[int]()
     zero = Links(0, {1: ends[0]}, {}, fault=lambda rank, _: RuntimeFault("x", f"{rank}", "y"), silent=lambda: dead)

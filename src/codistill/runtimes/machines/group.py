@@ -20,6 +20,8 @@ from codistill.runtimes.runtime import ShouldStop, one_thread, warm_up
 from codistill.runtimes.several_hosts import SeveralHosts, places_of, serve_host
 from codistill.text import printable
 
+_FAREWELL = 5.0  # seconds that rank 0 waits for the others to end
+
 
 def shares_of(description: RunDescription, world: int) -> list[list[Node]]:
     """The nodes of each machine: agents in turn, the hub with rank 0."""
@@ -62,6 +64,8 @@ class Group:
             failed = error.found if isinstance(error, CodistillError) else kind.__name__
         if self.place.rank == 0 and hasattr(self, "links"):
             tell(self.links, self.place.world, do="end", failed=failed, complete=self.complete)
+            if failed is None:
+                self.links.wait_for_ends(_FAREWELL)
         self._closing.close()
 
     def serve(self) -> bool:
@@ -76,7 +80,7 @@ class Group:
                     self._serve_run(baseline=command["baseline"])
             except RuntimeFault:
                 # Rank 0 may have said why it ends while this machine was waiting for another one.
-                ends = [content for content in self.links.unread_controls() if content["do"] == "end"]
+                ends = [content for content in self.links.last_controls() if content["do"] == "end"]
                 if not ends:
                     raise
                 command = ends[0]
