@@ -13,6 +13,7 @@ from codistill.experiments.sweep import Compare
 from codistill.faults import Fault
 from codistill.federation.runtime_options import RuntimeOptions
 from codistill.protocols import PROTOCOLS
+from codistill.runtimes.machines.machine_options import Machines
 from codistill.runtimes.network.options import Network
 from codistill.runtimes.safeguard import Safeguard
 from codistill.topology import KINDS as TOPOLOGIES
@@ -53,7 +54,7 @@ draw it as heat maps.
 `[evaluation] features_at = [1, 25, 100]` keeps the features (the input of the last linear layer) of 200 common test
 samples after these rounds, for every agent whose model has any: `features-000025.safetensors`, which the report draws
 as maps by t-SNE under "Feature space". The samples are drawn by the seed, and are the same for all agents and rounds.
-Runtimes `simulation` and `processes` only: in the network an agent's features on test samples stay with the agent.
+Not in the runtime `network`: there an agent's features on test samples stay with the agent.
 
 ```toml
 seed = 0
@@ -153,6 +154,9 @@ needs `kind = "simulation"` in `[runtime]`. With `asynchronous = true` there are
 round when it has ended the one before. See [runs without rounds](how-to/run-without-rounds.md)."""
 
 
+MACHINES = """\
+How the machines of a run in the runtime `machines` meet: see [one run over several machines](how-to/machines.md)."""
+
 NETWORK = """\
 For federations between machines (`codistill hub`, `join` and `up`; see [deploy.md](deploy.md)). A simulation does not
 use it."""
@@ -193,6 +197,7 @@ def page() -> str:
     parts.append(table("[clock]", Clock, CLOCK))
     parts.append(table("[[clock.offline]]", Offline, "An agent that is offline starts no round."))
     parts.append(table("[network]", Network, NETWORK))
+    parts.append(table("[machines]", Machines, MACHINES))
     parts.append(table("[compare]", Compare, COMPARE))
     return "\n".join(parts)
 

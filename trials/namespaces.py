@@ -114,9 +114,10 @@ def undisturbed() -> Iterator[None]:
 
 
 class Net:
-    """Namespaces around a switch: every node has its own, with one address."""
+    """Namespaces around a switch: every node has its own, with one address; one more is behind NAT, if asked for."""
 
-    def __init__(self) -> None:
+    def __init__(self, nodes: Sequence[str] = (HUB, *AGENTS), *, with_nat: bool = True) -> None:
+        self._nodes, self._with_nat = nodes, with_nat
         self._prefix = f"codistill-{os.getpid()}-"
         self._made: list[str] = []
         self.addresses: dict[str, str] = {}
@@ -137,6 +138,10 @@ class Net:
                 # With a namespace its interfaces, addresses and rules are gone.
                 works("ip", "netns", "delete", self._prefix + name)
 
+    def path(self, node: str) -> Path:
+        """The file by which a process enters a node's namespace."""
+        return Path("/var/run/netns") / f"{self._prefix}{node}"
+
     def inside(self, node: str, *command: str) -> list[str]:
         """A command as it runs in a node's namespace."""
         return ["ip", "netns", "exec", self._prefix + node, *command]
@@ -154,12 +159,16 @@ class Net:
         self._add(SWITCH)
         self.ip(SWITCH, "link", "add", "bridge", "type", "bridge")
         self.ip(SWITCH, "link", "set", "bridge", "up")
-        for number, node in enumerate((HUB, *AGENTS, ROUTER), start=1):
+        for number, node in enumerate((*self._nodes, *([ROUTER] if self._with_nat else [])), start=1):
             self._add(node)
             port = self.ports[node] = f"port{number}"
             self.ip(SWITCH, "link", "add", port, "type", "veth", "peer", "eth0", "netns", self._prefix + node)
             self.ip(SWITCH, "link", "set", port, "master", "bridge", "up")
             self._address(node, "eth0", OUTSIDE.format(number))
+        if self._with_nat:
+            self._build_nat()
+
+    def _build_nat(self) -> None:
         self._add(BEHIND)
         self.ip(ROUTER, "link", "add", "inner", "type", "veth", "peer", "eth0", "netns", self._prefix + BEHIND)
         outer = self.addresses[ROUTER]
@@ -414,12 +423,12 @@ def _seconds(folder: Path) -> list[float]:
 # --- the whole ------------------------------------------------------------------------------------
 
 
-def check_machine() -> None:
-    """What the trial cannot do without."""
-    missing = [name for name in ("ip", "tc", "ping") if shutil.which(name) is None]
+def check_machine(needs: Sequence[str] = ("ip", "tc", "ping")) -> None:
+    """What a trial in namespaces cannot do without."""
+    missing = [name for name in needs if shutil.which(name) is None]
     if missing or sys.platform != "linux":
         raise NetworkError(
-            "The trial needs Linux with iproute2 and ping.",
+            f"The trial needs Linux with {', '.join(needs)}.",
             f"no {', '.join(missing) or 'Linux'}",
             "apt-get install iproute2 iputils-ping nftables",
         )
@@ -488,7 +497,12 @@ def show(console: Console, outcomes: Sequence[Outcome]) -> None:
 
 def main() -> int:
     """0 only if all figures are equal; 77 if this machine cannot run the trial."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    return run_trial(str(__doc__), trial, check_machine)
+
+
+def run_trial(about: str, trial: Callable[[Console, Path], bool], check: Callable[[], None]) -> int:
+    """The exit code of a trial in namespaces, which gets a folder of its own."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--keep", type=Path, metavar="DIR", help="a new folder for what the nodes wrote (default: none)"
     )
@@ -496,7 +510,7 @@ def main() -> int:
     # Whoever ends this script lets it tidy up first.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
-        check_machine()
+        check()
     except (CodistillError, OSError) as error:
         print(f"not run: {error}", file=sys.stderr)
         return NOT_RUN

@@ -15,7 +15,7 @@ import tomli_w
 
 from codistill.errors import CodistillError, RecipeError
 from codistill.experiments.recipe import Recipe
-from codistill.experiments.run import facts_of_learners, facts_of_protocol
+from codistill.experiments.same_run import facts_of_learners, facts_of_protocol
 from codistill.experiments.saved_run import RECIPE, reopen
 from codistill.experiments.sweep_jobs import DONE, FAILED, SKIPPED, STOPPED, forget_job, write_outcome
 from codistill.experiments.sweep_run import Cell, Outcome, outcome_of

@@ -18,7 +18,8 @@ from codistill.errors import CheckpointError, DataError, NetworkError, RecipeErr
 from codistill.experiments.agent_file import AgentFile
 from codistill.experiments.recipe import Recipe, make_recipe
 from codistill.experiments.recipe_federation import agent_names, plan_of, topology_of
-from codistill.experiments.run import facts_of_protocol, make_folder, prepare, report_on, source_of
+from codistill.experiments.run import make_folder, prepare, report_on, source_of
+from codistill.experiments.same_run import facts_of_protocol
 from codistill.experiments.saved_run import RECIPE, reopen
 from codistill.faults import Faults
 from codistill.federation.clock_checks import check_clock_runtime

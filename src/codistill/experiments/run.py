@@ -15,14 +15,15 @@ from codistill.data.validation import digest
 from codistill.errors import CheckpointError
 from codistill.experiments.recipe import Recipe
 from codistill.experiments.recipe_federation import build, hand_out, plan_of
+from codistill.experiments.same_run import facts_of_learners, facts_of_protocol
 from codistill.experiments.saved_run import RECIPE, read_facts, read_summary
-from codistill.experiments.user_code import digests_of
 from codistill.federation import Federation
 from codistill.federation.clock_checks import check_clock_runtime
+from codistill.federation.result import Result
 from codistill.federation.run_facts import FACTS, versions
 from codistill.files import locked, write_atomically, writing
 from codistill.results.summary import Summary
-from codistill.runtimes.network.terms import describe_protocol, describe_public
+from codistill.runtimes.network.terms import describe_public
 from codistill.runtimes.store import check_vacant
 from codistill.topology.facts import as_plain
 
@@ -60,15 +61,30 @@ def execute(
             "Give the same command again, with the same --out: it goes on from its checkpoint.",
         )
     check_clock_runtime(recipe.clock, recipe.runtime.kind)
-    plan = plan_of(recipe)
     if recipe.runtime.kind == "network":
-        plan.check_for_network()
+        plan_of(recipe).check_for_network()
     federation, _ = prepare(recipe, folder, data_dir=data_dir, resume=resume)
-    result = federation.run(
+    result = _run(federation, recipe, folder, resume=resume, progress=progress)
+    return report_on(folder), not result.interrupted
+
+
+def serve(recipe: Recipe, folder: Path, *, data_dir: str | None = None) -> bool:
+    """On a machine of another rank than 0: compute what rank 0 asks for; whether all rounds were done.
+
+    The folder is rank 0's: nothing is written there, and only the key is read.
+    """
+    federation, _ = build(recipe, data_dir)
+    return not _run(federation, recipe, folder, resume=False, progress=False).interrupted
+
+
+def _run(federation: Federation, recipe: Recipe, folder: Path, *, resume: bool, progress: bool) -> Result:
+    plan = plan_of(recipe)
+    return federation.run(
         plan.rounds,
         runtime=recipe.runtime.kind,
         workers=recipe.runtime.workers,
         network=recipe.network,
+        machines=recipe.machines,
         evaluate_every=plan.evaluate_every,
         evaluate_samples=plan.evaluate_samples,
         alone=plan.baseline,
@@ -78,7 +94,6 @@ def execute(
         features_at=plan.features_at,
         progress=progress,
     )
-    return report_on(folder), not result.interrupted
 
 
 def new_folder(parent: Path, stem: str) -> Path:
@@ -153,15 +168,3 @@ def _facts(recipe: Recipe, federation: Federation, data: datasets.Dataset) -> di
         **facts_of_learners(recipe),
         "versions": versions(),
     }
-
-
-def facts_of_protocol(recipe: Recipe) -> dict[str, str]:
-    """Of a protocol in a file of one's own: the digest of that file."""
-    code = describe_protocol(recipe.protocol).get("code")
-    return {} if code is None else {"protocol_code": code}
-
-
-def facts_of_learners(recipe: Recipe) -> dict[str, dict[str, str]]:
-    """Of learners in files of one's own: the digest of each file."""
-    code = digests_of([kind for entry in recipe.agents for kind in entry.kinds])
-    return {"learner_code": code} if code else {}

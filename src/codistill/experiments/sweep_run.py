@@ -5,25 +5,23 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
 from codistill.errors import LearnerError, RecipeError
 from codistill.experiments.recipe import Recipe
 from codistill.experiments.recipe_federation import topology_of
-from codistill.experiments.run import execute, facts_of_learners, facts_of_protocol
-from codistill.experiments.saved_run import RECIPE, learner_code, protocol_code, reopen
+from codistill.experiments.run import execute
+from codistill.experiments.same_run import is_run_of
+from codistill.experiments.saved_run import RECIPE
 from codistill.experiments.sweep import Sweep
 from codistill.experiments.sweep_jobs import check_no_jobs
 from codistill.files import lock, writing
-from codistill.protocol import Protocol
 from codistill.results.metric_text import metric_name, score_text
 from codistill.results.records import Row
 from codistill.results.scores import as_score
-from codistill.runtimes.network.terms import describe_protocol
 from codistill.runtimes.store import METRICS, read_rows
 
 TABLE = "sweep.csv"
@@ -60,6 +58,8 @@ def execute_sweep(
     for note in sweep.notes:
         tell(f"note: {note}")
     cells = [Cell(labels, sweep.words(labels), recipe, folder / slug(labels)) for labels, recipe in sweep.runs]
+    for cell in cells:
+        _check_one_machine(cell.recipe)
     _check_places(cells)
     found: dict[Path, list[Row]] = {}
     with _only_sweep(folder):
@@ -89,6 +89,15 @@ def _only_sweep(folder: Path) -> Iterator[None]:
         yield
     finally:
         handle.close()
+
+
+def _check_one_machine(recipe: Recipe) -> None:
+    if recipe.runtime.kind == "machines":
+        raise RecipeError(
+            "Each run of a sweep is computed on one machine.",
+            "runtime.kind = 'machines'",
+            "Use the runtime 'processes', or start each run by itself.",
+        )
 
 
 def _check_places(cells: Sequence[Cell]) -> None:
@@ -126,7 +135,7 @@ def finished_rows(recipe: Recipe, place: Path) -> list[Row] | None:
     """The rows of a run that is done; None if it is not."""
     if not (place / RECIPE).exists():
         return None
-    if not _is_run_of(recipe, place):
+    if not is_run_of(recipe, place):
         raise RecipeError(
             "A sweep's folder must hold runs of the same recipe.",
             f"{place} holds a run of another",
@@ -152,20 +161,6 @@ def _frame(cell: Cell, rows: list[Row]) -> pd.DataFrame:
     # With a hub, all that agents receive is from it; between peers every message is in somebody's `sent`.
     frame = pd.DataFrame([{**cell.labels, **row} for row in rows])
     return frame.assign(from_hub=frame["received"]) if topology_of(cell.recipe).hub else frame
-
-
-def _is_run_of(recipe: Recipe, place: Path) -> bool:
-    """Whether a folder holds a run of this recipe. A protocol in a file of one's own is compared by the file's content
-    and the settings: the class is another object whenever the file is loaded."""
-    code, models = facts_of_protocol(recipe).get("protocol_code"), facts_of_learners(recipe).get("learner_code")
-    same_code = protocol_code(place) in (None, code) and learner_code(place) in (None, models)
-    return same_code and _comparable(reopen(place)) == _comparable(recipe)
-
-
-def _comparable(recipe: Recipe) -> tuple[Recipe, dict[str, Any]]:
-    """Where the data are is no part of what a run is."""
-    plain = replace(recipe, data=replace(recipe.data, dir=None), protocol=Protocol())
-    return plain, describe_protocol(recipe.protocol)
 
 
 def slug(labels: Mapping[str, str]) -> str:

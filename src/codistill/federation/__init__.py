@@ -47,6 +47,7 @@ from codistill.topology import KINDS, Topology
 from codistill.wire.compression import Compression
 
 if TYPE_CHECKING:
+    from codistill.runtimes.machines.machine_options import Machines
     from codistill.runtimes.network.options import Network
 
 
@@ -177,6 +178,7 @@ class Federation:
         runtime: str = "processes",
         workers: int | None = None,
         network: Network | None = None,
+        machines: Machines | None = None,
         node_logs: str | None = None,
         evaluate_every: int = 1,
         evaluate_samples: int | None = None,
@@ -190,14 +192,15 @@ class Federation:
     ) -> Result:
         """Run the rounds; with a `folder`, metrics and checkpoints are kept there and `resume` goes on.
 
-        `runtime`: "processes", "simulation" or "network" (one process per node, real sockets and mutual TLS on this
-        machine); the results are equal to the bit. `alone` also trains a copy of every agent alone, so that the gain
-        is known. `features_at`: rounds after which the agents' features on 200 common test samples are kept, for a map
-        in the report (not in the network, where they stay with the agents). `observers`: objects with any of the
-        methods `started`, `evaluated`, `round_ended`, `finished`, called in this process with the records of
-        `codistill.results.records`; a true value from `round_ended` stops the run after that round. For the network:
-        `network` has its timeouts, and with `node_logs` ("text" or "json") every node writes its events to standard
-        error.
+        `runtime`: "processes", "simulation", "network" (one process per node, real sockets and mutual TLS on this
+        machine) or "machines" (this script on each of several machines, by torchrun or srun: on all but rank 0 the
+        result has no rows, see docs/how-to/machines.md); the results are equal to the bit. `alone` also trains a copy
+        of every agent alone, so that the gain is known. `features_at`: rounds after which the agents' features on 200
+        common test samples are kept, for a map in the report (not in the network, where they stay with the agents).
+        `observers`: objects with any of the methods `started`, `evaluated`, `round_ended`, `finished`, called in this
+        process with the records of `codistill.results.records`; a true value from `round_ended` stops the run after
+        that round. For the network: `network` has its timeouts, and with `node_logs` ("text" or "json") every node
+        writes its events to standard error. For several machines: `machines` has the settings of the recipe's table.
         """
         if not isinstance(alone, bool):
             raise RecipeError(
@@ -223,6 +226,7 @@ class Federation:
             description,
             options,
             network=network,
+            machines=machines,
             node_logs=node_logs,
             folder=None if folder is None else Path(folder),
             resume=resume,
@@ -233,7 +237,7 @@ class Federation:
     def _check_start(self, options: RuntimeOptions, *, resume: bool, has_folder: bool) -> None:
         if resume and not has_folder:
             raise RecipeError("To resume, a run needs its folder.", "no folder", "Pass folder=... as well.")
-        if options.kind == "network" and self.protocol.pools_data:
+        if options.kind in ("network", "machines") and self.protocol.pools_data:
             raise RecipeError(
                 f"{self.protocol.name} pools the data of all agents, which never leave their processes here.",
                 self.protocol.name,

@@ -32,10 +32,10 @@ def check_clock_runtime(clock: Clock | None, runtime: str) -> None:
     """Where a run with a clock can be computed."""
     if clock is None or runtime == "simulation":
         return
-    if runtime == "processes":
+    if runtime in ("processes", "machines"):
         raise RecipeError(
-            "A run with a clock cannot be computed in worker processes.",
-            "a clock, in the runtime 'processes'",
+            "A run with a clock cannot be computed in worker processes, nor on several machines.",
+            f"a clock, in the runtime '{runtime}'",
             "Use the runtime 'simulation' or, without rounds, 'network'.",
         )
     if clock.offline:

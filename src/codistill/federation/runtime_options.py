@@ -14,6 +14,7 @@ from codistill.runtimes.simulation import Simulation
 from codistill.settings import Settings, check_settings, setting
 
 if TYPE_CHECKING:
+    from codistill.runtimes.machines.group import Group
     from codistill.runtimes.network.options import Network
 
 
@@ -23,8 +24,9 @@ class RuntimeOptions(Settings):
 
     kind: str = setting(
         "processes",
-        "worker processes; all in this one; or one process per node, over the network of this machine",
-        choices=("processes", "simulation", "network"),
+        "worker processes; all in this one; one process per node, over the network of this machine; or one process on "
+        "each of several machines, started by torchrun or srun",
+        choices=("processes", "simulation", "network", "machines"),
     )
     workers: int | None = setting(None, "worker processes; unset: one per core", at_least=1)
     checkpoint_every: int = setting(1, "rounds between checkpoints; 0: never", at_least=0)
@@ -39,8 +41,18 @@ def make_runtime(
     folder: Path | None = None,
     network: Network | None = None,
     node_logs: str | None = None,
+    group: Group | None = None,
+    *,
+    baseline: bool = False,
 ) -> Runtime:
-    """The runtime of a run on this machine; the network also takes the run's folder, its timeouts and its logs."""
+    """The runtime of a run; the network also takes the run's folder, its timeouts and its logs.
+
+    `group`: the machines that have met, if there are several; `baseline`: whether this is the run of agents alone.
+    """
+    if group is not None:
+        from codistill.runtimes.machines.group import MachinesRuntime
+
+        return MachinesRuntime(description, group, baseline=baseline)
     if description.asynchronous and options.kind == "simulation":
         return AsynchronousSimulation(description)
     # Pooling data is for a baseline, and never leaves this process.

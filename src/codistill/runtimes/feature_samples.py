@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -44,7 +44,7 @@ def chosen_samples(description: RunDescription) -> np.ndarray:
     return np.sort(drawn)
 
 
-def features_of(description: RunDescription, agents: tuple[Agent, ...] | list[Agent]) -> dict[str, np.ndarray]:
+def features_of(description: RunDescription, agents: Sequence[Agent]) -> dict[str, np.ndarray]:
     """Features (n, d) of the chosen samples by agent; without agents that have no features, or no model yet."""
     assert description.test is not None
     x, found = description.test[0][chosen_samples(description)], {}

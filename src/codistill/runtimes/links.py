@@ -1,4 +1,4 @@
-"""Links between the hosts of one machine: frames over socket pairs, without pickle; sending never blocks."""
+"""Links between the hosts of a run: frames over socket pairs or TCP, without pickle; sending never blocks."""
 
 from __future__ import annotations
 
@@ -36,8 +36,18 @@ class _Peer:
 class Links:
     """All links of one host. Host 0 is the owner of the run; control messages go to and from it."""
 
-    def __init__(self, me: int, ends: Mapping[int, socket.socket], places: Mapping[str, int]) -> None:
+    def __init__(
+        self,
+        me: int,
+        ends: Mapping[int, socket.socket],
+        places: Mapping[str, int],
+        *,
+        fault: Callable[[int, int], RuntimeFault] | None = None,
+        silent: Callable[[], Iterable[int]] = tuple,
+    ) -> None:
+        """`fault`: the error for a host that was lost, and the host that says so; `silent`: hosts that may be lost."""
         self.me = me
+        self._fault, self._silent = fault or _worker_ended, silent
         self._places = dict(places)  # node -> host
         self._names = list(places)
         self._numbers = {name: number for number, name in enumerate(self._names)}
@@ -118,6 +128,22 @@ class Links:
                 quiet = self._check_stall(quiet, dict)
         return self._control.popleft()
 
+    def last_controls(self) -> list[dict[str, Any]]:
+        """After a link broke: the control messages of the owner that have arrived and were not asked for yet."""
+        with contextlib.suppress(RuntimeFault):
+            self._read(self._peers[0])
+        return [content for _, content in self._control]
+
+    def wait_for_ends(self, seconds: float) -> None:
+        """Read until the others have closed their ends: what is closed with unread bytes can lose what was sent."""
+        until = time.monotonic() + seconds
+        for peer in self._peers.values():
+            with contextlib.suppress(OSError):
+                while True:
+                    peer.socket.settimeout(max(0.001, until - time.monotonic()))
+                    if not peer.socket.recv(_READ):
+                        break
+
     def close(self) -> None:
         """Close all links."""
         self._selector.close()
@@ -179,8 +205,11 @@ class Links:
         for key, mask in events:
             if mask & selectors.EVENT_WRITE:
                 self._write(key.data)
-            if mask & selectors.EVENT_READ:
+            if mask & selectors.EVENT_READ and key.data.name in self._peers:
                 self._read(key.data)
+        for host in self._silent():
+            if host in self._peers:
+                self._lose(self._peers[host])
         return bool(events)
 
     def _read(self, peer: _Peer) -> None:
@@ -242,17 +271,24 @@ class Links:
             self._deadlocks.add(host, content)
         elif "error" in content:
             raise rebuild_error(content["error"])
+        elif "lost" in content:
+            raise self._fault(content["lost"], host)
         else:
             self._control.append((host, content))
 
     def _lose(self, peer: _Peer) -> None:
-        """A link broke. Between the owner and a worker that ends the run; between two workers the owner notices."""
-        if 0 not in (self.me, peer.name):
-            self._selector.unregister(peer.socket)
-            del self._peers[peer.name]
-            return
-        raise RuntimeFault(
-            "Every worker process must stay alive until the run ends.",
-            f"worker {peer.name} ended unexpectedly" if self.me == 0 else "the process that owns the run has ended",
-            "It may have run out of memory: use fewer workers. The results so far are in the last checkpoint.",
-        )
+        """A link broke. Between the owner and another host that ends the run; between two others the owner is told."""
+        if 0 in (self.me, peer.name):
+            raise self._fault(peer.name, self.me)
+        self._selector.unregister(peer.socket)
+        peer.socket.close()
+        del self._peers[peer.name]
+        self.command(0, lost=peer.name)
+
+
+def _worker_ended(host: int, _told_by: int) -> RuntimeFault:
+    return RuntimeFault(
+        "Every worker process must stay alive until the run ends.",
+        f"worker {host} ended unexpectedly" if host else "the process that owns the run has ended",
+        "It may have run out of memory: use fewer workers. The results so far are in the last checkpoint.",
+    )

@@ -33,7 +33,7 @@ async def keep_connected(
     while True:
         with suppress(OSError, EOFError, TimeoutError, NetworkError):
             async with asyncio.timeout(_CONNECTING):
-                stream = open_stream(await _connect(host, port, credentials, loop))
+                stream = open_stream(await connect(host, port, credentials, loop))
             try:
                 stream.start()
                 async with asyncio.timeout(_CONNECTING):
@@ -45,10 +45,10 @@ async def keep_connected(
         pause = min(_AT_MOST, _SLOWER * pause)
 
 
-async def _connect(
+async def connect(
     host: str, port: int, credentials: Credentials | None, loop: asyncio.AbstractEventLoop
 ) -> socket.socket:
-    """A connection to the first of the host's addresses that can be reached, with TLS."""
+    """A connection to the first of the host's addresses that can be reached; with TLS, if there are credentials."""
     found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     error: OSError = OSError("no address")
     for family, kind, protocol, _, place in found:

@@ -1,8 +1,9 @@
 """Accepts connections at an address: whoever has not said who it is costs little, and is not waited for long.
 
-A connection is pending until TLS and the preface are done. There is a bound on pending connections, on the time of
-each, and on handshakes per second. Where there are too many, those of the address with the most are closed first, the
-oldest of them first, so that one caller cannot keep out callers from elsewhere.
+A connection is pending until its handshake is done: TLS and the preface, or the proof of a shared key. There is a bound
+on pending connections, on the time of each, and on handshakes per second. Where there are too many, those of the
+address with the most are closed first, the oldest of them first, so that one caller cannot keep out callers from
+elsewhere.
 """
 
 from __future__ import annotations
@@ -40,10 +41,13 @@ class _Pending:
 class Listener:
     """The listening socket of a node and the connections that have not said who they are."""
 
-    def __init__(self, address: str, most: int, handshake: Handshake, loop: asyncio.AbstractEventLoop) -> None:
-        """`handshake`: does TLS and waits for the preface of the other end, or raises; `most`: pending connections."""
+    def __init__(
+        self, listening: socket.socket, most: int, handshake: Handshake, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        """`handshake`: ends when it is known who the other end is, or raises; `most`: pending connections."""
         self._most, self._handshake, self._loop = most, handshake, loop
-        self._socket = _listen(address)
+        self._socket = listening
+        listening.setblocking(False)
         self._pending: dict[_Pending, None] = {}  # the oldest first
         self._hosts: Counter[str] = Counter()  # pending connections by address
         self.turned_away: Counter[str] = Counter()  # since they were last told: why, and how many
@@ -140,7 +144,8 @@ class Listener:
                 del self._hosts[pending.host]
 
 
-def _listen(address: str) -> socket.socket:
+def listen(address: str) -> socket.socket:
+    """A socket that listens at an address."""
     host, port = split(address)
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -150,7 +155,6 @@ def _listen(address: str) -> socket.socket:
             made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             made.bind(place)
             made.listen(_QUEUE)
-            made.setblocking(False)
         except BaseException:
             made.close()
             raise

@@ -22,7 +22,7 @@ from codistill.runtimes.network.descriptors import LINKS, reserve_descriptors
 from codistill.runtimes.network.dialling import keep_connected
 from codistill.runtimes.network.frame_header import MESSAGES, FrameHeader, FrameKind, Turn
 from codistill.runtimes.network.inbox import Event, Inbox, Presence
-from codistill.runtimes.network.listener import Listener
+from codistill.runtimes.network.listener import Listener, listen
 from codistill.runtimes.network.preface import Preface, Refused
 from codistill.runtimes.network.stream import CONTROL_LIMIT, HELLO_LIMIT, Stream
 from codistill.runtimes.network.tls_handshake import secured
@@ -191,7 +191,8 @@ class Transport:
 
     def _listen(self, address: str) -> Listener:
         try:
-            return Listener(address, reserve_descriptors(len(self.others)), self._shake_hands, self.loop)
+            most = reserve_descriptors(len(self.others))
+            return Listener(listen(address), most, self._shake_hands, self.loop)
         except BaseException:
             self.loop.close()
             raise
