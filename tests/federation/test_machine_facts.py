@@ -53,7 +53,7 @@ def test_the_same_script_gives_the_same_facts() -> None:
         ({"safeguard": True}, {"the safeguard", "the data of 'net'", "the data of 'tree'"}),  # some are held out
         ({"scores": ["accuracy", "log_loss"]}, {"the scores"}),
     ],
-    ids=str,
+    ids=lambda value: " and ".join(sorted(value)),
 )
 def test_each_difference_has_a_name(change: dict[str, Any], named: set[str]) -> None:
     ours, theirs = facts(), facts(**change)

@@ -11,10 +11,10 @@ from codistill.base_node import Node
 from codistill.errors import CodistillError, RuntimeFault
 from codistill.runtimes.description import RunDescription
 from codistill.runtimes.links import Links
+from codistill.runtimes.machines.heartbeat import Heartbeat
 from codistill.runtimes.machines.machine_options import Machines
-from codistill.runtimes.machines.meeting import Met, meet
 from codistill.runtimes.machines.place import Place
-from codistill.runtimes.machines.pulse import Pulse
+from codistill.runtimes.machines.rendezvous import Met, meet
 from codistill.runtimes.machines.shared_key import SharedKey
 from codistill.runtimes.runtime import ShouldStop, one_thread, warm_up
 from codistill.runtimes.several_hosts import SeveralHosts, places_of, serve_host
@@ -48,10 +48,10 @@ class Group:
                 self._closing.enter_context(key.published())
             met = meet(place, key, facts, self._options.patience, should_stop)
         self._names = met.names
-        pulse = Pulse(met.pulses, self._options.lease)
-        self._closing.callback(pulse.close)
+        heartbeat = Heartbeat(met.heartbeats, self._options.lease)
+        self._closing.callback(heartbeat.close)
         places = places_of(self._description, shares_of(self._description, place.world))
-        self.links = Links(place.rank, met.links, places, fault=self._lost, silent=pulse.silent)
+        self.links = Links(place.rank, met.links, places, fault=self._lost, silent=heartbeat.silent)
         self._closing.callback(self.links.close)
         self._closing.callback(self.links.flush_quietly)
 

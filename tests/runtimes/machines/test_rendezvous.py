@@ -18,11 +18,11 @@ import pytest
 
 from codistill.errors import CodistillError, NetworkError, RecipeError, RuntimeFault
 from codistill.runtimes.links import Links
-from codistill.runtimes.machines.door import Caller, Door, listen_here
-from codistill.runtimes.machines.meeting import Met, meet
+from codistill.runtimes.machines.acceptor import Acceptor, Caller, listen_here
+from codistill.runtimes.machines.heartbeat import Heartbeat
 from codistill.runtimes.machines.place import Place, place_here
 from codistill.runtimes.machines.proof import NotProven, prove_as_caller, prove_as_listener, receive, send
-from codistill.runtimes.machines.pulse import Pulse
+from codistill.runtimes.machines.rendezvous import Met, meet
 from codistill.runtimes.machines.shared_key import SharedKey
 from codistill.runtimes.runtime import Stopped
 
@@ -66,7 +66,7 @@ class Machines:
 
 def close(*met: Met) -> None:
     for each in met:
-        for end in (*each.links.values(), *each.pulses.values()):
+        for end in (*each.links.values(), *each.heartbeats.values()):
             end.close()
 
 
@@ -81,10 +81,13 @@ def test_every_machine_gets_a_link_to_every_other_one() -> None:
     met = {rank: machines.start(rank) for rank in (3, 1, 0, 2)}
     found = {rank: each.result(60) for rank, each in met.items()}
     for a in range(4):
-        assert found[a].links.keys() == found[a].pulses.keys() == {0, 1, 2, 3} - {a}
+        assert found[a].links.keys() == found[a].heartbeats.keys() == {0, 1, 2, 3} - {a}
         assert found[a].names[3] == f"rank 3 on {HERE}"
         for b in range(a):
-            for mine, theirs in ((found[a].links[b], found[b].links[a]), (found[a].pulses[b], found[b].pulses[a])):
+            for mine, theirs in (
+                (found[a].links[b], found[b].links[a]),
+                (found[a].heartbeats[b], found[b].heartbeats[a]),
+            ):
                 assert mine.getsockname()[1] == theirs.getpeername()[1]
     with pytest.raises(ConnectionRefusedError):  # nobody listens during the run
         socket.create_connection(("127.0.0.1", machines.port))
@@ -203,7 +206,7 @@ def test_whoever_asks_to_stop_need_not_wait() -> None:
 def test_what_a_member_says_must_be_well_formed() -> None:
     async def talk() -> dict[tuple[int, str], Caller]:
         listening = listen_here("127.0.0.1", 0)
-        door = Door(listening, b"key", range(1, 3), lambda _: None)
+        acceptor = Acceptor(listening, b"key", range(1, 3), lambda _: None)
         for hello in ({}, {"rank": "1"}, {"rank": 1, "purpose": "x", "host": "h", "port": 1, "facts": {}}):
             connection = socket.create_connection(listening.getsockname())
             connection.setblocking(False)
@@ -212,8 +215,8 @@ def test_what_a_member_says_must_be_well_formed() -> None:
             with pytest.raises(ConnectionError):
                 await receive(connection)
             connection.close()
-        door.close()
-        return door.callers
+        acceptor.close()
+        return acceptor.callers
 
     assert asyncio.run(talk()) == {}
 
@@ -288,7 +291,7 @@ def test_the_key_in_the_folder_is_its_users_own(tmp_path: Path, monkeypatch: pyt
 
 def test_a_silent_machine_is_noticed_though_its_connection_is_open() -> None:
     (a, b), (c, silent) = socket.socketpair(), socket.socketpair()
-    one, other = Pulse({1: a, 2: c}, lease=1.5), Pulse({0: b}, lease=1.5)
+    one, other = Heartbeat({1: a, 2: c}, lease=1.5), Heartbeat({0: b}, lease=1.5)
     while not one.silent():
         time.sleep(0.02)
     assert one.silent() == {2}

@@ -17,7 +17,7 @@ _PER_LEASE = 6  # signs of life until a machine counts as dead
 _LONGEST = 5.0  # seconds between two
 
 
-class Pulse:
+class Heartbeat:
     """Tells which machines have been silent for longer than their lease."""
 
     def __init__(self, ends: Mapping[int, socket.socket], lease: float) -> None:
@@ -25,7 +25,7 @@ class Pulse:
         self._every = min(lease / _PER_LEASE, _LONGEST)
         self._silent: frozenset[int] = frozenset()
         self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._beat, name="pulse", daemon=True)
+        self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
         for end in self._ends.values():
             end.setblocking(False)
         self._thread.start()

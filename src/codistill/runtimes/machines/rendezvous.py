@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from codistill.errors import CodistillError, NetworkError
-from codistill.runtimes.machines.door import LINK, PULSE, Caller, Door, listen_here
+from codistill.runtimes.machines.acceptor import HEARTBEAT, LINK, Acceptor, Caller, listen_here
 from codistill.runtimes.machines.place import Place
 from codistill.runtimes.machines.proof import NotProven, prove_as_caller, receive, send
 from codistill.runtimes.machines.shared_key import VARIABLE, SharedKey
@@ -39,7 +39,7 @@ class Met:
     """The connections to all other machines by rank, and the names of all."""
 
     links: dict[int, socket.socket]
-    pulses: dict[int, socket.socket]
+    heartbeats: dict[int, socket.socket]
     names: dict[int, str]
 
 
@@ -88,12 +88,12 @@ class _Meeting:
     async def _gather(self, stack: ExitStack) -> Met:
         key = self._key.read()
         assert key is not None  # rank 0 has written it, if it is not given
-        door = Door(self._listen(), key, range(1, self._place.world), self._check)
-        stack.callback(door.close)
+        acceptor = Acceptor(self._listen(), key, range(1, self._place.world), self._check)
+        stack.callback(acceptor.close)
         try:
-            await self._all_of(door)
-            met = self._met(door)
-            callers = [door.callers[rank, LINK] for rank in met.links]
+            await self._all_of(acceptor)
+            met = self._met(acceptor)
+            callers = [acceptor.callers[rank, LINK] for rank in met.links]
             others = {caller.rank: [caller.address, caller.port] for caller in callers}
             for caller in callers:
                 await _say(caller.connection, caller.name, others=others, names=met.names)
@@ -102,13 +102,13 @@ class _Meeting:
             for caller in callers:
                 await _say(caller.connection, caller.name, go=True)
         except CodistillError as error:
-            for caller in door.callers.values():
+            for caller in acceptor.callers.values():
                 if caller.purpose == LINK:
                     with suppress(CodistillError):
                         await _say(caller.connection, caller.name, refused=list(error.args))
             raise
         finally:
-            self._opened += [caller.connection for caller in door.callers.values()]
+            self._opened += [caller.connection for caller in acceptor.callers.values()]
         return met
 
     def _listen(self) -> socket.socket:
@@ -122,21 +122,21 @@ class _Meeting:
             "Choose another MASTER_PORT, or a free one by machines.port.",
         )
 
-    async def _all_of(self, door: Door) -> None:
+    async def _all_of(self, acceptor: Acceptor) -> None:
         try:
             async with asyncio.timeout(self._patience):
-                await door.wait()
+                await acceptor.wait()
         except TimeoutError:
-            away = f"; turned away: {door.turned_away}" if door.turned_away else ""
+            away = f"; turned away: {acceptor.turned_away}" if acceptor.turned_away else ""
             raise NetworkError(
                 f"All {self._place.world} machines must come within {self._patience:g} s (machines.patience).",
-                f"no {_ranks(door.missing)}{away}",
+                f"no {_ranks(acceptor.missing)}{away}",
                 "Check that they run, that they reach MASTER_ADDR, and that they have the same key.",
             ) from None
 
     def _check(self, caller: Caller) -> CodistillError | None:
         """The error for a machine that is not what this one is."""
-        if caller.purpose == PULSE:
+        if caller.purpose == HEARTBEAT:
             return None
         different = sorted(
             what for what in {*self._facts, *caller.facts} if self._facts.get(what) != caller.facts.get(what)
@@ -157,11 +157,11 @@ class _Meeting:
             return f"{what} ({printable(str(theirs), 40)} instead of {ours})"
         return printable(what, 100)
 
-    def _met(self, door: Door) -> Met:
-        callers = [door.callers[place] for place in sorted(door.callers)]
+    def _met(self, acceptor: Acceptor) -> Met:
+        callers = [acceptor.callers[place] for place in sorted(acceptor.callers)]
         links = {caller.rank: caller.connection for caller in callers if caller.purpose == LINK}
-        pulses = {caller.rank: caller.connection for caller in callers if caller.purpose == PULSE}
-        return Met(links, pulses, {0: self._me} | {caller.rank: caller.name for caller in callers})
+        heartbeats = {caller.rank: caller.connection for caller in callers if caller.purpose == HEARTBEAT}
+        return Met(links, heartbeats, {0: self._me} | {caller.rank: caller.name for caller in callers})
 
     # --- the others -------------------------------------------------------------------------------
 
@@ -173,31 +173,31 @@ class _Meeting:
         where = [(self._place.address, each) for each in self._place.ports]
         links = {0: await self._call("rank 0", where, LINK, port, self._patience)}
         first = links[0].getpeername()
-        pulses = {0: await self._call("rank 0", [first[:2]], PULSE, port, _LINKING)}
+        heartbeats = {0: await self._call("rank 0", [first[:2]], HEARTBEAT, port, _LINKING)}
         told = await _hear(links[0], "rank 0", self._patience + _LINKING)
         names: dict[int, str] = told["names"]
-        door = Door(listening, self._proven, range(rank + 1, world), lambda _: None)
-        stack.callback(door.close)
+        acceptor = Acceptor(listening, self._proven, range(rank + 1, world), lambda _: None)
+        stack.callback(acceptor.close)
         try:
             for lower in range(1, rank):
                 address, lower_port = told["others"][lower]
                 place = [(address or first[0], lower_port)]  # no address: on the machine of rank 0
                 links[lower] = await self._call(names[lower], place, LINK, port, _LINKING)
-                pulses[lower] = await self._call(names[lower], place, PULSE, port, _LINKING)
+                heartbeats[lower] = await self._call(names[lower], place, HEARTBEAT, port, _LINKING)
             async with asyncio.timeout(_LINKING):
-                await door.wait()
+                await acceptor.wait()
         except TimeoutError:
-            found = f"{self._me} was not called by {_ranks(door.missing)}"
+            found = f"{self._me} was not called by {_ranks(acceptor.missing)}"
             error = NetworkError("Every machine must reach every other one.", found, "Open the ports between them.")
             await self._give_up(links[0], error)
         except CodistillError as raised:
             await self._give_up(links[0], raised)
         finally:
-            self._opened += [caller.connection for caller in door.callers.values()]
+            self._opened += [caller.connection for caller in acceptor.callers.values()]
         await _say(links[0], "rank 0", linked=True)
         await _hear(links[0], "rank 0", 3 * _LINKING)
-        above = self._met(door)
-        return Met(links | above.links, pulses | above.pulses, names)
+        above = self._met(acceptor)
+        return Met(links | above.links, heartbeats | above.heartbeats, names)
 
     async def _give_up(self, link: socket.socket, error: CodistillError) -> None:
         with suppress(CodistillError):

@@ -16,7 +16,7 @@ from codistill.runtimes.network.descriptors import reserve_descriptors
 from codistill.runtimes.network.listener import Listener
 from codistill.text import printable
 
-PURPOSES = LINK, PULSE = "link", "pulse"
+PURPOSES = LINK, HEARTBEAT = "link", "heartbeat"
 _BACKLOG = 512
 _LOOK = 0.02  # seconds between two looks at who has come
 
@@ -59,7 +59,7 @@ def listen_here(host: str | None, port: int) -> socket.socket:
     return socket.create_server(("", port), family=family, dualstack_ipv6=dual, backlog=_BACKLOG)
 
 
-class Door:
+class Acceptor:
     """Accepts the connections of machines of higher rank."""
 
     def __init__(
