@@ -12,6 +12,7 @@ import tomli_w
 from codistill.data import loading as datasets
 from codistill.data.partition import counts
 from codistill.data.validation import digest
+from codistill.devices import CPU, check_device
 from codistill.errors import CheckpointError
 from codistill.experiments.recipe import Recipe
 from codistill.experiments.recipe_federation import build, hand_out, plan_of
@@ -60,6 +61,8 @@ def execute(
             "Give the same command again, with the same --out: it goes on from its checkpoint.",
         )
     check_clock_runtime(recipe.clock, recipe.runtime.kind)
+    for device in {recipe.runtime.device, *(entry.device or CPU for entry in recipe.agents)}:
+        check_device(device)  # before there is a folder
     plan = plan_of(recipe)
     if recipe.runtime.kind == "network":
         plan.check_for_network()
@@ -68,6 +71,7 @@ def execute(
         plan.rounds,
         runtime=recipe.runtime.kind,
         workers=recipe.runtime.workers,
+        device=recipe.runtime.device,
         network=recipe.network,
         evaluate_every=plan.evaluate_every,
         evaluate_samples=plan.evaluate_samples,

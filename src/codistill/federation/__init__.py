@@ -15,6 +15,7 @@ from codistill.clock import Clock
 from codistill.data.labels import LabelEncoding
 from codistill.data.shard import PublicData, Shard
 from codistill.data.validation import encoded_samples
+from codistill.devices import CPU
 from codistill.errors import RecipeError
 from codistill.faults import Fault, Faults
 from codistill.federation.checks import (
@@ -176,6 +177,7 @@ class Federation:
         *,
         runtime: str = "processes",
         workers: int | None = None,
+        device: str = CPU,
         network: Network | None = None,
         node_logs: str | None = None,
         evaluate_every: int = 1,
@@ -191,7 +193,8 @@ class Federation:
         """Run the rounds; with a `folder`, metrics and checkpoints are kept there and `resume` goes on.
 
         `runtime`: "processes", "simulation" or "network" (one process per node, real sockets and mutual TLS on this
-        machine); the results are equal to the bit. `alone` also trains a copy of every agent alone, so that the gain
+        machine); the results are equal to the bit. `device`: where torch modules compute that do not say it themselves:
+        "cpu", "cuda", "cuda:1", "mps" or "auto". `alone` also trains a copy of every agent alone, so that the gain
         is known. `features_at`: rounds after which the agents' features on 200 common test samples are kept, for a map
         in the report (not in the network, where they stay with the agents). `observers`: objects with any of the
         methods `started`, `evaluated`, `round_ended`, `finished`, called in this process with the records of
@@ -212,7 +215,7 @@ class Federation:
         )  # fmt: skip
         check_setting(RuntimeOptions, "kind", runtime, "runtime")  # by the names of the arguments here
         check_setting(RuntimeOptions, "workers", workers, "workers")
-        options = RuntimeOptions(kind=runtime, workers=workers, checkpoint_every=checkpoint_every)
+        options = RuntimeOptions(kind=runtime, workers=workers, device=device, checkpoint_every=checkpoint_every)
         description = replace(self.description, plan=plan)
         if options.kind == "network":
             plan.check_for_network()

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 from codistill.federation.checks import check_abilities
 from codistill.federation.result import Result
 from codistill.federation.run_facts import write_facts
-from codistill.federation.runtime_options import RuntimeOptions, make_runtime
+from codistill.federation.runtime_options import RuntimeOptions, make_runtime, process_count
 from codistill.results.records import RunStarted
 from codistill.runtimes.description import RunDescription
 from codistill.runtimes.interrupt import GentleInterrupt
 from codistill.runtimes.observers.progress import Progress
+from codistill.runtimes.placement import place_agents
 from codistill.runtimes.running import Outcome, run
 from codistill.runtimes.runtime import Runtime
 from codistill.runtimes.store import BASELINE, RunFolder
@@ -38,6 +39,7 @@ def run_on_this_machine(
 ) -> Result:
     """Run what is described; `observers` watch the run itself, not the baseline."""
     began = time.monotonic()
+    place_agents(description, options.device, process_count(options, len(description.agents)))
     with ExitStack() as stack:
         interrupt = stack.enter_context(GentleInterrupt())
 

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from codistill.base_node import Node
+from codistill.devices import bound_memory, shares_of
 from codistill.errors import RuntimeFault
 from codistill.results.outputs import View
 from codistill.results.records import Scores
@@ -25,6 +26,7 @@ from codistill.runtimes.evaluation import score
 from codistill.runtimes.feature_samples import features_of
 from codistill.runtimes.links import Links
 from codistill.runtimes.parent import Parent
+from codistill.runtimes.placement import devices_of
 from codistill.runtimes.remote_errors import describe_error
 from codistill.runtimes.round_report import Report
 from codistill.runtimes.runtime import Runtime, load_nodes, one_thread, save_nodes, warm_up
@@ -52,13 +54,18 @@ class Processes(Runtime):
         agents = description.agents
         count = min(workers or default_workers(len(agents)), len(agents))
         here: list[Node] = [node for node in description.nodes if node not in agents]
+        devices = devices_of(agents)
+        self._shares = shares_of(devices, count)
         shares: list[list[Node]] = [here]
-        shares.extend([*agents[worker::count]] for worker in range(count))
+        shares.extend([agents[i] for i in share] for share in self._shares)
+        used = [[devices[i] for i in share] for share in self._shares]
         places = {node.name: host for host, share in enumerate(shares) for node in share}
         places = {node.name: places[node.name] for node in description.nodes}
         warm_up()  # once here, instead of in every worker
         ends = _socket_pairs(count + 1)
-        self._processes = [_start(worker, shares[worker], description, ends, places) for worker in range(1, count + 1)]
+        self._processes = [
+            _start(worker, shares[worker], description, ends, places, used) for worker in range(1, count + 1)
+        ]
         _close_others(ends, 0)
         self._links = Links(0, ends[0], places)
         self._host = description.host(here, self._links)
@@ -101,11 +108,9 @@ class Processes(Runtime):
     def load(self, saved: dict[str, bytes]) -> None:
         """Send every worker what is its agents'."""
         load_nodes(list(self._host.nodes.values()), saved)
-        for worker in range(1, len(self._processes) + 1):
-            mine = {
-                agent.name: saved[agent.name] for agent in self.description.agents[worker - 1 :: len(self._processes)]
-            }
-            self._links.command(worker, do="load", saved=mine)
+        names = [agent.name for agent in self.description.agents]
+        for worker, share in enumerate(self._shares, start=1):
+            self._links.command(worker, do="load", saved={names[i]: saved[names[i]] for i in share})
         self._answers()
 
     def finish(self, *, complete: bool) -> None:
@@ -158,6 +163,7 @@ def _start(
     description: RunDescription,
     ends: list[dict[int, socket.socket]],
     places: dict[str, int],
+    used: list[list[str]],
 ) -> multiprocessing.process.BaseProcess:
     parent = Parent.here()
 
@@ -167,6 +173,7 @@ def _start(
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         gc.freeze()  # what was inherited is not ours to collect: keeps its pages shared
         torch.set_num_threads(1)
+        bound_memory(used[worker - 1], used)
         _close_others(ends, worker)
         links = Links(worker, ends[worker], places)
         with one_thread():
