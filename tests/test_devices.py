@@ -137,6 +137,10 @@ def test_forked_processes_and_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RuntimeFault, match="the device mps, which does not survive a fork"):
         check_fork(["cpu", "mps"], "processes")
     check_fork(["cuda:0"], "processes")
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.cuda, "device_count", lambda: 1)  # which torch here cannot use
+        with pytest.raises(RuntimeFault, match="a forked process"):
+            check_fork(["cuda:0"], "processes")
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     with pytest.raises(RuntimeFault, match="CUDA has been used in this process"):
         check_fork(["cuda:0"], "network")

@@ -10,7 +10,7 @@ import multiprocessing
 import os
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -252,10 +252,13 @@ def check_fork(devices: Sequence[str], runtime: str) -> None:
         found = "the device mps, which does not survive a fork"
     elif "cuda" in kinds and _cuda_is_started():
         found = "CUDA has been used in this process"
-    elif any(map(device_count, {*_PREFERRED, *kinds})) and not _in_another_process(_differentiates):
+    elif any(map(device_count, {*_PREFERRED, *kinds})):
         # Where there is a GPU, torch differentiates in threads, also on the CPU; threads do not survive a fork.
-        found = "a model has been trained in this process"
+        told = _in_another_process(lambda: _trouble({CPU, *devices}))
+        found = "a forked process ended when it tried to compute" if told is None else str(told)
     else:
+        return
+    if not found:
         return
     raise RuntimeFault(
         f"The runtime '{runtime}' forks processes, which torch allows only before it has used the device.",
@@ -264,6 +267,11 @@ def check_fork(devices: Sequence[str], runtime: str) -> None:
     )
 
 
-def _differentiates() -> bool:
-    torch.ones(1, requires_grad=True).sum().backward()  # type: ignore[no-untyped-call]
-    return True
+def _trouble(devices: Iterable[str]) -> str:
+    """What torch says when it is asked to differentiate on these devices; empty: nothing is wrong."""
+    for device in sorted(devices):
+        try:
+            torch.ones(1, device=device, requires_grad=True).sum().backward()  # type: ignore[no-untyped-call]
+        except RuntimeError as error:
+            return f"a forked process cannot compute on {device}: {str(error).partition('. ')[0][:200]}"
+    return ""

@@ -61,8 +61,7 @@ def execute(
             "Give the same command again, with the same --out: it goes on from its checkpoint.",
         )
     check_clock_runtime(recipe.clock, recipe.runtime.kind)
-    for device in {recipe.runtime.device, *(entry.device or CPU for entry in recipe.agents)}:
-        check_device(device)  # before there is a folder
+    check_devices(recipe)
     plan = plan_of(recipe)
     if recipe.runtime.kind == "network":
         plan.check_for_network()
@@ -83,6 +82,12 @@ def execute(
         progress=progress,
     )
     return report_on(folder), not result.interrupted
+
+
+def check_devices(recipe: Recipe) -> None:
+    """The devices that a recipe names must be on this machine: for who runs it, before there is a folder."""
+    for device in {recipe.runtime.device, *(entry.device or CPU for entry in recipe.agents)}:
+        check_device(device)
 
 
 def new_folder(parent: Path, stem: str) -> Path:

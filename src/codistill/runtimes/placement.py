@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from codistill.agent import Agent
-from codistill.devices import CPU, Wish, assign, check_name, resolved
+from codistill.devices import AUTO, CPU, Wish, assign, check_device, resolved
 from codistill.errors import RecipeError
 from codistill.learners.torch import TorchLearner
 from codistill.runtimes.description import RunDescription
@@ -49,7 +49,7 @@ def _said(learner: Any) -> str | None:
 
 def set_device(learner: Any, device: str | None, owner: str) -> None:
     """Give an agent's model the device that its owner has chosen; whether there is one is checked when it is used."""
-    if device is None or (not isinstance(learner, TorchLearner) and device in ("auto", CPU)):
+    if device is None or (not isinstance(learner, TorchLearner) and device in (AUTO, CPU)):
         return
     if not isinstance(learner, TorchLearner):
         raise RecipeError(
@@ -61,8 +61,9 @@ def set_device(learner: Any, device: str | None, owner: str) -> None:
 
 
 def set_default_device(learner: Any, device: Any) -> None:
-    """Give a torch module without a device of its own this one."""
+    """Give a torch module of this machine that has no device of its own this one, if it is there."""
     if device is not None:
-        check_name(device)
-        if isinstance(learner, TorchLearner) and learner.device is None:
-            learner.device = device
+        check_device(device)
+    if isinstance(learner, TorchLearner):
+        learner.device = learner.device or device
+        check_device(learner.device or CPU)
