@@ -28,10 +28,20 @@ class Counted:
     to_host: list[int] = []  # elements of each tensor that was copied to host memory  # noqa: RUF012
 
 
+class Source:
+    """A generator of the device; from one seed it draws other numbers than that of the CPU, as a GPU's does."""
+
+    def __init__(self) -> None:
+        self.state = torch.Generator().get_state()
+
+    def manual_seed(self, seed: int) -> None:
+        self.state = torch.Generator().manual_seed(seed ^ 0x5EC0).get_state()
+
+
 class Device:
     """torch.second: what torch and codistill ask of a device."""
 
-    default_generators = [torch.Generator().manual_seed(100 + i) for i in range(COUNT)]  # noqa: RUF012
+    default_generators = [Source() for _ in range(COUNT)]  # noqa: RUF012
 
     @staticmethod
     def device_count() -> int:
@@ -128,11 +138,11 @@ def _own_generator(place: torch.device, *, drawn: bool) -> Iterator[None]:
         return
     own, host = Device.default_generators[place.index or 0], torch.default_generator
     before = host.get_state()
-    host.set_state(own.get_state())
+    host.set_state(own.state)
     try:
         yield
     finally:
-        own.set_state(host.get_state())
+        own.state = host.get_state()
         host.set_state(before)
 
 

@@ -12,6 +12,11 @@ from tests.conformance.test_conformance import *  # noqa: F403
 _make = test_conformance.federation.__wrapped__  # type: ignore[attr-defined]
 
 
+@pytest.fixture
+def time_limit() -> None:
+    """None: every operation on this device takes as long as Python does."""
+
+
 @pytest.fixture(scope="module")
 def federation(digits: Any) -> Any:
     """The suite's federations, on the second device."""

@@ -15,8 +15,8 @@ import pytest
 FOLDER = Path(__file__).parent
 
 
-def run(file: str) -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", str(FOLDER / file)]
+def run(file: str, *options: str) -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(FOLDER / file), *options]
     done = subprocess.run(command, cwd=FOLDER.parents[1], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
 
@@ -27,4 +27,5 @@ def test_every_protocol_in_short() -> None:
 
 @pytest.mark.long
 def test_the_whole_suite() -> None:
+    run("on_second_device.py", "-m", "long")
     run("suite_on_second_device.py")
