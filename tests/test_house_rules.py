@@ -13,7 +13,8 @@ MODULES = {path.relative_to(SOURCE.parent).with_suffix(""): path for path in sor
 
 # Lowest first. A module imports only from its own layer and from those before it, at the top or inside a function.
 LAYERS = (
-    ("arguments", "errors", "files", "randomness", "settings", "source_lines", "text", "version"),
+    ("arguments", "errors", "files", "settings", "source_lines", "text", "version"),
+    ("devices", "on_device", "randomness"),
     ("certs",),
     ("data",),
     ("message", "wire"),

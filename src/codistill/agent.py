@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from typing import Any, cast
 
 import numpy as np
@@ -208,6 +208,16 @@ class Agent(Node):
         self.learner.join(federation_samples)
         if self.safeguard is not None:
             self.safeguard.join(federation_samples)
+
+    def place(self) -> None:
+        """Move its models to their device, in the process that trains them."""
+        self.learner.place()
+        if self.safeguard is not None:
+            self.safeguard.place()
+
+    def computing(self) -> AbstractContextManager[Any]:
+        """Entered while it computes: then torch computes on the device of its model."""
+        return self.learner.computing()
 
     def dump(self) -> dict[str, Any]:
         """What lives across rounds: the learner and the state, and those of its own model under a safeguard."""

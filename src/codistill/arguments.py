@@ -13,7 +13,7 @@ from codistill.errors import ArgumentError, nearest
 
 P = ParamSpec("P")
 T = TypeVar("T")
-OF_THE_MODEL = ("lr", "optimiser", "weight_decay", "momentum")
+OF_THE_MODEL = ("lr", "optimiser", "weight_decay", "momentum", "precision")
 _OF_THE_PROTOCOL = ("local_epochs", "local_steps", "temperature", "aggregate")
 _OF_THE_FEDERATION = (
     "seed", "public", "test", "scores", "topology", "faults", "compression", "participation", "safeguard", "clock",
@@ -28,6 +28,7 @@ _ELSEWHERE = {
     **{key: f"It belongs to the protocol, as in codistill.FedMD({key}=...)." for key in _OF_THE_PROTOCOL},
     **{key: f"Say it to the federation: Federation(..., {key}=...)." for key in _OF_THE_FEDERATION},
     **{key: f"Say it where the protocol is run: federation.run({key}=...)." for key in _OF_THE_RUN},
+    "device": "Of one model: codistill.TorchLearner(module, device=...); of all others: federation.run(device=...).",
     "epochs": "Of a fit: codistill.TorchLearner(module, epochs=...); of a round: codistill.FedMD(local_epochs=...).",
 }
 

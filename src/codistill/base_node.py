@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Generator, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -66,6 +67,10 @@ class Node(HasCalls):
         """The same, and what is to be reported stays: a relay of a run without rounds, before each message."""
         self.present, self._moment, self.time = present, (self.name, phase, 0), time
         seed_libraries(self.seed, *self._moment)
+
+    def computing(self) -> AbstractContextManager[Any]:
+        """Entered while it computes: an agent computes on the device of its model."""
+        return nullcontext()
 
     def rng(self, *keys: Key) -> np.random.Generator:
         """A generator for (seed, name, round, keys), the same whenever it is asked for in this round."""

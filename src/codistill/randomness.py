@@ -8,6 +8,8 @@ import random
 import numpy as np
 import torch
 
+from codistill.on_device import seed_device
+
 Key = str | int
 
 
@@ -29,3 +31,4 @@ def seed_libraries(seed: int, *keys: Key) -> None:
     torch.default_generator.manual_seed(number >> 1)
     np.random.seed(number & 0xFFFFFFFF)  # noqa: NPY002 - scikit-learn's random_state=None reads this one
     random.seed(number)
+    seed_device(number >> 1)

@@ -13,6 +13,7 @@ import torch
 from codistill.data.torch_datasets import read_items, seeded
 from codistill.data.validation import digest, plain_samples, validate_samples
 from codistill.errors import DataError
+from codistill.on_device import in_host_memory, uploaded
 from codistill.randomness import Key, derive
 
 
@@ -71,17 +72,19 @@ class Shard:
         if steps is not None:
             x, wanted = self._tensors
             for step, chosen in enumerate(_steps(len(self), size, steps, self.seed, self.owner, purpose, t)):
-                yield Batch(x[chosen] if self._items is None else self._read(chosen, t, step), wanted[chosen])
+                samples = x[chosen] if self._items is None else self._read(chosen, t, step)
+                yield Batch(uploaded(samples), uploaded(wanted[chosen]))
             return
         for epoch in range(epochs):
             order = _order(len(self), self.seed, self.owner, purpose, t, epoch)
             x, wanted = (tensor[order] for tensor in self._tensors)
             for rows in cut(len(order), size):
-                yield Batch(x[rows] if self._items is None else self._read(order[rows], t, epoch), wanted[rows])
+                samples = x[rows] if self._items is None else self._read(order[rows], t, epoch)
+                yield Batch(uploaded(samples), uploaded(wanted[rows]))
 
     def _read(self, chosen: torch.Tensor, t: int, number: int) -> torch.Tensor:
         """Random items, the same for the same (seed, owner, round, place in the round)."""
-        with seeded(self.seed, self.owner, "items", t, number, int(chosen[0])):
+        with in_host_memory(), seeded(self.seed, self.owner, "items", t, number, int(chosen[0])):
             return _fast_tensor(read_items(self._items, chosen.numpy(), f"agent '{self.owner}'"))
 
 
@@ -115,7 +118,7 @@ class PublicData:
     def batches(self, t: int, size: int, steps: int | None = None) -> Iterator[PublicBatch]:
         """One pass in a new order, or exactly `steps` batches, passing over the data as often as needed."""
         for chosen in _steps(len(self), size, steps, self.seed, "public", "batches", t):
-            yield PublicBatch(chosen.numpy(), self._inputs[chosen])
+            yield PublicBatch(chosen.numpy(), uploaded(self._inputs[chosen]))
 
 
 def as_releases(given: Any, samples: int, owner: str) -> np.ndarray:

@@ -8,6 +8,7 @@
     protocol          a class, where the federation runs a protocol that is not codistill's
     accepts           names of the protocols that this agent takes part in, such as ("fedmd",); unset: any
     policy            a file beside this one, such as "policy.toml": what this agent agrees to and what it releases
+    device            where a torch module computes that does not say it itself, such as "auto" or "cuda:1"
     safeguard         False to answer by what the protocol taught alone; or a codistill.Safeguard
     finished(agent)   called at the end, with the trained model in agent.learner
 
@@ -35,6 +36,7 @@ from codistill.federation.saved_samples import Samples
 from codistill.protocol import Protocol
 from codistill.runtimes.description import RunDescription
 from codistill.runtimes.network.policy import ANYTHING, Policy
+from codistill.runtimes.placement import set_default_device
 from codistill.runtimes.safeguard import Safeguard, as_safeguard
 
 
@@ -88,6 +90,7 @@ def read_agent_file(
             f"'{agent.name}' in {path}, '{name}' in the certificate",
             "Pass the name that agent(name) is given on to codistill.Agent.",
         )
+    set_default_device(agent.learner, getattr(module, "device", None))
     public = _call(path, module, "public") if hasattr(module, "public") else None
     test = _call(path, module, "test") if hasattr(module, "test") else None
     own = getattr(module, "protocol", None)
@@ -125,6 +128,7 @@ def _from_recipe(path: Path, name: str, data_dir: str | None, overrides: list[st
             f"'{name}'; in the recipe: {', '.join(agent.name for agent in federation.agents)}",
             "Make a certificate for one of these: codistill certs agent NAME.",
         )
+    set_default_device(mine[0].learner, recipe.runtime.device)
     description = federation.description.of_agent(name)
     kind = type(recipe.protocol)
     rules = policy_from(policy, None, kind)

@@ -18,7 +18,7 @@ from codistill.errors import CheckpointError, DataError, NetworkError, RecipeErr
 from codistill.experiments.agent_file import AgentFile
 from codistill.experiments.recipe import Recipe, make_recipe
 from codistill.experiments.recipe_federation import agent_names, plan_of, topology_of
-from codistill.experiments.run import make_folder, prepare, report_on, source_of
+from codistill.experiments.run import check_devices, make_folder, prepare, report_on, source_of
 from codistill.experiments.same_run import facts_of_protocol
 from codistill.experiments.saved_run import RECIPE, reopen
 from codistill.faults import Faults
@@ -45,12 +45,14 @@ def run_up(
 ) -> tuple[Summary, bool]:
     """A recipe on this machine, one process for each node; goes on with the run that is in the folder."""
     check_clock_runtime(recipe.clock, "network")
+    check_devices(recipe)
     plan = plan_of(recipe)
     plan.check_for_network()
     federation, _ = prepare(recipe, folder, data_dir=data_dir, resume=_goes_on(recipe, folder, data_dir))
     result = federation.run(
         plan.rounds,
         runtime="network",
+        device=recipe.runtime.device,
         network=recipe.network,
         node_logs=form if verbose else None,
         evaluate_every=plan.evaluate_every,

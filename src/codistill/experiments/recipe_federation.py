@@ -25,6 +25,7 @@ from codistill.federation import Federation
 from codistill.federation.checks import regressors
 from codistill.learners.catalogue import make_learner
 from codistill.randomness import generator, seed_libraries
+from codistill.runtimes.placement import set_device
 from codistill.runtimes.plan import Plan
 from codistill.topology import KINDS as TOPOLOGIES
 from codistill.topology import Topology
@@ -153,6 +154,7 @@ def build(recipe: Recipe, data_dir: str | None = None) -> tuple[Federation, data
     for name, entry, part, test in zip(names, _entries(recipe), parts, own_tests(recipe, data, parts), strict=True):
         seed_libraries(recipe.seed, name, "model")
         model = make_learner(entry.kind, entry.options, data.x.shape[1:], data.classes, load_own)
+        set_device(model, entry.device, name)
         if recipe.data.missing == "impute":
             model.takes_missing = False
         scaler = _own_scaler(recipe.data, data)

@@ -9,6 +9,7 @@ from typing import Any
 from codistill.data.columns import Columns
 from codistill.data.label_mapping import check_label_mapping
 from codistill.data.labels import TASKS
+from codistill.devices import DEVICE_HELP, check_name
 from codistill.errors import RecipeError
 from codistill.experiments.user_code import is_own
 from codistill.results.scores import as_score
@@ -144,10 +145,13 @@ class AgentEntry:
     )
     name: str | None = setting(None, "the agent's name; unset: made from the learner's")
     count: int = setting(1, "how many such agents", at_least=1)
+    device: str | None = setting(None, f"{DEVICE_HELP}; unset: as [runtime] says")
     choices: dict[str, Any] = setting(factory=dict, help="settings of the protocol that it chooses for itself")
 
     def __post_init__(self) -> None:
         check_settings(self, "agents")
+        if self.device is not None:
+            check_name(self.device)
         if isinstance(self.learner, dict) and not isinstance(self.learner.get("kind"), str):
             raise RecipeError(
                 "A learner's table must say its kind, a string.", f"{self.learner}", 'Write kind = "name" in it.'

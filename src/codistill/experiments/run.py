@@ -12,6 +12,7 @@ import tomli_w
 from codistill.data import loading as datasets
 from codistill.data.partition import counts
 from codistill.data.validation import digest
+from codistill.devices import CPU, check_device
 from codistill.errors import CheckpointError
 from codistill.experiments.recipe import Recipe
 from codistill.experiments.recipe_federation import build, hand_out, plan_of
@@ -61,6 +62,7 @@ def execute(
             "Give the same command again, with the same --out: it goes on from its checkpoint.",
         )
     check_clock_runtime(recipe.clock, recipe.runtime.kind)
+    check_devices(recipe)
     if recipe.runtime.kind == "network":
         plan_of(recipe).check_for_network()
     federation, _ = prepare(recipe, folder, data_dir=data_dir, resume=resume)
@@ -83,6 +85,7 @@ def _run(federation: Federation, recipe: Recipe, folder: Path, *, resume: bool, 
         plan.rounds,
         runtime=recipe.runtime.kind,
         workers=recipe.runtime.workers,
+        device=recipe.runtime.device,
         network=recipe.network,
         machines=recipe.machines,
         evaluate_every=plan.evaluate_every,
@@ -94,6 +97,12 @@ def _run(federation: Federation, recipe: Recipe, folder: Path, *, resume: bool, 
         features_at=plan.features_at,
         progress=progress,
     )
+
+
+def check_devices(recipe: Recipe) -> None:
+    """The devices that a recipe names must be on this machine: for who runs it, before there is a folder."""
+    for device in {recipe.runtime.device, *(entry.device or CPU for entry in recipe.agents)}:
+        check_device(device)
 
 
 def new_folder(parent: Path, stem: str) -> Path:

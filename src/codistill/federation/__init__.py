@@ -15,6 +15,7 @@ from codistill.clock import Clock
 from codistill.data.labels import LabelEncoding
 from codistill.data.shard import PublicData, Shard
 from codistill.data.validation import encoded_samples
+from codistill.devices import CPU
 from codistill.errors import RecipeError
 from codistill.faults import Fault, Faults
 from codistill.federation.checks import (
@@ -177,6 +178,7 @@ class Federation:
         *,
         runtime: str = "processes",
         workers: int | None = None,
+        device: str = CPU,
         network: Network | None = None,
         machines: Machines | None = None,
         node_logs: str | None = None,
@@ -194,9 +196,10 @@ class Federation:
 
         `runtime`: "processes", "simulation", "network" (one process per node, real sockets and mutual TLS on this
         machine) or "machines" (this script on each of several machines, by torchrun or srun: on all but rank 0 the
-        result has no rows, see docs/how-to/machines.md); the results are equal to the bit. `alone` also trains a copy
-        of every agent alone, so that the gain is known. `features_at`: rounds after which the agents' features on 200
-        common test samples are kept, for a map in the report (not in the network, where they stay with the agents).
+        result has no rows, see docs/how-to/machines.md); the results are equal to the bit. `device`: where torch
+        modules compute that do not say it themselves: "cpu", "cuda", "cuda:1", "mps" or "auto". `alone` also trains a
+        copy of every agent alone, so that the gain is known. `features_at`: rounds after which the agents' features on
+        200 common test samples are kept, for a map in the report (not in the network, where they stay with the agents).
         `observers`: objects with any of the methods `started`, `evaluated`, `round_ended`, `finished`, called in this
         process with the records of `codistill.results.records`; a true value from `round_ended` stops the run after
         that round. For the network: `network` has its timeouts, and with `node_logs` ("text" or "json") every node
@@ -215,7 +218,7 @@ class Federation:
         )  # fmt: skip
         check_setting(RuntimeOptions, "kind", runtime, "runtime")  # by the names of the arguments here
         check_setting(RuntimeOptions, "workers", workers, "workers")
-        options = RuntimeOptions(kind=runtime, workers=workers, checkpoint_every=checkpoint_every)
+        options = RuntimeOptions(kind=runtime, workers=workers, device=device, checkpoint_every=checkpoint_every)
         description = replace(self.description, plan=plan)
         if options.kind == "network":
             plan.check_for_network()

@@ -12,6 +12,7 @@ from codistill.agent import Agent
 from codistill.arguments import checked_arguments
 from codistill.certs.credentials import Credentials
 from codistill.data.shard import PublicData
+from codistill.devices import check_fork
 from codistill.errors import CodistillError, NetworkError, RecipeError
 from codistill.federation.auditing import Audit, check_countable, policy_from
 from codistill.federation.checks import (
@@ -41,6 +42,7 @@ from codistill.runtimes.network.remote_agent import RemoteAgent
 from codistill.runtimes.network.terms import Terms, description_under, hello_of, terms_of
 from codistill.runtimes.network.transport import Transport
 from codistill.runtimes.observers.progress import Progress
+from codistill.runtimes.placement import devices_of
 from codistill.runtimes.running import Outcome, run
 from codistill.runtimes.runtime import ShouldStop, load_nodes, never, save_nodes, warm_up
 from codistill.runtimes.safeguard import Safeguard, as_safeguard
@@ -86,6 +88,7 @@ def join(
         agent, hub, own, network or Network(), home, None if public is None else as_public_data(public, 0), test,
         protocol, rules, quiet=not log, safeguard=as_safeguard(safeguard),
     )  # fmt: skip
+    check_fork(devices_of([agent]), "network")
     warm_up()  # here: several agents of one notebook then need it once
     started = BackgroundNode(ForkedProcess(agent.name, node.work), node.trained_from)
     return started if background else started.wait_for_it()

@@ -13,11 +13,12 @@ from codistill.federation.checks import check_abilities
 from codistill.federation.machine_facts import facts_of_machine
 from codistill.federation.result import Result
 from codistill.federation.run_facts import write_facts
-from codistill.federation.runtime_options import RuntimeOptions, make_runtime
+from codistill.federation.runtime_options import RuntimeOptions, make_runtime, process_count
 from codistill.results.records import RunStarted
 from codistill.runtimes.description import RunDescription
 from codistill.runtimes.interrupt import GentleInterrupt
 from codistill.runtimes.observers.progress import Progress
+from codistill.runtimes.placement import place_agents
 from codistill.runtimes.running import Outcome, run
 from codistill.runtimes.runtime import Runtime, Stopped
 from codistill.runtimes.store import BASELINE, RunFolder
@@ -42,6 +43,7 @@ def run_on_this_machine(
 ) -> Result:
     """Run what is described; `observers` watch the run itself, not the baseline."""
     began = time.monotonic()
+    place_agents(description, options.device, process_count(options, len(description.agents)))
     group = _group(description, machines) if options.kind == "machines" else None
     if group is not None and group.place.rank > 0:
         return _serve(group, description, folder)

@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from codistill.devices import CPU, DEVICE_HELP, check_fork, check_name
 from codistill.runtimes.asynchronous import AsynchronousSimulation
 from codistill.runtimes.description import RunDescription
-from codistill.runtimes.processes import Processes
+from codistill.runtimes.placement import devices_of
+from codistill.runtimes.processes import Processes, default_workers
 from codistill.runtimes.runtime import Runtime
 from codistill.runtimes.simulation import Simulation
 from codistill.settings import Settings, check_settings, setting
@@ -29,10 +31,22 @@ class RuntimeOptions(Settings):
         choices=("processes", "simulation", "network", "machines"),
     )
     workers: int | None = setting(None, "worker processes; unset: one per core", at_least=1)
+    device: str = setting(CPU, DEVICE_HELP + "; for agents that do not say it themselves")
     checkpoint_every: int = setting(1, "rounds between checkpoints; 0: never", at_least=0)
 
     def __post_init__(self) -> None:
         check_settings(self, "runtime")
+        check_name(self.device)
+
+
+def process_count(options: RuntimeOptions, agents: int) -> int:
+    """How many processes compute on this machine."""
+    match options.kind:
+        case "simulation" | "machines":
+            return 1
+        case "network":
+            return agents
+    return min(options.workers or default_workers(agents), agents)
 
 
 def make_runtime(
@@ -58,6 +72,7 @@ def make_runtime(
     # Pooling data is for a baseline, and never leaves this process.
     if options.kind == "simulation" or description.protocol.pools_data:
         return Simulation(description)
+    check_fork(devices_of(description.agents), options.kind)
     if options.kind == "processes":
         return Processes(description, options.workers)
     from codistill.runtimes.network.local import LocalNetwork

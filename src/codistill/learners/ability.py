@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from enum import Flag, auto
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -69,6 +70,13 @@ class Learner(ABC):
 
     def join(self, federation_samples: int) -> None:
         """Be told how many private samples the federation holds in all."""
+
+    def place(self) -> None:
+        """Move to its device, if it has one: called in the process that trains it, before it computes anything."""
+
+    def computing(self) -> AbstractContextManager[Any]:
+        """Entered while its agent computes: whatever the agent makes of tensors is then where the model is."""
+        return nullcontext()
 
     def advice(self, missing: Ability) -> str:
         """How its owner could get an ability that this model lacks."""
@@ -282,6 +290,14 @@ class IsManaged(Protocol):
 
     def join(self, federation_samples: int) -> None:
         """Be told how many private samples the federation holds in all."""
+        ...
+
+    def place(self) -> None:
+        """Move to its device, if it has one."""
+        ...
+
+    def computing(self) -> AbstractContextManager[Any]:
+        """Entered while its agent computes."""
         ...
 
     def advice(self, missing: Ability) -> str:

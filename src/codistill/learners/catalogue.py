@@ -19,7 +19,7 @@ from codistill.learners.ability import Learner
 from codistill.learners.kernel_ridge import KernelRidge
 from codistill.learners.optimisers import OPTIMISERS
 from codistill.learners.own_models import call_own, make_own
-from codistill.learners.torch import TorchLearner
+from codistill.learners.torch import PRECISIONS, TorchLearner
 from codistill.settings import check_settings, from_table, setting
 
 # Short names for what people use most; any other estimator by its full name.
@@ -57,6 +57,9 @@ class Training:
     batch_size: int | None = setting(None, "samples per step where a protocol fits the model", at_least=1)
     warm: bool | None = setting(None, "continue from the current weights when fitted again")
     projection: int | None = setting(None, "features that a linear layer before the last one projects to", at_least=1)
+    precision: str | None = setting(
+        None, "mixed: outputs are computed in bfloat16 where the device can", choices=PRECISIONS
+    )
 
     def __post_init__(self) -> None:
         check_settings(self, "learner")

@@ -30,7 +30,7 @@ def gradient_at(
         if isinstance(part, _BatchNorm):
             part.train()
     trained = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
-    given = {name: _tensor(array).requires_grad_(name in trained) for name, array in weights.items()}
+    given = {name: _tensor(array, x.device).requires_grad_(name in trained) for name, array in weights.items()}
     with torch.no_grad():
         own = _outputs(module, {}, x)
     value = loss(_outputs(module, given, x), own)
@@ -38,7 +38,7 @@ def gradient_at(
     found = torch.autograd.grad(value, list(wanted.values()), allow_unused=True) if wanted else ()
     gradients = dict(zip(wanted, found, strict=True))
     return {
-        name: np.zeros(array.shape, array.dtype) if gradients.get(name) is None else gradients[name].numpy()
+        name: np.zeros(array.shape, array.dtype) if gradients.get(name) is None else gradients[name].cpu().numpy()
         for name, array in weights.items()
         if array.dtype.kind == "f"
     }
@@ -52,7 +52,7 @@ def _outputs(module: nn.Module, given: Mapping[str, torch.Tensor], x: torch.Tens
     return outputs
 
 
-def _tensor(array: np.ndarray) -> torch.Tensor:
+def _tensor(array: np.ndarray, device: torch.device) -> torch.Tensor:
     """A copy; kernels of convolutions in the memory format in which they are fastest."""
-    tensor = torch.tensor(array)
+    tensor = torch.tensor(array, device=device)
     return tensor.contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property, partial
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import nn
 
 from codistill.arguments import checked_arguments
 from codistill.data.shard import cut
+from codistill.devices import check_device, has_mixed_precision, resolved
 from codistill.errors import LearnerError
 from codistill.learners.ability import Ability, GradientLearner
 from codistill.learners.batch_norm import forward, names_of_batch_norm
@@ -21,7 +23,9 @@ from codistill.learners.optimisers import OPTIMISERS, MakeOptimiser, lay_out_ali
 from codistill.learners.portable import onnx_models as portable_onnx
 from codistill.learners.projection import with_projection
 from codistill.message import Message
+from codistill.on_device import HOST, OnDevice, in_host_memory
 
+PRECISIONS = ("full", "mixed")
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 # Rows per forward pass of `predict`. Small chunks stay in the cache; a fixed size keeps results equal
@@ -42,7 +46,9 @@ class TorchLearner(GradientLearner):
     `loss` is "cross_entropy", "squared" or a function of (outputs, targets); `optimiser` is "adam",
     "adamw", "sgd" or a function of the parameters. `fit` starts from a fresh initialisation unless
     `warm`; steps taken by a protocol through `descend` always continue from the current weights. `projection`: a linear
-    layer to so many features before the last layer, for protocols that compare features.
+    layer to so many features before the last layer, for protocols that compare features. `device` is "cpu", "cuda",
+    "cuda:1", "mps", or "auto", a GPU where there is one; unset: what the run says. The module moves there when it first
+    trains. `precision`: "mixed" computes outputs in bfloat16 where the device can; weights and losses are float32.
     """
 
     @checked_arguments
@@ -59,6 +65,8 @@ class TorchLearner(GradientLearner):
         batch_size: int = 32,
         warm: bool = False,
         projection: int | None = None,
+        device: str | None = None,
+        precision: str = "full",
     ) -> None:
         if isinstance(loss, str) and loss not in _LOSSES:
             raise LearnerError("loss must be one of cross_entropy, squared, or a function.", repr(loss), "Fix it.")
@@ -68,9 +76,21 @@ class TorchLearner(GradientLearner):
                 repr(optimiser),
                 "Fix it.",
             )
+        if precision not in PRECISIONS:
+            raise LearnerError("precision must be full or mixed.", repr(precision), "Fix it.")
+        if device is not None:
+            check_device(device)
         if projection is not None:
             module = with_projection(module, projection)
+        first = next(module.parameters(), torch.empty(0))
+        if first.device.type not in ("cpu", "meta"):  # its owner has chosen; until it trains, it waits in host memory
+            device, module = device or str(first.device), module.to(HOST)
         self.module = module
+        self.device = device  # as its owner says; None: as the run says
+        self.assigned: str | None = None  # the device that a run has chosen for it
+        self.precision = precision
+        self._place = HOST  # where the module is
+        self._placed_by: tuple[str | None, str | None] | None = None  # by what that was said
         self.probabilistic = loss == "cross_entropy"
         self.epochs, self.batch_size, self.warm = epochs, batch_size, warm
         self._loss = _LOSSES[loss] if isinstance(loss, str) else loss
@@ -92,21 +112,24 @@ class TorchLearner(GradientLearner):
 
     def fit(self, x: np.ndarray, targets: np.ndarray) -> None:
         """Train for `epochs` over shuffled batches, from a fresh initialisation unless `warm`."""
+        self.place()
         if not self.warm:
             self.reset()
-        inputs, wanted = self.tensor(x), torch.tensor(targets, dtype=torch.float32)
-        for _ in range(self.epochs):
-            order = torch.randperm(len(inputs))
-            for part in cut(len(order), self.batch_size):
-                batch = order[part]
-                self.descend(self.loss(self(inputs[batch]), wanted[batch]))
+        with in_host_memory():  # samples wait here; a batch at a time is on the device
+            inputs, wanted = self.tensor(x), torch.tensor(targets, dtype=torch.float32)
+            for _ in range(self.epochs):
+                order = torch.randperm(len(inputs))
+                for part in cut(len(order), self.batch_size):
+                    batch = order[part]
+                    with self.computing():
+                        self.descend(self.loss(self(inputs[batch]), wanted[batch]))
 
     def predict(self, x: np.ndarray) -> np.ndarray:
         """Class probabilities (cross-entropy) or raw outputs (any other loss)."""
         outputs = self.outputs(x)
         if self.probabilistic:
             outputs = torch.softmax(outputs, dim=1)
-        return outputs.numpy()
+        return outputs.cpu().numpy()
 
     def outputs(self, x: np.ndarray) -> torch.Tensor:
         """Outputs before the softmax, in evaluation mode and without a graph."""
@@ -115,7 +138,7 @@ class TorchLearner(GradientLearner):
         with torch.inference_mode():
             # A copy of each chunk: a module that works in place must not change its owner's samples.
             starts = range(0, max(len(inputs), 1), _CHUNK)
-            return torch.cat([self.module(inputs[i : i + _CHUNK].clone()) for i in starts])
+            return torch.cat([self._outputs(self.module, self._copied(inputs[i : i + _CHUNK])) for i in starts])
 
     def tensor(self, x: np.ndarray) -> torch.Tensor:
         """Samples as float32, images in the memory format that convolutions are fastest in."""
@@ -130,13 +153,14 @@ class TorchLearner(GradientLearner):
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Outputs before the softmax, in training mode."""
+        self.place()
         if not self.module.training:
             self.module.train()
-        return forward(self.module, x)
+        return self._outputs(partial(forward, self.module), self._uploaded(x))
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """The owner's loss."""
-        return self._loss(outputs, targets)
+        return self._loss(outputs, self._uploaded(targets))
 
     def descend(self, loss: torch.Tensor) -> None:
         """One optimiser step; its state (Adam's moments) is kept across rounds."""
@@ -166,14 +190,20 @@ class TorchLearner(GradientLearner):
 
     def snapshot(self, *, training: bool = False) -> Callable[[torch.Tensor], torch.Tensor]:
         """A frozen copy; in training mode its batch norm sees a batch as the model itself does."""
-        return partial(forward, copy.deepcopy(self.module).train(training).requires_grad_(False))
+        frozen = copy.deepcopy(self.module).train(training).requires_grad_(False)
+        return lambda x: self._outputs(partial(forward, frozen), self._uploaded(x))
 
     def reset(self) -> None:
         """Fresh parameters: every layer's own initialisation; what has none returns to its first value."""
-        self.module.load_state_dict(self._initial)
-        for part in self.module.modules():
-            if hasattr(part, "reset_parameters"):
-                part.reset_parameters()  # type: ignore[operator]
+        # Drawn in host memory: the same initial weights on every device.
+        with in_host_memory():
+            module = self.module_in_host_memory()
+            module.load_state_dict(self._initial)
+            for part in module.modules():
+                if hasattr(part, "reset_parameters"):
+                    part.reset_parameters()  # type: ignore[operator]
+            if module is not self.module:
+                self.module.load_state_dict(module.state_dict())
         self._optimiser = None
 
     # --- FEATURES -----------------------------------------------------------------------------
@@ -192,7 +222,7 @@ class TorchLearner(GradientLearner):
 
     def features(self, x: torch.Tensor) -> torch.Tensor:
         """The input of the last linear layer, with a graph, in the mode the module is in."""
-        return self._with_head_input(partial(forward, self.module), x)[1]
+        return self._with_head_input(partial(forward, self.module), self._uploaded(x))[1]
 
     def with_features(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Outputs before the softmax and features, of one pass in training mode."""
@@ -205,8 +235,9 @@ class TorchLearner(GradientLearner):
         inputs = self.tensor(x)
         with torch.inference_mode():
             starts = range(0, max(len(inputs), 1), _CHUNK)
-            parts = [self._with_head_input(self.module, inputs[i : i + _CHUNK].clone())[1].flatten(1) for i in starts]
-            return torch.cat(parts).numpy()
+            chunks = (self._copied(inputs[i : i + _CHUNK]) for i in starts)
+            parts = [self._with_head_input(self.module, chunk)[1].flatten(1) for chunk in chunks]
+            return torch.cat(parts).cpu().numpy()
 
     def _with_head_input(
         self, run: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor
@@ -214,7 +245,7 @@ class TorchLearner(GradientLearner):
         caught: list[torch.Tensor] = []
         hook = self.head.register_forward_pre_hook(lambda _, inputs: caught.append(inputs[0]))
         try:
-            outputs = run(x)
+            outputs = self._outputs(run, x)
         finally:
             hook.remove()
         if not caught:
@@ -223,7 +254,7 @@ class TorchLearner(GradientLearner):
                 f"{self.describe()} does not use its last one",
                 "Remove that layer, or use it.",
             )
-        return outputs, caught[0]
+        return outputs, caught[0].float() if self.precision == "mixed" else caught[0]
 
     # --- WEIGHTS ------------------------------------------------------------------------------
 
@@ -233,6 +264,8 @@ class TorchLearner(GradientLearner):
 
     def weights(self) -> dict[str, np.ndarray]:
         """A copy of all parameters and buffers."""
+        if self._place != HOST:
+            return {name: tensor.detach().cpu().numpy() for name, tensor in self._tensors.items()}
         return {name: tensor.detach().numpy().copy() for name, tensor in self._tensors.items()}
 
     def is_finite(self) -> bool:
@@ -253,6 +286,11 @@ class TorchLearner(GradientLearner):
                     f"'{name}' of shape {np.shape(value)}",
                     "Give every agent the same architecture.",
                 )
+        if self._place != HOST:
+            with torch.no_grad(), in_host_memory():
+                for name, value in weights.items():
+                    own[name].copy_(torch.tensor(value))
+            return
         for name, value in weights.items():
             # A view: half the time of a detour by torch. Means of counters are floats, the counters are not.
             np.copyto(own[name].detach().numpy(), value, casting="unsafe")
@@ -273,7 +311,45 @@ class TorchLearner(GradientLearner):
         loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
     ) -> dict[str, np.ndarray]:
         """The gradient of loss(Φ(x; w), Φ(x; w_k)) by w, for given weights w and the model's own w_k."""
-        return gradient_at(self.module, weights, x, loss)
+        return gradient_at(self.module, weights, self._uploaded(x), loss)
+
+    # --- the device ---------------------------------------------------------------------------
+
+    def place(self) -> None:
+        """Move the module, and the optimiser's state, to the device: called in the process that trains it."""
+        said = self.assigned, self.device
+        if said == self._placed_by:
+            return
+        target, self._placed_by = resolved(self.assigned or self.device), said
+        if target == self._place:
+            return
+        memory = self._optimiser.state_dict() if self._optimiser else None
+        with in_host_memory():
+            self.module.to(target)
+            self._place = target
+            self.__dict__.pop("_tensors", None)
+            self._restore_optimiser(memory)
+
+    def computing(self) -> AbstractContextManager[Any]:
+        """While it is entered, torch computes in this thread where the module is."""
+        return nullcontext() if self._place == HOST else OnDevice(self._place)
+
+    def _uploaded(self, x: torch.Tensor) -> torch.Tensor:
+        return x if self._place == HOST else x.to(self._place)
+
+    def _copied(self, x: torch.Tensor) -> torch.Tensor:
+        return x.clone() if self._place == HOST else x.to(self._place)
+
+    def module_in_host_memory(self) -> nn.Module:
+        """The module or, where it is on a device, a copy."""
+        return self.module if self._place == HOST else copy.deepcopy(self.module).to(HOST)
+
+    def _outputs(self, run: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+        """What a module gives, in the precision that was chosen; float32 in any case."""
+        if self.precision == "full" or not has_mixed_precision(self._place):
+            return run(x)
+        with torch.autocast(self._place.type, dtype=torch.bfloat16):
+            return run(x).float()
 
     # --- state, travel, checks ----------------------------------------------------------------
 
@@ -285,9 +361,12 @@ class TorchLearner(GradientLearner):
     def restore(self, state: dict[str, Any]) -> None:
         """Return to saved weights and optimiser state."""
         self.module.load_state_dict(state["weights"])
+        self._restore_optimiser(state["optimiser"])
+
+    def _restore_optimiser(self, memory: dict[str, Any] | None) -> None:
         self._optimiser = None
-        if state["optimiser"] is not None:
-            self.optimiser.load_state_dict(state["optimiser"])
+        if memory is not None:
+            self.optimiser.load_state_dict(memory)
             lay_out_alike(self.optimiser)
 
     def export(self) -> Message:

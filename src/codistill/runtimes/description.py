@@ -166,7 +166,9 @@ class RunDescription:
 
     def answers(self, agent: Agent, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """What an agent answers, and what the protocol alone would."""
-        taught, alone = self.protocol.predict(agent, x), self.baseline_protocol
+        with agent.computing():
+            taught = self.protocol.predict(agent, x)
+        alone = self.baseline_protocol
         if agent.safeguard is None or alone is None or not agent.safeguard.ready:
             return taught, taught
         return agent.safeguard.answer(taught, alone, x), taught

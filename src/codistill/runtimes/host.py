@@ -64,6 +64,9 @@ class Host:
         self.compression = compression
         self.message_limit = message_limit  # bytes of a message, as it arrives and decoded
         self.nodes = {node.name: node for node in nodes}
+        for node in nodes:
+            if isinstance(node, Agent):
+                node.place()
         self.protocol, self.links = protocol, links
         self._outgoing = Outgoing(faults, watchers, compression)
         self.after: Callable[[Agent, int], Any] | None = None  # called when an agent has ended a round
@@ -136,12 +139,14 @@ class Host:
         if not task.started:
             task.started = True
             node.work = 0
-            node.start("begin" if self._phase == BEGIN else self._phase, self._present)
+            with node.computing():
+                node.start("begin" if self._phase == BEGIN else self._phase, self._present)
         else:
             answer = self._open_parcels(task)
         try:
             while True:
-                effect = task.coroutine.send(answer)
+                with node.computing():
+                    effect = task.coroutine.send(answer)
                 if self._time:
                     self._time.computed(node)
                 if isinstance(effect, Send):

@@ -29,6 +29,7 @@ class OwnRounds:
     """Drives one agent from effect to effect, round after round. All times are in nanoseconds since the run's start."""
 
     def __init__(self, agent: Agent, protocol: Protocol, after: Callable[[Agent, int], Any] | None = None) -> None:
+        agent.place()
         self.agent, self._after = agent, after
         self._whole, self._protocol = protocol, protocol.chosen(agent.choices)
         self.done = 0  # rounds of its own that it has completed
@@ -49,7 +50,8 @@ class OwnRounds:
         agent = self.agent
         self._start = copied({"learner": agent.learner.state(), "state": agent.state})
         self.began, self._log = now, []
-        agent.start(self.done, agent.roster)
+        with agent.computing():
+            agent.start(self.done, agent.roster)
         agent.work, agent.time = 0, now / SECOND
         self._coroutine = guarded_round(self._protocol, agent, self.done)
         self._compute(None)
@@ -81,7 +83,8 @@ class OwnRounds:
     def _compute(self, answer: Any) -> None:
         assert self._coroutine is not None
         try:
-            effect = self._coroutine.send(answer)
+            with self.agent.computing():
+                effect = self._coroutine.send(answer)
             if not isinstance(effect, Send | Receive):
                 self._coroutine.throw(foreign(effect))
             self.effect = effect

@@ -15,10 +15,12 @@ from typing import Any
 import torch
 
 from codistill.base_node import Node
+from codistill.devices import bound_memory, shares_of
 from codistill.errors import RuntimeFault
 from codistill.runtimes.description import RunDescription
 from codistill.runtimes.links import Links
 from codistill.runtimes.parent import Parent
+from codistill.runtimes.placement import devices_of
 from codistill.runtimes.runtime import one_thread, warm_up
 from codistill.runtimes.several_hosts import SeveralHosts, places_of, serve_host
 
@@ -43,12 +45,17 @@ class Processes(SeveralHosts):
             )
         agents = description.agents
         count = min(workers or default_workers(len(agents)), len(agents))
+        devices = devices_of(agents)
+        parts = shares_of(devices, count)
         shares: list[list[Node]] = [[node for node in description.nodes if node not in agents]]
-        shares.extend([*agents[worker::count]] for worker in range(count))
+        shares.extend([agents[i] for i in part] for part in parts)
+        used = [[devices[i] for i in part] for part in parts]
         places = places_of(description, shares)
         warm_up(agents)  # once here, instead of in every worker
         ends = _socket_pairs(count + 1)
-        self._processes = [_start(worker, shares[worker], description, ends, places) for worker in range(1, count + 1)]
+        self._processes = [
+            _start(worker, shares[worker], description, ends, places, used) for worker in range(1, count + 1)
+        ]
         _close_others(ends, 0)
         super().__init__(description, Links(0, ends[0], places), shares)
 
@@ -91,6 +98,7 @@ def _start(
     description: RunDescription,
     ends: list[dict[int, socket.socket]],
     places: dict[str, int],
+    used: list[list[str]],
 ) -> multiprocessing.process.BaseProcess:
     parent = Parent.here()
 
@@ -100,6 +108,7 @@ def _start(
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         gc.freeze()  # what was inherited is not ours to collect: keeps its pages shared
         torch.set_num_threads(1)
+        bound_memory(used[worker - 1], used)
         _close_others(ends, worker)
         links = Links(worker, ends[worker], places)
         with one_thread(), suppress(RuntimeFault):  # the owner of the run has ended

@@ -86,7 +86,8 @@ class SafeguardedAnswer:
 
     def answer(self, taught: np.ndarray, alone: Protocol, x: np.ndarray) -> np.ndarray:
         """What the agent answers, from what the protocol answers."""
-        own = alone.predict(self.own, x)
+        with self.own.computing():
+            own = alone.predict(self.own, x)
         answers = mixture(own, adapted(taught, self.factors), self.weight)
         return with_unseen(answers, taught, self.seen, self.threshold)
 
@@ -116,6 +117,16 @@ class AgentSafeguard(SafeguardedAnswer):
         self.own.learner.join(samples)
         self._judged.learner.join(samples)
 
+    @property
+    def learners(self) -> tuple[Any, Any]:
+        """The two models that learn alone."""
+        return self.own.learner, self._judged.learner
+
+    def place(self) -> None:
+        """Move the models to their device, as the agent's own."""
+        self.own.place()
+        self._judged.place()
+
     def end_round(self, agent: Agent, t: int, protocol: Protocol, alone: Protocol) -> None:
         """Let the own model catch up with round t, as the baseline does; then choose the weight anew."""
         names = (agent.name,)
@@ -140,7 +151,8 @@ class AgentSafeguard(SafeguardedAnswer):
 
     def _predict(self, protocol: Protocol, agent: Agent, x: np.ndarray) -> np.ndarray:
         seed_libraries(agent.seed, agent.name, "safeguard")
-        return protocol.predict(agent, x)
+        with agent.computing():
+            return protocol.predict(agent, x)
 
     def dump(self) -> dict[str, Any]:
         """What lives across rounds."""

@@ -24,6 +24,7 @@ from torch import nn
 from codistill.errors import CodistillError, LearnerError
 from codistill.learners.portable.model_limits import Cost
 from codistill.message import Message
+from codistill.on_device import in_host_memory
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -59,9 +60,10 @@ def module_graph(learner: TorchLearner) -> Any:
 
     if learner.sample_shape is None:
         raise LearnerError("A module must have seen samples before it travels as ONNX.", "none yet", "Fit it first.")
-    stages = [learner.module, nn.Softmax(dim=1)] if learner.probabilistic else [learner.module]
     out = io.BytesIO()
-    with warnings.catch_warnings(), torch.no_grad():
+    with warnings.catch_warnings(), torch.no_grad(), in_host_memory():
+        module = learner.module_in_host_memory()
+        stages = [module, nn.Softmax(dim=1)] if learner.probabilistic else [module]
         warnings.simplefilter("ignore")
         # The exporter that traces needs no other package, and is 75 times faster than the one that compiles.
         torch.onnx.export(

@@ -15,6 +15,7 @@ from codistill.errors import LearnerError
 from codistill.learners import zoo
 from codistill.learners.portable.model_limits import Cost
 from codistill.message import Message
+from codistill.on_device import current_device, in_host_memory
 
 if TYPE_CHECKING:
     from codistill.learners.torch import TorchLearner
@@ -67,14 +68,19 @@ def open_torch(message: Message, shape: tuple[int, ...], classes: int) -> tuple[
     found = {name: tuple(array.shape) for name, array in message.arrays.items()}
     if options != json.loads(json.dumps(zoo.defaults(plain["name"]))):
         # Sizes come from the sender: build on the meta device, which allocates nothing, before memory is taken.
-        with torch.device("meta"):
+        with in_host_memory(), torch.device("meta"):
             _compare(found, zoo.build(plain["name"], shape, classes, **options))
     cost = _cost(plain["name"], shape, classes, plain["options"], found.values())
     cost(_CHUNK).check()
-    module = zoo.build(plain["name"], shape, classes, **options)
-    _compare(found, module)
-    learner = TorchLearner(module, loss="cross_entropy" if plain["probabilistic"] is True else "squared")
-    learner.load(message.arrays)
+    with in_host_memory():
+        module = zoo.build(plain["name"], shape, classes, **options)
+        _compare(found, module)
+        learner = TorchLearner(module, loss="cross_entropy" if plain["probabilistic"] is True else "squared")
+        learner.load(message.arrays)
+    here = current_device()
+    if here is not None:  # it predicts where its receiver computes
+        learner.assigned = str(here)
+        learner.place()
     return learner, cost
 
 
@@ -112,7 +118,7 @@ def _count(name: str, shape: tuple[int, ...], classes: int, options: str) -> Cos
     def add(module: torch.nn.Module, inputs: Any, output: Any) -> None:
         sizes.extend(tensor.numel() for tensor in (*inputs, output) if isinstance(tensor, torch.Tensor))
 
-    with torch.device("meta"), torch.inference_mode():
+    with in_host_memory(), torch.device("meta"), torch.inference_mode():
         module = zoo.build(name, shape, classes, **json.loads(options)).eval()
         for part in module.modules():
             part.register_forward_hook(add)

@@ -25,7 +25,7 @@ def proximal(me: Agent, start: Mapping[str, torch.Tensor]) -> torch.Tensor:
 
 def parameters_of(me: Agent, weights: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
     """Those of the weights that are trainable parameters, as tensors."""
-    return {name: torch.from_numpy(weights[name]) for name in me.learner.parameters()}
+    return {name: torch.as_tensor(weights[name]) for name in me.learner.parameters()}
 
 
 def activation_divergence(features: torch.Tensor) -> torch.Tensor:

@@ -97,7 +97,7 @@ def _numbers(message: Message) -> Iterator[tuple[str, np.ndarray]]:
 def _leaves(tree: Any) -> Iterator[np.ndarray]:
     """All arrays in nested tables and lists."""
     if isinstance(tree, torch.Tensor):
-        yield tree.detach().numpy()
+        yield tree.detach().cpu().numpy()
     elif isinstance(tree, np.ndarray):
         yield tree
     elif isinstance(tree, dict | list | tuple):
