@@ -160,7 +160,7 @@ def test_every_hyper_parameter_is_documented(protocol):
         (lambda: Dirichlet(alpa=0.5), "Did you mean 'alpha'?"),
         (lambda: Dirichlet(), "Dirichlet must be given 'alpha'."),
         (lambda: Dirichlet(0.5, alpha=0.5), "'alpha' twice"),
-        (lambda: Dirichlet(0.5, 1, 2), "Dirichlet takes at most 2 arguments by place. Found: 2."),
+        (lambda: Dirichlet(0.5, 1, False, 2), "Dirichlet takes at most 3 arguments by place. Found: 2."),
     ],
 )
 def test_a_wrong_argument_is_named_with_what_was_meant(make: Callable[[], object], words: str) -> None:
