@@ -54,7 +54,8 @@ def run_on_this_machine(
         if baseline is not None:
             check_abilities(baseline.agents, baseline.protocol, None)
             beside = _store(None if folder is None else folder / BASELINE, stack, resume=resume)
-            alone_rows = run_on(make_runtime(baseline, options), beside, ()).rows
+            kept_in = None if beside is None else beside.folder
+            alone_rows = run_on(make_runtime(baseline, options, kept_in), beside, ()).rows
         if interrupt.asked:
             return Result(description, [], alone_rows, None, time.monotonic() - began, interrupted=True)
         for agent in description.agents:

@@ -57,6 +57,9 @@ class Learner(ABC):
     def restore(self, state: dict[str, Any]) -> None:
         """Return to a state taken from an equal learner."""
 
+    def set_aside(self) -> None:
+        """Free what memory it can; only `restore` is called next. A model that cannot stays as it is."""
+
     def describe(self) -> str:
         """The model's name, for a person."""
         return type(self).__name__
@@ -266,6 +269,10 @@ class IsManaged(Protocol):
 
     def restore(self, state: dict[str, Any]) -> None:
         """Return to a state taken from an equal learner."""
+        ...
+
+    def set_aside(self) -> None:
+        """Free what memory it can; only `restore` is called next."""
         ...
 
     def is_finite(self) -> bool:

@@ -118,7 +118,8 @@ class Summary:
         last, alone = _newest(self.rows), _newest(self.alone_rows or [])
         byzantine = {row["agent"] for row in self.rows if row.get("lies")}
         sent, received, present = (dict.fromkeys(self.agents, 0) for _ in range(3))
-        scored = {name: int(row["round"]) for name, row in last.items() if row["round"] < self.evaluated}
+        end = self.evaluated
+        scored = {name: int(row["round"]) for name, row in last.items() if row["round"] < end}
         for row in self.rows:
             present[row["agent"]] += bool(row["present"])
             sent[row["agent"]] += row["sent"]

@@ -10,24 +10,29 @@ import socket
 import sys
 import traceback
 import warnings
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack, suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from codistill.agent import Agent
 from codistill.base_node import Node
 from codistill.errors import RuntimeFault
 from codistill.results.outputs import View
 from codistill.results.records import Scores
 from codistill.runtimes.description import RunDescription
-from codistill.runtimes.evaluation import score
+from codistill.runtimes.evaluation import score_some
 from codistill.runtimes.feature_samples import features_of
+from codistill.runtimes.idle import IdleStates, load_with, return_memory, save_with
 from codistill.runtimes.links import Links
 from codistill.runtimes.parent import Parent
 from codistill.runtimes.remote_errors import describe_error
 from codistill.runtimes.round_report import Report
-from codistill.runtimes.runtime import Runtime, load_nodes, one_thread, save_nodes, warm_up
+from codistill.runtimes.runtime import Runtime, one_thread, warm_up
+from codistill.runtimes.stored_state import Saved, StoredState
 
 _BUFFER = 4 << 20  # bytes a link holds: the weights of several small models
 
@@ -41,7 +46,7 @@ def default_workers(agents: int) -> int:
 class Processes(Runtime):
     """Worker processes that are forked from this one, so they have the agents without any copying."""
 
-    def __init__(self, description: RunDescription, workers: int | None = None) -> None:
+    def __init__(self, description: RunDescription, workers: int | None = None, idle: IdleStates | None = None) -> None:
         if sys.platform == "win32" or "fork" not in multiprocessing.get_all_start_methods():
             raise RuntimeFault(
                 "The runtime 'processes' needs a system that can fork.",
@@ -49,16 +54,21 @@ class Processes(Runtime):
                 'Use runtime="simulation": the result is the same to the bit.',
             )
         super().__init__(description)
+        self._idle = idle
         agents = description.agents
         count = min(workers or default_workers(len(agents)), len(agents))
-        here: list[Node] = [node for node in description.nodes if node not in agents]
+        here: list[Node] = [description.hub] if description.hub else []
         shares: list[list[Node]] = [here]
         shares.extend([*agents[worker::count]] for worker in range(count))
         places = {node.name: host for host, share in enumerate(shares) for node in share}
         places = {node.name: places[node.name] for node in description.nodes}
         warm_up()  # once here, instead of in every worker
         ends = _socket_pairs(count + 1)
-        self._processes = [_start(worker, shares[worker], description, ends, places) for worker in range(1, count + 1)]
+        self._processes = [
+            _start(worker, shares[worker], description, ends, places, idle) for worker in range(1, count + 1)
+        ]
+        if idle is not None:  # the workers have them
+            _set_aside(agents)
         _close_others(ends, 0)
         self._links = Links(0, ends[0], places)
         self._host = description.host(here, self._links)
@@ -76,13 +86,19 @@ class Processes(Runtime):
 
     def evaluate(self, samples: int | None, views: dict[str, View] | None = None) -> dict[str, Scores]:
         """Let all workers evaluate their agents."""
-        self._tell(do="evaluate", samples=samples, views=views is not None)
+        return self.evaluate_some(self.description.names, samples, views)
+
+    def evaluate_some(
+        self, names: Collection[str], samples: int | None, views: dict[str, View] | None = None
+    ) -> dict[str, Scores]:
+        """Let all workers evaluate those of their agents that are named."""
+        self._tell(do="evaluate", names=list(names), samples=samples, views=views is not None)
         answers = self._answers()
         scores = {name: values for answer in answers for name, values in answer["scores"].items()}
         if views is not None:
             seen = {name: view for answer in answers for name, view in answer["views"].items()}
             views.update({agent.name: seen[agent.name] for agent in self.description.agents if agent.name in seen})
-        return {agent.name: scores[agent.name] for agent in self.description.agents}
+        return {agent.name: scores[agent.name] for agent in self.description.agents if agent.name in scores}
 
     def features(self) -> dict[str, np.ndarray]:
         """Let all workers compute those of their agents."""
@@ -90,27 +106,31 @@ class Processes(Runtime):
         found = {name: each for answer in self._answers() for name, each in answer["features"].items()}
         return {agent.name: found[agent.name] for agent in self.description.agents if agent.name in found}
 
-    def save(self) -> dict[str, bytes]:
-        """Collect what every worker has packed."""
+    def save(self) -> dict[str, bytes | StoredState]:
+        """Collect what every worker has packed, or in which files it is."""
         self._tell(do="save")
-        saved = save_nodes(list(self._host.nodes.values()))
+        saved = save_with(None, list(self._host.nodes.values()))
         for answer in self._answers():
-            saved.update(answer["saved"])
+            saved.update(_received(answer["saved"]))
         return {node.name: saved[node.name] for node in self.description.nodes}
 
-    def load(self, saved: dict[str, bytes]) -> None:
+    def load(self, saved: Saved) -> None:
         """Send every worker what is its agents'."""
-        load_nodes(list(self._host.nodes.values()), saved)
+        load_with(None, list(self._host.nodes.values()), saved)
         for worker in range(1, len(self._processes) + 1):
             mine = {
                 agent.name: saved[agent.name] for agent in self.description.agents[worker - 1 :: len(self._processes)]
             }
-            self._links.command(worker, do="load", saved=mine)
+            self._links.command(worker, do="load", saved=_sendable(mine))
         self._answers()
+
+    def load_saved(self, saved: Saved) -> None:
+        """The same: states in files stay there, if agents that are not at work are kept on disk."""
+        self.load(saved)
 
     def finish(self, *, complete: bool) -> None:
         """Bring what the agents have learnt into this process."""
-        load_nodes(self.description.nodes, self.save())
+        load_with(self._idle, self.description.nodes, self.save())
 
     def close(self) -> None:
         """End the workers; one that does not listen is ended by force."""
@@ -158,6 +178,7 @@ def _start(
     description: RunDescription,
     ends: list[dict[int, socket.socket]],
     places: dict[str, int],
+    idle: IdleStates | None,
 ) -> multiprocessing.process.BaseProcess:
     parent = Parent.here()
 
@@ -167,10 +188,12 @@ def _start(
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         gc.freeze()  # what was inherited is not ours to collect: keeps its pages shared
         torch.set_num_threads(1)
+        if idle is not None:
+            _set_aside([agent for agent in description.agents if places[agent.name] != worker])
         _close_others(ends, worker)
         links = Links(worker, ends[worker], places)
         with one_thread():
-            _serve(links, nodes, description)
+            _serve(links, nodes, description, idle)
 
     process = multiprocessing.get_context("fork").Process(target=work, name=f"codistill-{worker}", daemon=True)
     with warnings.catch_warnings():
@@ -180,9 +203,29 @@ def _start(
     return process
 
 
-def _serve(links: Links, nodes: list[Any], description: RunDescription) -> None:
+def _set_aside(agents: Sequence[Agent]) -> None:
+    """Free the memory of agents that another process computes with."""
+    for agent in agents:
+        agent.set_aside()
+    return_memory()
+
+
+def _sendable(saved: Saved) -> dict[str, Any]:
+    """States as a link carries them: bytes, or a file's path and size."""
+    return {name: state if isinstance(state, bytes) else (str(state.path), state.size) for name, state in saved.items()}
+
+
+def _received(sent: dict[str, Any]) -> dict[str, bytes | StoredState]:
+    return {
+        name: state if isinstance(state, bytes) else StoredState(Path(state[0]), state[1])
+        for name, state in sent.items()
+    }
+
+
+def _serve(links: Links, nodes: list[Any], description: RunDescription, idle: IdleStates | None) -> None:
     """A worker's work: do as told until told to stop, or until the owner of the run has ended."""
     host = description.host(nodes, links)
+    host.idle = idle
     while True:
         try:
             _, command = links.next_control()
@@ -196,14 +239,15 @@ def _serve(links: Links, nodes: list[Any], description: RunDescription) -> None:
                     links.flush()
                 case "evaluate":
                     views: dict[str, View] | None = {} if command["views"] else None
-                    scores = {agent.name: score(description, agent, command["samples"], views) for agent in nodes}
+                    names, samples = command["names"], command["samples"]
+                    scores = score_some(description, nodes, names, samples, views, idle)
                     links.command(0, scores=scores, views=views)
                 case "features":
-                    links.command(0, features=features_of(description, nodes))
+                    links.command(0, features=features_of(description, nodes, idle))
                 case "save":
-                    links.command(0, saved=save_nodes(nodes))
+                    links.command(0, saved=_sendable(save_with(idle, nodes)))
                 case "load":
-                    load_nodes(nodes, command["saved"])
+                    load_with(idle, nodes, _received(command["saved"]))
                     links.command(0, loaded=True)
                 case "stop":
                     return
