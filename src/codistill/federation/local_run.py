@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from codistill.federation.checks import check_abilities
+from codistill.federation.memory import MANY, memory_need
 from codistill.federation.result import Result
 from codistill.federation.run_facts import write_facts
 from codistill.federation.runtime_options import RuntimeOptions, make_runtime
@@ -49,6 +50,9 @@ def run_on_this_machine(
         store = _store(folder, stack, resume=resume)
         if store is not None:
             write_facts(store.folder, description)
+        if len(description.agents) >= MANY and options.kind != "network":
+            need = memory_need(description, options, saves=folder is not None)
+            print(f"note: {need.sentence(options.idle)}.", file=sys.stderr)
         alone_rows = None
         baseline = description.baseline() if description.plan.baseline and options.kind != "network" else None
         if baseline is not None:

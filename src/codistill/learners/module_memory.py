@@ -52,6 +52,11 @@ def free(module: nn.Module) -> list[FreedTensor]:
     return freed
 
 
+def bytes_of(module: nn.Module) -> int:
+    """Bytes of what a module's state consists of."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in _distinct(module))
+
+
 def _distinct(module: nn.Module) -> Iterator[torch.Tensor]:
     """The tensors of a module's state, those with several names once."""
     found = {

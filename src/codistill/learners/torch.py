@@ -17,8 +17,8 @@ from codistill.errors import LearnerError
 from codistill.learners.ability import Ability, GradientLearner
 from codistill.learners.batch_norm import forward, names_of_batch_norm
 from codistill.learners.given_weights import gradient_at
-from codistill.learners.module_memory import FreedTensor, free, initial_values
-from codistill.learners.optimisers import OPTIMISERS, MakeOptimiser, lay_out_alike, make_optimiser
+from codistill.learners.module_memory import FreedTensor, bytes_of, free, initial_values
+from codistill.learners.optimisers import OPTIMISERS, MakeOptimiser, lay_out_alike, make_optimiser, moments_of
 from codistill.learners.portable import onnx_models as portable_onnx
 from codistill.learners.projection import with_projection
 from codistill.message import Message
@@ -300,6 +300,11 @@ class TorchLearner(GradientLearner):
         self._optimiser = None
         if not self._freed:
             self._freed = free(self.module)
+
+    def memory(self) -> tuple[int, int]:
+        """Bytes of the weights, and of the moments of its optimiser."""
+        weights = bytes_of(self.module)
+        return weights, moments_of(self._make_optimiser, self._momentum) * weights
 
     def export(self) -> Message:
         """A registered architecture's name and options, with the weights; any other module as ONNX."""
