@@ -115,6 +115,8 @@ class Agent(Node):
 
     def twin(self) -> Agent:
         """An agent with the same data and an untouched copy of the model."""
+        if self.recall is not None:
+            self.recall()
         model = copy.deepcopy(self.learner)
         twin = Agent(
             self.name, model, *self._data, test=self._test, task=self.task, prepare=self._prepare,
@@ -217,6 +219,7 @@ class Agent(Node):
 
     def resume(self, saved: dict[str, Any]) -> None:
         """Return to what was dumped."""
+        self.recall = None
         self.learner.restore(saved["learner"])
         super().resume(saved)
         if self.safeguard is not None:

@@ -155,6 +155,14 @@ def test_models_that_cannot_be_freed_stay_in_memory(tmp_path: Path) -> None:
     assert rows[0] == rows[1]
 
 
+def test_a_federation_whose_states_are_in_files_can_be_resumed_in_memory(tmp_path: Path) -> None:
+    protocol, kind = cd.FedAvg(batch_size=8), {"runtime": "simulation", "folder": tmp_path, **QUIET}
+    wanted = federation(protocol).run(ROUNDS, runtime="simulation", **QUIET)
+    same = federation(protocol)
+    same.run(ROUNDS, idle="disk", observers=[StopAfter(1)], **kind)
+    assert_equal(same.run(ROUNDS, resume=True, **kind), wanted)
+
+
 def test_where_it_does_not_apply_it_is_refused() -> None:
     with pytest.raises(RecipeError, match="idle must be one of memory, disk"):
         federation(cd.FedAvg()).run(1, idle="tape", **QUIET)

@@ -42,7 +42,6 @@ class IdleStates:
         """Bring an agent's state back into memory, if it is in a file."""
         if agent.recall is not None:
             agent.resume(content_of(self.stored[agent.name]))
-            agent.recall = None
 
     def rest(self, agent: Agent, phase: int) -> None:
         """Write an agent's state as it is after a phase, and free its memory."""
