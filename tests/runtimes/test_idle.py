@@ -186,17 +186,23 @@ def test_only_those_who_took_part_are_evaluated(runtime: str) -> None:
 
 
 def test_first_values_are_kept_only_of_what_layers_do_not_reset() -> None:
+    class HalfReset(torch.nn.Linear):
+        def reset_parameters(self) -> None:
+            torch.nn.init.ones_(self.weight)
+
     class Scaled(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.scale = torch.nn.Parameter(torch.full((1,), 2.0))
             self.layers = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3))
+            self.partly = HalfReset(3, 3)
+            torch.nn.init.zeros_(self.partly.bias)
 
         def forward(self, x: torch.Tensor) -> Any:
-            return self.scale * self.layers(x)
+            return self.partly(self.scale * self.layers(x))
 
     learner = cd.TorchLearner(Scaled())
-    assert learner._initial.keys() == {"scale"}
+    assert learner._initial.keys() == {"scale", "partly.weight", "partly.bias"}
     with torch.no_grad():
         for tensor in learner.module.state_dict().values():
             tensor.add_(1)
