@@ -14,6 +14,7 @@ from rich.table import Table
 
 import codistill as cd
 from bench import bare, bare_crs, bare_fedal, bare_feddkd
+from bench.many import against_bare, many
 from bench.measure import Figure, alternate, ratio, seconds, speedup
 from bench.network import network
 from bench.peers import peers
@@ -194,6 +195,8 @@ BENCHES: dict[str, Callable[[], list[Figure]]] = {
     "safeguard": safeguarding,
     "evaluation": evaluation,
     "scaling": scaling,
+    "many": many,
+    "many-bare": against_bare,
     "exchange": exchange,
     "peers": peers,
     "network": network,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, suppress
 from typing import Any, cast
 
@@ -70,6 +70,7 @@ class Agent(Node):
         self.learned = False  # whether it has been in a run
         self.safeguard: Any = None  # set by the runtime: an AgentSafeguard, where its answers have one
         self.diverged = False  # whether its model diverged in this round, and returned to the round's start
+        self.recall: Callable[[], None] | None = None  # brings back its state, while that is not in memory
         self._random_items: Any = None  # a dataset whose items differ whenever they are read
         if y is None and is_dataset(x):
             x, y, self._random_items = read_dataset(x, f"agent '{name}'")
@@ -114,6 +115,8 @@ class Agent(Node):
 
     def twin(self) -> Agent:
         """An agent with the same data and an untouched copy of the model."""
+        if self.recall is not None:
+            self.recall()
         model = copy.deepcopy(self.learner)
         twin = Agent(
             self.name, model, *self._data, test=self._test, task=self.task, prepare=self._prepare,
@@ -226,10 +229,20 @@ class Agent(Node):
 
     def resume(self, saved: dict[str, Any]) -> None:
         """Return to what was dumped."""
+        self.recall = None
         self.learner.restore(saved["learner"])
         super().resume(saved)
         if self.safeguard is not None:
             self.safeguard.resume(saved["safeguard"])
+
+    def set_aside(self) -> None:
+        """Free the memory of its model and state; `resume` brings back what was dumped."""
+        self.learner.set_aside()
+        self.state, self.memo, self.residue = {}, {}, {}
+        if self.shard is not None:
+            self.shard.set_aside()
+        if self.safeguard is not None:
+            self.safeguard.set_aside()
 
     def _no_attribute(self, name: str) -> str:
         if name in {*vars(Hub), "hellos"}:

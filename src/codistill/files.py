@@ -32,7 +32,7 @@ def replace_file(path: Path, data: bytes, part: Path, mode: int = 0o666) -> None
         with open(open_patiently(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb", buffering=0) as file:
             write_all(file, data)
         part.replace(path)
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
     except BaseException:
         part.unlink(missing_ok=True)
         raise
@@ -66,7 +66,8 @@ def write_all(file: FileIO, data: bytes) -> None:
     os.fsync(file.fileno())
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Bring the names of a folder's files to the disk."""
     handle = open_patiently(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

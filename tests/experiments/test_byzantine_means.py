@@ -17,9 +17,10 @@ from codistill.experiments.sweep import read_sweep
 from codistill.experiments.sweep_means import means
 from codistill.experiments.sweep_tables import score_tables
 from codistill.reports.pages import write_comparison, write_report
+from codistill.results.comparison_table import comparison_table
 from codistill.results.records import RoundEnded, Row, RunStarted
 from codistill.results.run_scores import scores_of
-from codistill.results.summary import Summary, comparison_table
+from codistill.results.summary import Summary
 from codistill.runtimes.observers.progress import Progress
 
 SWEEP = """

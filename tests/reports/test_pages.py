@@ -442,6 +442,17 @@ def test_no_messages(report):
     assert "The agents exchanged nothing." in report(make(sent=0)).texts["p"]
 
 
+def test_of_very_many_agents_a_page_shows_the_best_and_the_worst(report):
+    page = report(make(501, rounds=1, alone=False))
+    rows = [text for text in page.texts["td"] if re.fullmatch(r"agent \d+", text)]
+    # Scores fall with the number of an agent: 50 at each end, the best first.
+    assert rows == [f"agent {index}" for index in (*range(50), *range(451, 501))]
+    assert any("the 50 best and the 50 worst of 501" in note for note in page.texts["p"])
+    assert "show the 100 best and worst agents (point at a line to read its name)" in page.texts["label"]
+    # 0.9 - 0.3 i / 501, of which the median is that of i = 250.
+    assert f"{100 * (0.9 - 0.3 * 250 / 501):.1f} %" in page.texts["td"]
+
+
 def test_many_agents(drawn_report):
     page = drawn_report(make(100, 2, counts=True))
     assert len(page.table()) == 1 + 100 + 3

@@ -1,12 +1,14 @@
 """The figures that a person is shown, derived from the rows by hand."""
 
+import re
 from io import StringIO
 
 import pytest
 from rich.console import Console
 
+from codistill.results.comparison_table import comparison_table
 from codistill.results.run_scores import scores_of
-from codistill.results.summary import Summary, comparison_table
+from codistill.results.summary import Summary
 from codistill.text import bytes_text, duration_text, percent_text
 
 
@@ -225,13 +227,28 @@ def test_the_text_has_no_colours_in_a_notebook_either(monkeypatch):
     assert "\x1b" not in text
 
 
-def test_many_agents_are_cut():
-    names = {f"agent {i}": "mlp" for i in range(40)}
+def test_of_many_agents_the_best_and_the_worst_are_shown_with_quantiles():
+    names = {f"agent {i}": "mlp" for i in range(41)}
+    rows = [row(1, name, 1, 1, accuracy=i / 40, test_samples=100) for i, name in enumerate(names)]
+    text = summary(rows, agents=names).table_text()
+    shown = [int(found) for found in re.findall(r"agent (\d+)", text)]
+    assert shown == [40, 39, 38, 37, 36, 4, 3, 2, 1, 0]
+    assert "... 31 more" in text
+    # The scores are i / 40 for i = 0 to 40: quantile q is q itself.
+    for label, value in (("10 % quantile", "10.0 %"), ("median", "50.0 %"), ("90 % quantile", "90.0 %")):
+        assert value in next(line for line in text.splitlines() if label in line)
+    assert "the 5 best and the 5 worst of 41" in text
+    assert "41 B" in text
+    few = dict(list(names.items())[:40])
+    assert "agent 20" in summary(rows[:40], agents=few).table_text()
+
+
+def test_of_many_agents_without_scores_the_first_are_shown():
+    names = {f"agent {i}": "mlp" for i in range(50)}
     text = summary([row(1, name, 1, 1) for name in names], agents=names).table_text()
-    assert "... 10 more" in text
-    assert "agent 29" in text
-    assert "agent 30" not in text
-    assert "40 B" in text
+    assert "agent 9 " in text
+    assert "agent 10" not in text
+    assert "the first 10" in text
 
 
 def test_brackets_in_a_name_are_shown_as_they_are():

@@ -26,7 +26,7 @@ def add_parsers(commands: argparse._SubParsersAction[Any]) -> None:
 
 def _compare(options: argparse.Namespace) -> int:
     from codistill.experiments.saved_run import read_summary
-    from codistill.results.summary import comparison_table
+    from codistill.results.comparison_table import comparison_table
 
     summaries = [read_summary(folder) for folder in options.runs]
     make_console().print(comparison_table(summaries))

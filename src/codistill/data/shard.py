@@ -52,10 +52,14 @@ class Shard:
     def __len__(self) -> int:
         return len(self.x)
 
+    def set_aside(self) -> None:
+        """Free what can be made again from the samples."""
+        self.__dict__.pop("_tensors", None)
+
     def part(self, rows: np.ndarray) -> Shard:
         """Some of the samples, of the same owner."""
         chosen = copy.copy(self)
-        chosen.__dict__.pop("_tensors", None)
+        chosen.set_aside()
         chosen.x, chosen.targets = self.x[rows], self.targets[rows]
         chosen.labels = None if self.labels is None else self.labels[rows]
         chosen.releases = self.releases[rows]

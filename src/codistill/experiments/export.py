@@ -18,7 +18,7 @@ from codistill.federation.saved_samples import Samples
 from codistill.federation.trained_model import TrainedModel
 from codistill.runtimes.network.state_store import find_states
 from codistill.runtimes.state_file import read_body
-from codistill.wire.state import unpack
+from codistill.runtimes.stored_state import content_of, nodes_in
 
 
 def trained_in(folder: Path, name: str, *, data_dir: str | None = None) -> tuple[TrainedModel, int]:
@@ -71,11 +71,12 @@ def _newest_state(folder: Path, name: str) -> tuple[int, dict[str, Any]]:
     for path in sorted((folder / "checkpoints").glob("round-*.state"), reverse=True):
         try:
             content = read_body(path, "a checkpoint")
+            nodes = nodes_in(content, path)
         except CheckpointError as error:
             problem = error.found
             continue
-        if name in content["nodes"]:
-            return content["round"], unpack(content["nodes"][name])
+        if name in nodes:
+            return content["round"], content_of(nodes[name])
     # Under a hub, such as in 'codistill up', agents keep their own states.
     home = folder / "agents" / name
     states = [state for state in find_states(home) if state.back_to is None] if home.is_dir() else []

@@ -62,7 +62,7 @@ _PLACES = {
     "learner": "agents.0.learner, for each of the [[agents]]",
     **{f.name: f"data.{f.name}" for f in dataclasses.fields(Data) if f.name not in ("name", "drop")},
     **{f.name: f"runtime.{f.name}" for f in dataclasses.fields(RuntimeOptions) if f.name != "kind"},
-    **{f.name: f"evaluation.{f.name}" for f in dataclasses.fields(Evaluation) if f.name != "samples"},
+    **{f.name: f"evaluation.{f.name}" for f in dataclasses.fields(Evaluation) if f.name not in ("samples", "agents")},
 }
 
 

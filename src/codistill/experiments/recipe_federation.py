@@ -209,6 +209,7 @@ def plan_of(recipe: Recipe) -> Plan:
         rounds=recipe.rounds,
         evaluate_every=evaluation.every,
         evaluate_samples=evaluation.samples or None,
+        evaluate_agents=evaluation.agents,
         baseline=evaluation.alone,
         checkpoint_every=recipe.runtime.checkpoint_every,
         features_at=evaluation.features_at,

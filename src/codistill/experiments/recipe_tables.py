@@ -13,7 +13,7 @@ from codistill.devices import DEVICE_HELP, check_name
 from codistill.errors import RecipeError
 from codistill.experiments.user_code import is_own
 from codistill.results.scores import as_score
-from codistill.runtimes.plan import FEATURES_AT
+from codistill.runtimes.plan import EVALUATE_AGENTS, FEATURES_AT
 from codistill.settings import check_settings, setting
 
 _OF_TABLES = (  # keys of [data]
@@ -191,6 +191,7 @@ class Evaluation:
     samples: int | None = setting(
         2000, "test samples per evaluation, the full test set in the last round; 0: always all", at_least=0
     )
+    agents: str = setting("all", EVALUATE_AGENTS, choices=("all", "present"))
     alone: bool = setting(True, "also train every agent alone, so that the gain is known")
     scores: tuple[str, ...] = setting(
         (), "scores by scikit-learn's names, the most important first; unset: accuracy, or rmse for a regression"

@@ -179,11 +179,13 @@ class Federation:
         runtime: str = "processes",
         workers: int | None = None,
         device: str = CPU,
+        idle: str = "memory",
         network: Network | None = None,
         machines: Machines | None = None,
         node_logs: str | None = None,
         evaluate_every: int = 1,
         evaluate_samples: int | None = None,
+        evaluate_agents: str = "all",
         alone: bool = True,
         folder: str | Path | None = None,
         resume: bool = False,
@@ -197,13 +199,15 @@ class Federation:
         `runtime`: "processes", "simulation", "network" (one process per node, real sockets and mutual TLS on this
         machine) or "machines" (this script on each of several machines, by torchrun or srun: on all but rank 0 the
         result has no rows, see docs/how-to/machines.md); the results are equal to the bit. `device`: where torch
-        modules compute that do not say it themselves: "cpu", "cuda", "cuda:1", "mps" or "auto". `alone` also trains a
-        copy of every agent alone, so that the gain is known. `features_at`: rounds after which the agents' features on
-        200 common test samples are kept, for a map in the report (not in the network, where they stay with the agents).
-        `observers`: objects with any of the methods `started`, `evaluated`, `round_ended`, `finished`, called in this
-        process with the records of `codistill.results.records`; a true value from `round_ended` stops the run after
-        that round. For the network: `network` has its timeouts, and with `node_logs` ("text" or "json") every node
-        writes its events to standard error. For several machines: `machines` has the settings of the recipe's table.
+        modules compute that do not say it themselves: "cpu", "cuda", "cuda:1", "mps" or "auto". `idle` = "disk" keeps
+        models of agents that are not at work in files, for thousands of agents; `evaluate_agents` = "present" evaluates
+        those that took part. `alone` also trains a copy of every agent alone, so that the gain is known. `features_at`:
+        rounds after which the agents' features on 200 common test samples are kept, for a map in the report (not in the
+        network, where they stay with the agents). `observers`: objects with any of the methods `started`, `evaluated`,
+        `round_ended`, `finished`, called in this process with the records of `codistill.results.records`; a true value
+        from `round_ended` stops the run after that round. For the network: `network` has its timeouts, and with
+        `node_logs` ("text" or "json") every node writes its events to standard error. For several machines: `machines`
+        has the settings of the recipe's table.
         """
         if not isinstance(alone, bool):
             raise RecipeError(
@@ -212,13 +216,16 @@ class Federation:
                 "What agents do alone is said by the protocol: define alone() in it.",
             )
         plan = Plan(
-            rounds=rounds, evaluate_every=evaluate_every, evaluate_samples=evaluate_samples, baseline=alone,
-            checkpoint_every=checkpoint_every,
+            rounds=rounds, evaluate_every=evaluate_every, evaluate_samples=evaluate_samples,
+            evaluate_agents=evaluate_agents, baseline=alone, checkpoint_every=checkpoint_every,
             features_at=tuple(features_at) if isinstance(features_at, list) else features_at,  # type: ignore[arg-type]
         )  # fmt: skip
         check_setting(RuntimeOptions, "kind", runtime, "runtime")  # by the names of the arguments here
         check_setting(RuntimeOptions, "workers", workers, "workers")
-        options = RuntimeOptions(kind=runtime, workers=workers, device=device, checkpoint_every=checkpoint_every)
+        check_setting(RuntimeOptions, "idle", idle, "idle")
+        options = RuntimeOptions(
+            kind=runtime, workers=workers, device=device, idle=idle, checkpoint_every=checkpoint_every
+        )
         description = replace(self.description, plan=plan)
         if options.kind == "network":
             plan.check_for_network()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from codistill.federation.checks import check_abilities
 from codistill.federation.machine_facts import facts_of_machine
+from codistill.federation.memory import MANY, memory_need
 from codistill.federation.result import Result
 from codistill.federation.run_facts import write_facts
 from codistill.federation.runtime_options import RuntimeOptions, make_runtime, process_count
@@ -60,12 +61,16 @@ def run_on_this_machine(
             write_facts(store.folder, description)
         if group is not None and not _meet(stack.enter_context(group), description, folder, interrupt):
             return Result(description, [], None, None, time.monotonic() - began, interrupted=True)
+        if len(description.agents) >= MANY and options.kind != "network":
+            need = memory_need(description, options, saves=folder is not None)
+            print(f"note: {need.sentence(options.idle)}.", file=sys.stderr)
         alone_rows = None
         baseline = description.baseline() if description.plan.baseline and options.kind != "network" else None
         if baseline is not None:
             check_abilities(baseline.agents, baseline.protocol, None)
             beside = _store(None if folder is None else folder / BASELINE, stack, resume=resume)
-            alone_rows = run_on(make_runtime(baseline, options, group=group, baseline=True), beside, ()).rows
+            kept_in = None if beside is None else beside.folder
+            alone_rows = run_on(make_runtime(baseline, options, kept_in, group=group, baseline=True), beside, ()).rows
         if interrupt.asked:
             return Result(description, [], alone_rows, None, time.monotonic() - began, interrupted=True)
         for agent in description.agents:

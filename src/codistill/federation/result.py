@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from codistill.agent import Agent
+    from codistill.learners.ability import AnyLearner
     from codistill.runtimes.description import RunDescription
 
 ELSEWHERE = "on its own machine"  # in the place of a model that this process does not see
@@ -30,15 +31,27 @@ class TrainedAgent:
     """An agent after the run: it predicts as its protocol says, with the methods of scikit-learn."""
 
     def __init__(self, agent: Agent, description: RunDescription) -> None:
-        self.name, self.learner = agent.name, agent.learner
-        self._agent, self._description = agent, description
+        self.name = agent.name
+        self._kept, self._description = agent, description
+
+    @property
+    def _agent(self) -> Agent:
+        """The agent, with its state in memory: until it is first asked for, that may be in a file."""
+        if self._kept.recall is not None:
+            self._kept.recall()
+        return self._kept
+
+    @property
+    def learner(self) -> AnyLearner:
+        """Its model."""
+        return self._agent.learner
 
     @property
     def is_classifier(self) -> bool:
         """Whether the targets are classes: some agent or some test set at hand has labels."""
         if self._description.encoding is not None:
             return self._description.encoding.task == CLASSIFICATION
-        agents = self._description.agents or (self._agent,)
+        agents = self._description.agents or (self._kept,)
         tests = [self._description.test, *(agent.test for agent in agents)]
         return any(agent.shard.labels is not None for agent in agents) or any(
             test is not None and test[1].ndim == 1 for test in tests

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from codistill.devices import CPU, DEVICE_HELP, check_fork, check_name
+from codistill.errors import RecipeError
 from codistill.runtimes.asynchronous import AsynchronousSimulation
 from codistill.runtimes.description import RunDescription
+from codistill.runtimes.idle import IdleStates
 from codistill.runtimes.placement import devices_of
 from codistill.runtimes.processes import Processes, default_workers
 from codistill.runtimes.runtime import Runtime
@@ -32,6 +34,11 @@ class RuntimeOptions(Settings):
     )
     workers: int | None = setting(None, "worker processes; unset: one per core", at_least=1)
     device: str = setting(CPU, DEVICE_HELP + "; for agents that do not say it themselves")
+    idle: str = setting(
+        "memory",
+        "where states of agents are kept that are not at work; not over the network, nor on several machines",
+        choices=("memory", "disk"),
+    )
     checkpoint_every: int = setting(1, "rounds between checkpoints; 0: never", at_least=0)
 
     def __post_init__(self) -> None:
@@ -59,10 +66,11 @@ def make_runtime(
     *,
     baseline: bool = False,
 ) -> Runtime:
-    """The runtime of a run; the network also takes the run's folder, its timeouts and its logs.
+    """The runtime of a run; its folder; of the network its timeouts and logs.
 
     `group`: the machines that have met, if there are several; `baseline`: whether this is the run of agents alone.
     """
+    idle = _idle_states(description, options, folder)
     if group is not None:
         from codistill.runtimes.machines.group import MachinesRuntime
 
@@ -71,10 +79,23 @@ def make_runtime(
         return AsynchronousSimulation(description)
     # Pooling data is for a baseline, and never leaves this process.
     if options.kind == "simulation" or description.protocol.pools_data:
-        return Simulation(description)
+        return Simulation(description, idle)
     check_fork(devices_of(description.agents), options.kind)
     if options.kind == "processes":
-        return Processes(description, options.workers)
+        return Processes(description, options.workers, idle)
     from codistill.runtimes.network.local import LocalNetwork
 
     return LocalNetwork(description, folder=folder, network=network, logs=node_logs)
+
+
+def _idle_states(description: RunDescription, options: RuntimeOptions, folder: Path | None) -> IdleStates | None:
+    """Where states of agents are kept that are not at work; None: in memory."""
+    if options.idle == "memory":
+        return None
+    if options.kind not in ("simulation", "processes") or description.asynchronous:
+        raise RecipeError(
+            "idle = \"disk\" is for the rounds of the runtimes 'simulation' and 'processes'.",
+            "a run without rounds" if description.asynchronous else f"the runtime '{options.kind}'",
+            'Remove idle, or choose runtime.kind = "processes".',
+        )
+    return IdleStates(folder, description.topology.names)

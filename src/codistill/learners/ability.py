@@ -58,6 +58,13 @@ class Learner(ABC):
     def restore(self, state: dict[str, Any]) -> None:
         """Return to a state taken from an equal learner."""
 
+    def set_aside(self) -> None:
+        """Free what memory it can; only `restore` is called next. A model that cannot stays as it is."""
+
+    def memory(self) -> tuple[int, int]:
+        """Bytes of its weights, and of what an optimiser keeps beside them; 0 where that is not known."""
+        return 0, 0
+
     def describe(self) -> str:
         """The model's name, for a person."""
         return type(self).__name__
@@ -274,6 +281,14 @@ class IsManaged(Protocol):
 
     def restore(self, state: dict[str, Any]) -> None:
         """Return to a state taken from an equal learner."""
+        ...
+
+    def set_aside(self) -> None:
+        """Free what memory it can; only `restore` is called next."""
+        ...
+
+    def memory(self) -> tuple[int, int]:
+        """Bytes of its weights, and of what an optimiser keeps beside them; 0 where that is not known."""
         ...
 
     def is_finite(self) -> bool:

@@ -36,3 +36,8 @@ def lay_out_alike(optimiser: torch.optim.Optimizer) -> None:
         for name, value in memory.items():
             if isinstance(value, torch.Tensor) and value.shape == parameter.shape:
                 memory[name] = torch.empty_like(parameter, dtype=value.dtype, requires_grad=False).copy_(value)
+
+
+def moments_of(chosen: str | MakeOptimiser, momentum: float) -> int:
+    """How many values an optimiser keeps for each weight; of one that is unknown as many as Adam."""
+    return int(momentum > 0) if chosen == "sgd" else 2

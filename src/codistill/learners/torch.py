@@ -19,7 +19,8 @@ from codistill.errors import LearnerError
 from codistill.learners.ability import Ability, GradientLearner
 from codistill.learners.batch_norm import forward, names_of_batch_norm
 from codistill.learners.given_weights import gradient_at
-from codistill.learners.optimisers import OPTIMISERS, MakeOptimiser, lay_out_alike, make_optimiser
+from codistill.learners.module_memory import FreedTensor, bytes_of, free, initial_values
+from codistill.learners.optimisers import OPTIMISERS, MakeOptimiser, lay_out_alike, make_optimiser, moments_of
 from codistill.learners.portable import onnx_models as portable_onnx
 from codistill.learners.projection import with_projection
 from codistill.message import Message
@@ -97,7 +98,8 @@ class TorchLearner(GradientLearner):
         self._make_optimiser = optimiser
         self._lr, self._weight_decay, self._momentum = lr, weight_decay, momentum
         self._optimiser: torch.optim.Optimizer | None = None
-        self._initial = copy.deepcopy(module.state_dict())
+        self._initial = initial_values(module)
+        self._freed: list[FreedTensor] = []
         self._channels_last = any(isinstance(part, nn.Conv2d) for part in module.modules())
         if self._channels_last:
             module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -198,7 +200,8 @@ class TorchLearner(GradientLearner):
         # Drawn in host memory: the same initial weights on every device.
         with in_host_memory():
             module = self.module_in_host_memory()
-            module.load_state_dict(self._initial)
+            if self._initial:
+                module.load_state_dict(self._initial, strict=False)
             for part in module.modules():
                 if hasattr(part, "reset_parameters"):
                     part.reset_parameters()  # type: ignore[operator]
@@ -360,6 +363,8 @@ class TorchLearner(GradientLearner):
 
     def restore(self, state: dict[str, Any]) -> None:
         """Return to saved weights and optimiser state."""
+        while self._freed:
+            self._freed.pop().allocate()
         self.module.load_state_dict(state["weights"])
         self._restore_optimiser(state["optimiser"])
 
@@ -368,6 +373,17 @@ class TorchLearner(GradientLearner):
         if memory is not None:
             self.optimiser.load_state_dict(memory)
             lay_out_alike(self.optimiser)
+
+    def set_aside(self) -> None:
+        """Free the memory of the weights and of the optimiser's state."""
+        self._optimiser = None
+        if not self._freed:
+            self._freed = free(self.module)
+
+    def memory(self) -> tuple[int, int]:
+        """Bytes of the weights, and of the moments of its optimiser."""
+        weights = bytes_of(self.module)
+        return weights, moments_of(self._make_optimiser, self._momentum) * weights
 
     def export(self) -> Message:
         """A registered architecture's name and options, with the weights; any other module as ONNX."""

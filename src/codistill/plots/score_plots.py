@@ -40,7 +40,7 @@ def draw_rounds(run: RunScores) -> Figure:
         figure, axes = canvas(9, 4)
         _mean_range_alone(axes, run, run.rounds)
         step = thinning(run)
-        for index, name in enumerate(run.names):
+        for index, name in run.drawn.items():
             done, values = (np.array(part)[::-step][::-1] for part in run.curves[name])
             line = _agent_line(axes, done, values, index, len(run.names))
             line.set_gid(f"agent-{index}")

@@ -12,8 +12,9 @@ from codistill.reports.comparison_sections import all_outputs, chart_sections, r
 from codistill.reports.feature_section import FEATURES, features_section
 from codistill.reports.further_section import further_section, safeguard_section
 from codistill.reports.headline import headline
-from codistill.reports.score_cells import gain_cell, gain_note, score_cells, worst_and_spread
+from codistill.reports.score_cells import footer_cells, gain_cell, gain_note, score_cells
 from codistill.results.agent_lines import AgentLine, counted_lines, mean_label, mean_of_known, rounds_text
+from codistill.results.many_agents import FEW_ON_PAGE, MOST_ON_PAGE, shown_lines, shown_text
 from codistill.results.metric_text import metric_name
 from codistill.results.run_scores import RunScores, scores_of
 from codistill.results.summary import Summary
@@ -75,19 +76,21 @@ def _agents_table(summary: Summary, run: RunScores) -> str:
 
     rows = [
         [html.cell(line.name), html.cell(line.described), *rounds(line), *_figures(run.metric, [line], [line])]
-        for line in run.lines
+        for line in shown_lines(run.lines, MOST_ON_PAGE, FEW_ON_PAGE)
     ]
     counted, empty = counted_lines(run.lines), [html.cell("")] * (1 + missed)
     mean = html.cell(f"{mean_label(run.lines)} (bytes: sum)")
     foot = [[mean, *empty, *_figures(run.metric, counted, run.lines)]]
     if len(counted) > 1:
-        worst, spread = worst_and_spread(run, counted)
-        foot += [[html.cell("worst"), *empty, *worst], [html.cell("spread"), *empty, *spread]]
+        many = len(rows) < len(run.lines)
+        foot += [[html.cell(label), *empty, *cells] for label, cells in footer_cells(run, counted, many=many).items()]
+    chosen = shown_text(run.lines, MOST_ON_PAGE, FEW_ON_PAGE)
     return html.table(heads, rows, left=(0, 1), foot=foot) + html.note(
         f"Alone, together and gain: {summary.scope()}.",
         f"Own data: {metric_name(run.metric)} on the agent's own test data, or on the common test set weighted by its "
         "class counts.",
         "Spread: the sample standard deviation over the agents." if len(counted) > 1 else "",
+        f"{html.capitalised(chosen)}." if chosen else "",
     ) + gain_note([run])  # fmt: skip
 
 

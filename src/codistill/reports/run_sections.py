@@ -51,7 +51,7 @@ def rounds_section(summary: Summary, run: RunScores) -> str:
     if run.rounds[-1] < summary.rounds:
         notes.append(f"Last evaluated in round {run.rounds[-1]} of {summary.rounds}.")
     notes += _sample_notes(summary)
-    titles = {f"agent-{index}": name for index, name in enumerate(run.names)}
+    titles = {f"agent-{index}": name for index, name in run.drawn.items()}
     chart = html.chart(draw_rounds(run), "rounds", f"{metric_name(run.metric)} per round", titles, hidden=True)
     return _switches(run) + chart + html.note(*notes)
 
@@ -77,7 +77,9 @@ def _switches(run: RunScores) -> str:
     if len(run.names) == 1:
         return ""
     if len(run.names) > MOST_SWITCHES:
-        every = f"show all {len(run.names):,} agents (point at a line to read its name)"
+        some = len(run.drawn) < len(run.names)
+        which = f"the {len(run.drawn)} best and worst" if some else f"all {len(run.names):,}"
+        every = f"show {which} agents (point at a line to read its name)"
         return f"<form class='switches'>{html.switch('[data-series^=agent-]', every)}</form>"
     boxes = [
         html.switch(f"[data-series=agent-{index}]", name, html.swatch(index)) for index, name in enumerate(run.names)

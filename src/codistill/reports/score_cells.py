@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from codistill.reports import html
 from codistill.results.agent_lines import AgentLine, spread_of_known, worst_of_known
+from codistill.results.many_agents import quantiles
 from codistill.results.metric_text import gain_text, in_percent, metric_name, score_text, spread_text
 from codistill.results.run_scores import RunScores
 from codistill.results.summary import Summary
@@ -34,17 +35,19 @@ def gain_note(runs: Iterable[RunScores]) -> str:
     )
 
 
-def worst_and_spread(run: RunScores, lines: Sequence[AgentLine]) -> tuple[list[str], list[str]]:
-    """Cells of the worst score and gain of some lines, on all data and on own data, and of the spread; no bytes."""
-    worst, spread = [], []
+def footer_cells(run: RunScores, lines: Sequence[AgentLine], *, many: bool) -> dict[str, list[str]]:
+    """Cells of the worst score and gain of some lines, on all data and on own data; quantiles of many; the spread."""
+    found: dict[str, list[str]] = {}
     for part in (lines, [line.on_own_data for line in lines]):
         for name in ("alone", "together", "gain"):
             values = [getattr(line, name) for line in part]
             better = run.greater_is_better or name == "gain"
-            found = worst_of_known(values, greater_is_better=better)
-            worst.append(gain_cell(run.metric, found) if name == "gain" else score_cells(run.metric, found)[0])
-            spread.append(f"<td>{spread_text(run.metric, spread_of_known(values))}</td>")
-    return [*worst, "<td></td><td></td>"], [*spread, "<td></td><td></td>"]
+            figures = {"worst": worst_of_known(values, greater_is_better=better)} | (quantiles(values) if many else {})
+            for label, value in figures.items():
+                cell = gain_cell(run.metric, value) if name == "gain" else score_cells(run.metric, value)[0]
+                found.setdefault(label, []).append(cell)
+            found.setdefault("spread", []).append(f"<td>{spread_text(run.metric, spread_of_known(values))}</td>")
+    return {label: [*cells, "<td></td><td></td>"] for label, cells in found.items()}
 
 
 def measured_on(summary: Summary, run: RunScores) -> str:

@@ -31,8 +31,13 @@ class AgentLine:
     def described(self) -> str:
         """The model, marked where the agent is Byzantine or was not there at the end."""
         marks = ["Byzantine"] if self.byzantine else []
-        marks += [f"scores of round {self.scored}"] if self.scored is not None else []
+        marks += [self.scores_of] if self.scored is not None else []
         return f"{self.model} ({', '.join(marks)})" if marks else self.model
+
+    @property
+    def scores_of(self) -> str:
+        """Of which round its scores are, where it was not evaluated at the end."""
+        return f"scores of round {self.scored}" if self.has_scores else "not evaluated"
 
     @property
     def gain(self) -> float | None:
@@ -40,6 +45,11 @@ class AgentLine:
         if self.alone is None or self.together is None:
             return None
         return self.together - self.alone if self.greater_is_better else self.alone - self.together
+
+    @property
+    def has_scores(self) -> bool:
+        """Whether it was evaluated at all."""
+        return self.together is not None or self.own_together is not None
 
     @property
     def on_own_data(self) -> AgentLine:
@@ -54,7 +64,8 @@ def honest_lines(lines: Sequence[AgentLine]) -> list[AgentLine]:
 
 def counted_lines(lines: Sequence[AgentLine]) -> list[AgentLine]:
     """Those that count in a mean: of honest agents that were evaluated at the end."""
-    return [line for line in honest_lines(lines) if line.scored is None]
+    at_end = [line for line in honest_lines(lines) if line.scored is None]
+    return [line for line in at_end if line.has_scores] or at_end
 
 
 def mean_label(lines: Sequence[AgentLine]) -> str:
@@ -70,9 +81,11 @@ def mean_label(lines: Sequence[AgentLine]) -> str:
 def left_out_text(lines: Sequence[AgentLine], most: int = 3) -> str:
     """Who does not count in the means because it was not evaluated at the end; empty if there is nobody."""
     away = [line for line in honest_lines(lines) if line.scored is not None]
+    if any(line.has_scores for line in lines):
+        away += [line for line in honest_lines(lines) if not line.has_scores]
     if not away:
         return ""
-    named = ", ".join(f"{line.name} (scores of round {line.scored})" for line in away[:most])
+    named = ", ".join(f"{line.name} ({line.scores_of})" for line in away[:most])
     more = f", and {len(away) - most:,} more" if len(away) > most else ""
     return f"not evaluated at the end, left out of all means: {len(away):,} of {len(lines):,} agents: {named}{more}"
 

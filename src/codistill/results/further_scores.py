@@ -14,6 +14,7 @@ from codistill.results.agent_lines import (
     spread_of_known,
     worst_of_known,
 )
+from codistill.results.many_agents import MOST_LINES, shown_lines
 from codistill.results.metric_text import gain_text, score_text, spread_text
 from codistill.results.scores import DEFAULT_SCORES, Score
 
@@ -24,7 +25,7 @@ _MOST_NAMED = 3
 HOW_TO_READ = "↓: lower is better; in brackets the gain over alone, which is positive when it is better"
 
 
-def further_table(summary: Summary, most: int = 30) -> Table:
+def further_table(summary: Summary, most: int = MOST_LINES) -> Table:
     """Every score but the first: of each agent after the run, with the gain over alone in brackets."""
     scores = summary.shown_scores[1:]
     table = Table(title="further scores after the run", title_justify="left")
@@ -32,11 +33,12 @@ def further_table(summary: Summary, most: int = 30) -> Table:
     for score in scores:
         table.add_column(escape(score_heading(score)), justify="right")
     columns = [summary.lines(score) for score in scores]
-    for row in list(zip(*columns, strict=True))[:most]:
+    shown = {line.name for line in shown_lines(summary.lines(), most)}
+    for row in (row for row in zip(*columns, strict=True) if row[0].name in shown):
         cells = [_cell(score, line.together, line.gain) for score, line in zip(scores, row, strict=True)]
         table.add_row(escape(row[0].name), *cells)
-    if len(columns[0]) > most:
-        table.add_row(f"... {len(columns[0]) - most} more", *[""] * len(scores))
+    if len(columns[0]) > len(shown):
+        table.add_row(f"... {len(columns[0]) - len(shown):,} more", *[""] * len(scores))
     table.caption, table.caption_justify = HOW_TO_READ, "left"
     table.add_section()
     for label, cells in footer(summary, scores).items():

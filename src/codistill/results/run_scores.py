@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from statistics import fmean
 
 import numpy as np
 
 from codistill.faults import Fault
 from codistill.results.agent_lines import AgentLine, counted_lines, mean_of_known
+from codistill.results.many_agents import FEW_ON_PAGE, MOST_ON_PAGE, shown_lines
 from codistill.results.metric_text import metric_name
 from codistill.results.records import Row
 from codistill.results.summary import Summary
@@ -35,10 +37,16 @@ class RunScores:
     test_part: str = "test"
     greater_is_better: bool = True  # of the metric
 
-    @property
+    @cached_property
     def names(self) -> list[str]:
         """The agents."""
         return [line.name for line in self.lines]
+
+    @cached_property
+    def drawn(self) -> dict[int, str]:
+        """The agents that have lines of their own, by their places: all or, of very many, the best and the worst."""
+        shown = {line.name for line in shown_lines(self.lines, MOST_ON_PAGE, FEW_ON_PAGE)}
+        return {index: name for index, name in enumerate(self.names) if name in shown}
 
     @property
     def compared(self) -> list[AgentLine]:

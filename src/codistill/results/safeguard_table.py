@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from codistill.results.agent_lines import mean_of_known, worst_of_known
+from codistill.results.many_agents import FEW_LINES, MOST_LINES, shown_lines
 from codistill.results.metric_text import gain_text, score_text
 from codistill.results.scores import SAFEGUARD_WEIGHT
 
@@ -61,12 +62,13 @@ def guarded_lines(summary: Summary) -> list[GuardedLine]:
     return lines
 
 
-def guarded_cells(summary: Summary, most: int) -> list[list[str]]:
+def guarded_cells(summary: Summary, most: int, few: int = FEW_LINES) -> list[list[str]]:
     """The rows of the table, as text: agents, and of all of them the mean and the worst gain."""
     metric, lines = summary.metric, guarded_lines(summary)
-    rows = [_cells(metric, line.name, [line]) for line in lines[:most]]
-    if len(lines) > most:
-        rows.append([f"... {len(lines) - most} more", *[""] * (len(HEADINGS) - 1)])
+    shown = {line.name for line in shown_lines(summary.lines(), most, few)}
+    rows = [_cells(metric, line.name, [line]) for line in lines if line.name in shown]
+    if len(lines) > len(rows):
+        rows.append([f"... {len(lines) - len(rows):,} more", *[""] * (len(HEADINGS) - 1)])
     if len(lines) > 1:
         rows.append(_cells(metric, "mean", lines))
         gains = [[line.gain(line.taught) for line in lines], [line.gain(line.safeguarded) for line in lines]]
@@ -75,7 +77,7 @@ def guarded_cells(summary: Summary, most: int) -> list[list[str]]:
     return rows
 
 
-def safeguard_table(summary: Summary, most: int = 30) -> Table | None:
+def safeguard_table(summary: Summary, most: int = MOST_LINES) -> Table | None:
     """The table for the terminal; None where no agent had a safeguard."""
     cells = guarded_cells(summary, most)
     if not cells:
@@ -83,7 +85,7 @@ def safeguard_table(summary: Summary, most: int = 30) -> Table | None:
     table = Table(title="the safeguard, on each agent's own data", title_justify="left")
     for heading in HEADINGS:
         table.add_column(heading, justify="left" if heading == "agent" else "right", overflow="fold")
-    agents = min(len(guarded_lines(summary)), most)
+    agents = len(cells) - 2 * (len(guarded_lines(summary)) > 1)  # the last two rows are of all of them
     for number, row in enumerate(cells):
         table.add_row(*[escape(cell) for cell in row], end_section=number == agents - 1)
     table.caption, table.caption_justify = HOW_TO_READ, "left"

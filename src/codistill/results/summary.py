@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from io import StringIO
 from typing import Any
 
@@ -17,7 +18,6 @@ from codistill.results.agent_lines import (
     AgainstAlone,
     AgentLine,
     counted_lines,
-    honest_lines,
     left_out_text,
     mean_label,
     mean_of_known,
@@ -27,6 +27,7 @@ from codistill.results.agent_lines import (
 )
 from codistill.results.feature_space import FeatureSpace
 from codistill.results.further_scores import further_table, missing_notes
+from codistill.results.many_agents import MOST_LINES, quantiles, shown_lines, shown_text
 from codistill.results.metric_text import gain_text, metric_name, score_text, spread_text
 from codistill.results.outputs import Outputs
 from codistill.results.records import Row
@@ -37,7 +38,6 @@ from codistill.topology import Topology
 
 # Accuracy lost since an agent's best round from which on it is reported: more than sampling of test data explains.
 FELL_BEHIND = 0.1
-_BYZANTINE_NOTE = "Byzantine agents are left out of all means"
 
 
 @dataclass(frozen=True)
@@ -83,12 +83,12 @@ class Summary:
         """Whether classes or real values are learnt: "classification" or "regression"."""
         return self.shown_scores[0].task
 
-    @property
+    @cached_property
     def rounds(self) -> int:
         """Rounds done."""
         return max((int(row["round"]) for row in self.rows), default=0)
 
-    @property
+    @cached_property
     def evaluated(self) -> int:
         """The round of the last figures."""
         return max((int(row["round"]) for row in self.rows if "test_samples" in row), default=0)
@@ -118,7 +118,8 @@ class Summary:
         last, alone = _newest(self.rows), _newest(self.alone_rows or [])
         byzantine = {row["agent"] for row in self.rows if row.get("lies")}
         sent, received, present = (dict.fromkeys(self.agents, 0) for _ in range(3))
-        scored = {name: int(row["round"]) for name, row in last.items() if row["round"] < self.evaluated}
+        end = self.evaluated
+        scored = {name: int(row["round"]) for name, row in last.items() if row["round"] < end}
         for row in self.rows:
             present[row["agent"]] += bool(row["present"])
             sent[row["agent"]] += row["sent"]
@@ -179,7 +180,7 @@ class Summary:
         counted = f", {classes:,} class{'' if classes == 1 else 'es'}" if self.task == "classification" else ""
         return f"{self.task}{counted}"
 
-    def table(self, most: int = 30) -> Table:
+    def table(self, most: int = MOST_LINES) -> Table:
         """Each agent alone and together, on the common test set and on its own data; bytes; for the terminal."""
         table = Table(title=f"{escape(self.title)}: {self.scope()} after {self._when()}", title_justify="left")
         for heading in ("agent", "model"):
@@ -189,24 +190,24 @@ class Summary:
         counts = ["rounds"] if missed else []  # a column where some agent was not in all of them
         for heading in (*counts, "alone", "together", "gain", "own data", "own gain", "sent", "received"):
             table.add_column(heading, justify="right")
-        for line in lines[:most]:
+        shown = shown_lines(lines, most)
+        for line in shown:
             traffic = (bytes_text(line.sent), bytes_text(line.received))
             taken = [rounds_text(line, self.rounds)] if missed else []
-            table.add_row(escape(line.name), escape(line.described), *taken, *self._scores([line]), *traffic)
-        if len(lines) > most:
-            table.add_row(f"... {len(lines) - most} more", *[""] * (len(table.columns) - 1))
+            table.add_row(escape(line.name), escape(line.described), *taken, *self.mean_cells([line]), *traffic)
+        if len(shown) < len(lines):
+            table.add_row(f"... {len(lines) - len(shown):,} more", *[""] * (len(table.columns) - 1))
         table.add_section()
         traffic = (bytes_text(sum(line.sent for line in lines)), bytes_text(sum(line.received for line in lines)))
         counted = counted_lines(lines)
-        table.add_row(mean_label(lines), *[""] * (1 + missed), *self._scores(counted), *traffic)
-        if len(counted) > 1:
-            worst, spread = self._worst_and_spread(counted)
-            table.add_row("worst", *[""] * (1 + missed), *worst, "", "")
-            table.add_row("spread", *[""] * (1 + missed), *spread, "", "")
-        table.caption, table.caption_justify = "\n".join(self._notes(lines)), "left"
+        table.add_row(mean_label(lines), *[""] * (1 + missed), *self.mean_cells(counted), *traffic)
+        for label, cells in self._footer(counted, with_quantiles=len(shown) < len(lines)).items():
+            table.add_row(label, *[""] * (1 + missed), *cells, "", "")
+        notes = [shown_text(lines, most), *self._notes(lines)]
+        table.caption, table.caption_justify = "\n".join(note for note in notes if note), "left"
         return table
 
-    def _scores(self, lines: Sequence[AgentLine]) -> list[str]:
+    def mean_cells(self, lines: Sequence[AgentLine]) -> list[str]:
         """Alone, together, gain; together and gain on own data: the means of some lines."""
         own = [line.on_own_data for line in lines]
         return [
@@ -217,17 +218,20 @@ class Summary:
             gain_text(self.metric, mean_of_known([line.gain for line in own])),
         ]
 
-    def _worst_and_spread(self, lines: Sequence[AgentLine]) -> tuple[list[str], list[str]]:
-        """The worst figure of some lines in each column, and the standard deviation."""
+    def _footer(self, lines: Sequence[AgentLine], *, with_quantiles: bool) -> dict[str, list[str]]:
+        """Of some lines in each column: the worst figure, quantiles, and the standard deviation."""
         own, better = [line.on_own_data for line in lines], self.shown_scores[0].greater_is_better
         columns = [(lines, "alone"), (lines, "together"), (lines, "gain"), (own, "together"), (own, "gain")]
-        worst, spread = [], []
-        for part, name in columns:
+        found: dict[str, list[str]] = {}
+        for part, name in columns if len(lines) > 1 else []:
             values = [getattr(line, name) for line in part]
             text = gain_text if name == "gain" else score_text
-            worst.append(text(self.metric, worst_of_known(values, greater_is_better=better or name == "gain")))
-            spread.append(spread_text(self.metric, spread_of_known(values)))
-        return worst, spread
+            worst = worst_of_known(values, greater_is_better=better or name == "gain")
+            found.setdefault("worst", []).append(text(self.metric, worst))
+            for label, value in quantiles(values).items() if with_quantiles else ():
+                found.setdefault(label, []).append(text(self.metric, value))
+            found.setdefault("spread", []).append(spread_text(self.metric, spread_of_known(values)))
+        return found
 
     def _notes(self, lines: Sequence[AgentLine]) -> list[str]:
         """What stands below the table."""
@@ -255,7 +259,7 @@ class Summary:
             plain.print(table)
         return out.getvalue()
 
-    def tables(self, most: int = 30) -> list[Table]:
+    def tables(self, most: int = MOST_LINES) -> list[Table]:
         """The table of the first score; where there are any, of further scores, and of the safeguard."""
         tables = [self.table(most), *([further_table(self, most)] if len(self.shown_scores) > 1 else [])]
         guarded = safeguard_table(self, most)
@@ -264,36 +268,6 @@ class Summary:
     def _when(self) -> str:
         done = "1 round" if self.rounds == 1 else f"{self.rounds} rounds"
         return done if self.evaluated in (0, self.rounds) else f"round {self.evaluated}; {done} done"
-
-
-def comparison_table(summaries: Sequence[Summary]) -> Table:
-    """Several runs side by side, for the terminal."""
-    table = Table(title="means over the agents, on each run's common test set", title_justify="left")
-    for heading in ("run", "protocol"):
-        table.add_column(heading)
-    for heading in ("agents", "rounds", "alone", "together", "gain", "own data", "own gain", "better", "bytes", "time"):
-        table.add_column(heading, justify="right")
-    notes = ["better: agents that are better than alone on their own data"]
-    timed = any(summary.clock_seconds is not None for summary in summaries)
-    if timed:
-        table.add_column("clock", justify="right")
-        notes.append("clock: seconds by the clock of the run, virtual in a simulation")
-    for summary in summaries:
-        lines, against = summary.lines(), summary.against_alone()
-        byzantine = len(lines) - len(honest_lines(lines))
-        if byzantine and _BYZANTINE_NOTE not in notes:
-            notes.append(_BYZANTINE_NOTE)
-        if left_out := left_out_text(lines):
-            notes.append(f"{escape(summary.title)}: {escape(left_out)}")
-        table.add_row(
-            escape(summary.title), escape(summary.protocol),
-            f"{len(lines)} ({byzantine} Byzantine)" if byzantine else f"{len(lines)}", str(summary.rounds),
-            *summary._scores(counted_lines(lines)), "-" if against is None else against.share,
-            bytes_text(sum(line.sent + line.received for line in lines)), duration_text(summary.seconds),
-            *([] if not timed else ["-" if summary.clock_seconds is None else f"{summary.clock_seconds:.4g} s"]),
-        )  # fmt: skip
-    table.caption, table.caption_justify = "\n".join(notes), "left"
-    return table
 
 
 def _newest(rows: list[Row]) -> dict[str, Row]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from contextlib import ExitStack
 
 import numpy as np
@@ -42,9 +43,17 @@ class AsynchronousSimulation(Runtime):
 
     def evaluate(self, samples: int | None, views: dict[str, View] | None = None) -> dict[str, Scores]:
         """Evaluate every agent as it was at the end of its last round."""
+        return self.evaluate_some(self._host.rounds.keys(), samples, views)
+
+    def evaluate_some(
+        self, names: Collection[str], samples: int | None, views: dict[str, View] | None = None
+    ) -> dict[str, Scores]:
+        """Evaluate some agents in the same way."""
+        wanted = frozenset(names)
         return {
             name: score(self.description, rounds.last_completed(), samples, views)
             for name, rounds in self._host.rounds.items()
+            if name in wanted
         }
 
     def features(self) -> dict[str, np.ndarray]:

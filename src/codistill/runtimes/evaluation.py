@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from codistill.results.outputs import View, view
 from codistill.results.records import Scores
 from codistill.results.scores import SAFEGUARD_WEIGHT, Score, compute_scores
 from codistill.runtimes.description import RunDescription
+from codistill.runtimes.idle import IdleStates, awake
 
 
 def score(
@@ -50,6 +51,23 @@ def score(
     if taught and description.tells_class_mix:  # what an agent has refused is for its operator alone
         scores.update({f"taught_{name}": value for name, value in taught.items()})
         scores[SAFEGUARD_WEIGHT] = agent.safeguard.weight
+    return scores
+
+
+def score_some(
+    description: RunDescription,
+    agents: Sequence[Agent],
+    names: Collection[str],
+    samples: int | None,
+    views: dict[str, View] | None,
+    idle: IdleStates | None,
+) -> dict[str, Scores]:
+    """The scores of those of the agents that are named."""
+    wanted, scores = frozenset(names), {}
+    for agent in agents:
+        if agent.name in wanted:
+            with awake(idle, agent):
+                scores[agent.name] = score(description, agent, samples, views)
     return scores
 
 

@@ -12,6 +12,7 @@ from codistill.learners.ability import Ability
 from codistill.randomness import generator, seed_libraries
 from codistill.results.feature_space import FeatureSpace
 from codistill.runtimes.description import RunDescription
+from codistill.runtimes.idle import IdleStates, awake
 
 SAMPLES = 200
 
@@ -44,14 +45,17 @@ def chosen_samples(description: RunDescription) -> np.ndarray:
     return np.sort(drawn)
 
 
-def features_of(description: RunDescription, agents: Sequence[Agent]) -> dict[str, np.ndarray]:
+def features_of(
+    description: RunDescription, agents: Sequence[Agent], idle: IdleStates | None = None
+) -> dict[str, np.ndarray]:
     """Features (n, d) of the chosen samples by agent; without agents that have no features, or no model yet."""
     assert description.test is not None
     x, found = description.test[0][chosen_samples(description)], {}
     for agent in agents:
         if agent.learner.ready and has_features(agent):
             seed_libraries(description.seed, agent.name, "features")
-            found[agent.name] = agent.learner.evaluated_features(agent.prepared(x))
+            with awake(idle, agent):
+                found[agent.name] = agent.learner.evaluated_features(agent.prepared(x))
     return found
 
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from codistill.faults import Faults
     from codistill.protocol import Protocol
     from codistill.runtimes.carrier import Carrier, Frame
+    from codistill.runtimes.idle import IdleStates
 
 BEGIN = -1  # the phase before round 0
 
@@ -70,6 +71,7 @@ class Host:
         self.protocol, self.links = protocol, links
         self._outgoing = Outgoing(faults, watchers, compression)
         self.after: Callable[[Agent, int], Any] | None = None  # called when an agent has ended a round
+        self.idle: IdleStates | None = None  # where the states of agents are that are not at work; None: in memory
         self.time: VirtualTime | None = None  # of a run with a clock; `begin` takes no time
         self._early: list[Frame] = []
         self._queues: dict[tuple[str, str], deque[Parcel | None]] = {}
@@ -90,7 +92,7 @@ class Host:
         return self._report
 
     def _open(self, phase: int, present: tuple[str, ...]) -> None:
-        self._phase, self._present = phase, present
+        self._phase, self._present, self._is_present = phase, present, frozenset(present)
         self._report = Report()
         self._time = None if phase == BEGIN else self.time
         if self._time:
@@ -113,7 +115,7 @@ class Host:
     def _coroutine(self, node: Node) -> Coroutine[Effect, Any, None] | None:
         if isinstance(node, Hub):
             return run_hook(node, self.protocol.hub, self._phase) if self._phase != BEGIN else None
-        if node.name not in self._present or not isinstance(node, Agent):
+        if node.name not in self._is_present or not isinstance(node, Agent):
             return None
         protocol = self.protocol.chosen(node.choices)
         if self._phase == BEGIN:
@@ -139,6 +141,8 @@ class Host:
         if not task.started:
             task.started = True
             node.work = 0
+            if self.idle and isinstance(node, Agent):
+                self.idle.wake(node)
             with node.computing():
                 node.start("begin" if self._phase == BEGIN else self._phase, self._present)
         else:
@@ -167,6 +171,8 @@ class Host:
                 self.links.post_end(self._phase, node.name, node.topology.receivers(node.name))
             if self.after and self._phase != BEGIN and isinstance(node, Agent):
                 self.after(node, self._phase)
+            if self.idle and isinstance(node, Agent):
+                self.idle.rest(node, self._phase)
             return True
         except Exception as error:
             where = "before round 1" if self._phase == BEGIN else f"in round {self._phase + 1}"
@@ -244,7 +250,7 @@ class Host:
                 self._time.received(sender, task.node.name)
             if parcel is not None:
                 task.parcels[sender] = parcel
-        elif sender not in self._ended and (sender == HUB or sender in self._present):
+        elif sender not in self._ended and (sender == HUB or sender in self._is_present):
             self._waiting.setdefault(sender, set()).add(task.node.name)
             return
         elif self._time:

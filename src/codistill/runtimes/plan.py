@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from codistill.errors import RecipeError
 from codistill.settings import Settings, check_settings, setting
 
+EVALUATE_AGENTS = "who is evaluated: all agents, or those that took part in the round"
 FEATURES_AT = "rounds after which the features of 200 common test samples are kept, for a map in the report"
 
 
@@ -19,6 +20,7 @@ class Plan(Settings):
     evaluate_samples: int | None = setting(
         None, "test samples per evaluation, the full test set in the last round; unset: all", at_least=1
     )
+    evaluate_agents: str = setting("all", EVALUATE_AGENTS, choices=("all", "present"))
     baseline: bool = setting(True, "also train every agent alone, so that the gain is known")
     checkpoint_every: int = setting(1, "rounds between checkpoints; 0: never", at_least=0)
     features_at: tuple[int, ...] = setting((), FEATURES_AT, at_least=1)
@@ -48,7 +50,9 @@ class Plan(Settings):
         return t + 1 in self.features_at
 
     def check_for_network(self) -> None:
-        """Between machines nobody collects features."""
+        """Between machines nobody collects features, and every agent evaluates itself."""
+        if self.evaluate_agents != "all":
+            raise present_only(f"evaluate_agents = '{self.evaluate_agents}'")
         if self.features_at:
             raise features_stay(f"features_at = {list(self.features_at)}")
 
@@ -71,6 +75,15 @@ def check_features_at(features_at: tuple[int, ...], rounds: int) -> None:
             f"{late[0]}",
             "Remove it there, or run more rounds.",
         )
+
+
+def present_only(found: str) -> RecipeError:
+    """The error for an evaluation of those who took part, over the network."""
+    return RecipeError(
+        "In the network every agent evaluates itself.",
+        found,
+        "Evaluate all agents, or run in the runtime 'simulation' or 'processes'.",
+    )
 
 
 def features_stay(found: str) -> RecipeError:

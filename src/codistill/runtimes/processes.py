@@ -9,15 +9,18 @@ import signal
 import socket
 import sys
 import warnings
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
 import torch
 
+from codistill.agent import Agent
 from codistill.base_node import Node
 from codistill.devices import bound_memory, shares_of
 from codistill.errors import RuntimeFault
 from codistill.runtimes.description import RunDescription
+from codistill.runtimes.idle import IdleStates, return_memory
 from codistill.runtimes.links import Links
 from codistill.runtimes.parent import Parent
 from codistill.runtimes.placement import devices_of
@@ -36,7 +39,7 @@ def default_workers(agents: int) -> int:
 class Processes(SeveralHosts):
     """Worker processes that are forked from this one, so they have the agents without any copying."""
 
-    def __init__(self, description: RunDescription, workers: int | None = None) -> None:
+    def __init__(self, description: RunDescription, workers: int | None = None, idle: IdleStates | None = None) -> None:
         if sys.platform == "win32" or "fork" not in multiprocessing.get_all_start_methods():
             raise RuntimeFault(
                 "The runtime 'processes' needs a system that can fork.",
@@ -54,10 +57,12 @@ class Processes(SeveralHosts):
         warm_up(agents)  # once here, instead of in every worker
         ends = _socket_pairs(count + 1)
         self._processes = [
-            _start(worker, shares[worker], description, ends, places, used) for worker in range(1, count + 1)
+            _start(worker, shares[worker], description, ends, places, used, idle) for worker in range(1, count + 1)
         ]
+        if idle is not None:  # the workers have them
+            _set_aside(agents)
         _close_others(ends, 0)
-        super().__init__(description, Links(0, ends[0], places), shares)
+        super().__init__(description, Links(0, ends[0], places), shares, idle)
 
     def close(self) -> None:
         """End the workers; one that does not listen is ended by force."""
@@ -99,6 +104,7 @@ def _start(
     ends: list[dict[int, socket.socket]],
     places: dict[str, int],
     used: list[list[str]],
+    idle: IdleStates | None,
 ) -> multiprocessing.process.BaseProcess:
     parent = Parent.here()
 
@@ -109,10 +115,12 @@ def _start(
         gc.freeze()  # what was inherited is not ours to collect: keeps its pages shared
         torch.set_num_threads(1)
         bound_memory(used[worker - 1], used)
+        if idle is not None:
+            _set_aside([agent for agent in description.agents if places[agent.name] != worker])
         _close_others(ends, worker)
         links = Links(worker, ends[worker], places)
         with one_thread(), suppress(RuntimeFault):  # the owner of the run has ended
-            serve_host(links, nodes, description)
+            serve_host(links, nodes, description, idle)
 
     process = multiprocessing.get_context("fork").Process(target=work, name=f"codistill-{worker}", daemon=True)
     with warnings.catch_warnings():
@@ -120,3 +128,10 @@ def _start(
         warnings.simplefilter("ignore", DeprecationWarning)
         process.start()
     return process
+
+
+def _set_aside(agents: Sequence[Agent]) -> None:
+    """Free the memory of agents that another process computes with."""
+    for agent in agents:
+        agent.set_aside()
+    return_memory()

@@ -24,8 +24,8 @@ class Report:
 
     def collect(self, node: Node) -> None:
         """Take over what a node has to report: its steps and exchanges, refused messages, remarks and measures."""
-        self.steps = _sum(self.steps, {node.name: node.steps})
-        self.exchanges = _sum(self.exchanges, {node.name: node.exchanges})
+        self.steps[node.name] = self.steps.get(node.name, 0) + node.steps
+        self.exchanges[node.name] = self.exchanges.get(node.name, 0) + node.exchanges
         node.steps, node.exchanges = 0, 0
         self.refused += [(node.name, sender, reason) for sender, reason in node.rejected]
         self.remarks += [(node.name, text) for text in node.remarks]

@@ -22,10 +22,14 @@ from codistill.runtimes.observers.history import History
 from codistill.runtimes.round_report import Report
 from codistill.runtimes.runtime import Runtime, ShouldStop, Stopped, never
 from codistill.runtimes.simulation import Simulation
+from codistill.runtimes.stored_state import Saved
 from codistill.topology import HUB
 
 if TYPE_CHECKING:
     from codistill.runtimes.store import RunFolder
+
+
+_MOST_NAMED = 100  # absent agents that an event names; the metrics say of each whether it was present
 
 
 @dataclass(frozen=True)
@@ -110,9 +114,7 @@ class _LastScores:
         self.scores = record.scores
 
 
-def _start(
-    description: RunDescription, store: RunFolder | None, told: Observers
-) -> tuple[int, dict[str, bytes] | None]:
+def _start(description: RunDescription, store: RunFolder | None, told: Observers) -> tuple[int, Saved | None]:
     """Where the run goes on, and from what."""
     start, saved, rows = store.latest() if store else (0, None, [])
     outputs = store.outputs(start) if store and start == description.plan.rounds else None
@@ -124,10 +126,10 @@ def _start(
     return start, saved
 
 
-def _load(runtime: Runtime, saved: dict[str, bytes]) -> None:
+def _load(runtime: Runtime, saved: Saved) -> None:
     if set(saved) == set(runtime.saved_nodes):
         try:
-            return runtime.load(saved)
+            return runtime.load_saved(saved)
         except CodistillError:
             raise
         except Exception as error:  # a state of another model: each library has its own way to say so
@@ -184,18 +186,26 @@ def _run_round(description: RunDescription, runtime: Runtime, t: int, told: Obse
     samples = _tested(description, t)
     if plan.is_evaluated(t):
         views: dict[str, View] | None = {} if plan.is_last(t) else None
-        scores = runtime.evaluate(plan.samples(t), views)
+        if plan.evaluate_agents == "present":
+            scores = runtime.evaluate_some(_took_part(description, t, report), plan.samples(t), views)
+        else:
+            scores = runtime.evaluate(plan.samples(t), views)
         if views and description.test is not None:
             byzantine = description.faults.byzantine(plan.rounds)
             honest = {name: view for name, view in views.items() if name not in byzantine}
             outputs = collect(t + 1, honest, description.test[1])
         told.evaluated(Evaluated(t + 1, scores, samples, outputs))
     features = feature_space(description, t + 1, runtime.features()) if plan.keeps_features(t) else None
-    present = set(description.faults.present(t) if report.present is None else report.present)
+    present = set(_took_part(description, t, report))
     rows = _rows(description, t, report, scores, present, samples)
     events = _events(description, t, report, present)
     seconds = time.monotonic() - began - report.waited
     return told.round_ended(RoundEnded(t + 1, rows, events, seconds, outputs, features))
+
+
+def _took_part(description: RunDescription, t: int, report: Report) -> tuple[str, ...]:
+    """Who took part in round t."""
+    return description.faults.present(t) if report.present is None else report.present
 
 
 def _phases(description: RunDescription, runtime: Runtime, t: int) -> Report:
@@ -241,7 +251,8 @@ def _counts(report: Report) -> dict[str, dict[str, int]]:
 
 def _events(description: RunDescription, t: int, report: Report, present: set[str]) -> list[str]:
     absent = [name for name in description.names if name not in present]
-    events = [f"round {t + 1}: absent: {', '.join(absent)}"] if absent else []
+    names = ", ".join(absent) if len(absent) <= _MOST_NAMED else f"{len(absent):,} of {len(description.names):,} agents"
+    events = [f"round {t + 1}: absent: {names}"] if absent else []
     events += [f"round {t + 1}: {event}" for event in report.events]
     events += [f"round {t + 1}: {news}" for news in description.faults.news(t)]
     for name, fault in description.faults.byzantine(t + 1).items():

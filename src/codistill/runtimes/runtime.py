@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -17,8 +17,9 @@ from codistill.learners.ability import Ability
 from codistill.results.outputs import View
 from codistill.results.records import Baseline, Scores
 from codistill.runtimes.description import RunDescription
-from codistill.runtimes.plan import features_stay
+from codistill.runtimes.plan import features_stay, present_only
 from codistill.runtimes.round_report import Report
+from codistill.runtimes.stored_state import Saved, packed
 from codistill.wire.state import pack, unpack
 
 ShouldStop = Callable[[], bool]
@@ -59,17 +60,27 @@ class Runtime(ABC):
     def evaluate(self, samples: int | None, views: dict[str, View] | None = None) -> dict[str, Scores]:
         """Every agent's scores on the common test set, or on a seeded part of it; `views`, if given, is filled."""
 
+    def evaluate_some(
+        self, names: Collection[str], samples: int | None, views: dict[str, View] | None = None
+    ) -> dict[str, Scores]:
+        """The same of some agents; only where all agents are at hand."""
+        raise present_only(f"the runtime {type(self).__name__}")
+
     def features(self) -> dict[str, np.ndarray]:
         """Features (n, d) of the chosen test samples, by agent that has any; only where all agents are at hand."""
         raise features_stay(f"the runtime {type(self).__name__}")
 
     @abstractmethod
-    def save(self) -> dict[str, bytes]:
+    def save(self) -> Saved:
         """What lives across rounds, by node."""
 
     @abstractmethod
     def load(self, saved: dict[str, bytes]) -> None:
         """Return the nodes to what was saved."""
+
+    def load_saved(self, saved: Saved) -> None:
+        """The same from what a checkpoint holds: some states may be in files."""
+        self.load({name: packed(state) for name, state in saved.items()})
 
     def finish(self, *, complete: bool) -> None:
         """End the rounds: the agents at hand get their trained models, other machines are told."""

@@ -161,6 +161,12 @@ class AgentSafeguard(SafeguardedAnswer):
             "own": self.own.dump(), "judged": self._judged.dump(),
         }  # fmt: skip
 
+    def set_aside(self) -> None:
+        """Free the memory of its models and their states."""
+        self.own.set_aside()
+        self._judged.set_aside()
+        self.held.set_aside()
+
     def resume(self, saved: dict[str, Any]) -> None:
         """Return to what was dumped."""
         self._phase, self.weight, self.threshold = saved["phase"], saved["weight"], saved["threshold"]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,12 +15,14 @@ from codistill.base_node import Node
 from codistill.results.outputs import View
 from codistill.results.records import Scores
 from codistill.runtimes.description import RunDescription
-from codistill.runtimes.evaluation import score
+from codistill.runtimes.evaluation import score_some
 from codistill.runtimes.feature_samples import features_of
+from codistill.runtimes.idle import IdleStates, load_with, save_with
 from codistill.runtimes.links import Links
 from codistill.runtimes.remote_errors import describe_error
 from codistill.runtimes.round_report import Report
-from codistill.runtimes.runtime import Runtime, load_nodes, one_thread, save_nodes
+from codistill.runtimes.runtime import Runtime, one_thread
+from codistill.runtimes.stored_state import Saved, StoredState
 
 
 def places_of(description: RunDescription, shares: Sequence[Sequence[Node]]) -> dict[str, int]:
@@ -31,9 +34,16 @@ def places_of(description: RunDescription, shares: Sequence[Sequence[Node]]) -> 
 class SeveralHosts(Runtime):
     """The owner's side: nodes of `shares[0]` are here, those of the others with their hosts."""
 
-    def __init__(self, description: RunDescription, links: Links, shares: Sequence[Sequence[Node]]) -> None:
+    def __init__(
+        self,
+        description: RunDescription,
+        links: Links,
+        shares: Sequence[Sequence[Node]],
+        idle: IdleStates | None = None,
+    ) -> None:
+        """`idle`: where the other hosts keep states of agents that are not at work; None: in memory."""
         super().__init__(description)
-        self._links, self._shares = links, shares
+        self._links, self._shares, self._idle = links, shares, idle
         self._host = description.host(list(shares[0]), links)
         self._agents = [node for node in shares[0] if isinstance(node, Agent)]
         self._single = ExitStack()
@@ -50,13 +60,20 @@ class SeveralHosts(Runtime):
 
     def evaluate(self, samples: int | None, views: dict[str, View] | None = None) -> dict[str, Scores]:
         """Let all hosts evaluate their agents."""
-        self._tell(do="evaluate", samples=samples, views=views is not None)
-        answers = [_evaluated(self.description, self._agents, samples, views is not None), *self._answers()]
+        return self.evaluate_some(self.description.names, samples, views)
+
+    def evaluate_some(
+        self, names: Collection[str], samples: int | None, views: dict[str, View] | None = None
+    ) -> dict[str, Scores]:
+        """Let all hosts evaluate those of their agents that are named."""
+        wanted = {"names": list(names), "samples": samples, "views": views is not None}
+        self._tell(do="evaluate", **wanted)
+        answers = [_evaluated(self.description, self._agents, wanted, None), *self._answers()]
         scores = {name: values for answer in answers for name, values in answer["scores"].items()}
         if views is not None:
             seen = {name: view for answer in answers for name, view in answer["views"].items()}
             views.update({agent.name: seen[agent.name] for agent in self.description.agents if agent.name in seen})
-        return {agent.name: scores[agent.name] for agent in self.description.agents}
+        return {agent.name: scores[agent.name] for agent in self.description.agents if agent.name in scores}
 
     def features(self) -> dict[str, np.ndarray]:
         """Let all hosts compute those of their agents."""
@@ -66,24 +83,31 @@ class SeveralHosts(Runtime):
             found |= answer["features"]
         return {agent.name: found[agent.name] for agent in self.description.agents if agent.name in found}
 
-    def save(self) -> dict[str, bytes]:
-        """Collect what every host has packed."""
+    def save(self) -> dict[str, bytes | StoredState]:
+        """Collect what every host has packed, or in which files it is."""
         self._tell(do="save")
-        saved = save_nodes(self._shares[0])
+        saved = save_with(None, self._shares[0])
         for answer in self._answers():
-            saved.update(answer["saved"])
+            saved.update(_received(answer["saved"], self._idle))
         return {node.name: saved[node.name] for node in self.description.nodes}
 
-    def load(self, saved: dict[str, bytes]) -> None:
+    def load(self, saved: Saved) -> None:
         """Send every host what is its nodes'."""
-        load_nodes(self._shares[0], saved)
+        load_with(None, self._shares[0], saved)
         for host, share in enumerate(self._shares[1:], 1):
-            self._links.command(host, do="load", saved={node.name: saved[node.name] for node in share})
+            self._links.command(host, do="load", saved=_sendable({node.name: saved[node.name] for node in share}))
         self._answers()
+
+    def load_saved(self, saved: Saved) -> None:
+        """The same: states in files stay there, if agents that are not at work are kept on disk."""
+        if self._idle is None:
+            super().load_saved(saved)
+        else:
+            self.load(saved)
 
     def finish(self, *, complete: bool) -> None:
         """Bring what the agents have learnt into this process."""
-        load_nodes(self.description.nodes, self.save())
+        load_with(self._idle, self.description.nodes, self.save())
 
     def close(self) -> None:
         """Return to the threads there were before."""
@@ -97,9 +121,10 @@ class SeveralHosts(Runtime):
         return [answers[host] for host in sorted(answers)]
 
 
-def serve_host(links: Links, nodes: Sequence[Any], description: RunDescription) -> None:
+def serve_host(links: Links, nodes: Sequence[Any], description: RunDescription, idle: IdleStates | None = None) -> None:
     """The work of another host: do as told until told to stop; an error of a node is told to the owner."""
     host = description.host(list(nodes), links)
+    host.idle = idle
     while True:
         _, command = links.next_control()
         if command["do"] == "stop":
@@ -111,13 +136,13 @@ def serve_host(links: Links, nodes: Sequence[Any], description: RunDescription) 
                     links.command(0, report=vars(report))
                     links.flush()
                 case "evaluate":
-                    links.command(0, **_evaluated(description, nodes, command["samples"], command["views"]))
+                    links.command(0, **_evaluated(description, nodes, command, idle))
                 case "features":
-                    links.command(0, features=features_of(description, nodes))
+                    links.command(0, features=features_of(description, nodes, idle))
                 case "save":
-                    links.command(0, saved=save_nodes(nodes))
+                    links.command(0, saved=_sendable(save_with(idle, nodes)))
                 case "load":
-                    load_nodes(nodes, command["saved"])
+                    load_with(idle, nodes, _received(command["saved"], idle))
                     links.command(0, loaded=True)
             links.drain()
         except Exception as error:
@@ -126,7 +151,22 @@ def serve_host(links: Links, nodes: Sequence[Any], description: RunDescription) 
 
 
 def _evaluated(
-    description: RunDescription, agents: Sequence[Agent], samples: int | None, with_views: bool
+    description: RunDescription, agents: Sequence[Agent], wanted: Mapping[str, Any], idle: IdleStates | None
 ) -> dict[str, Any]:
-    views: dict[str, View] | None = {} if with_views else None
-    return {"scores": {agent.name: score(description, agent, samples, views) for agent in agents}, "views": views}
+    views: dict[str, View] | None = {} if wanted["views"] else None
+    scores = score_some(description, agents, wanted["names"], wanted["samples"], views, idle)
+    return {"scores": scores, "views": views}
+
+
+def _sendable(saved: Saved) -> dict[str, Any]:
+    """States as a link carries them: bytes, or a file's path and size."""
+    return {name: state if isinstance(state, bytes) else (str(state.path), state.size) for name, state in saved.items()}
+
+
+def _received(sent: dict[str, Any], idle: IdleStates | None) -> dict[str, bytes | StoredState]:
+    if idle is None:  # then no host may name a file of another one
+        return sent
+    return {
+        name: state if isinstance(state, bytes) else StoredState(Path(state[0]), state[1])
+        for name, state in sent.items()
+    }

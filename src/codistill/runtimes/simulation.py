@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from contextlib import ExitStack
 
 import numpy as np
@@ -10,13 +11,15 @@ from codistill.clock import SECOND
 from codistill.results.outputs import View
 from codistill.results.records import Scores
 from codistill.runtimes.description import RunDescription
-from codistill.runtimes.evaluation import score
+from codistill.runtimes.evaluation import score_some
 from codistill.runtimes.feature_samples import features_of
 from codistill.runtimes.host import BEGIN
+from codistill.runtimes.idle import IdleStates, load_with, save_with
 from codistill.runtimes.round_report import Report
-from codistill.runtimes.runtime import Runtime, load_nodes, one_thread, save_nodes
+from codistill.runtimes.runtime import Runtime, one_thread
+from codistill.runtimes.stored_state import Saved, StoredState, content_of
 from codistill.runtimes.virtual_time import VirtualTime
-from codistill.wire.state import pack, unpack
+from codistill.wire.state import pack
 
 TIME = ":time"  # beside the nodes of a checkpoint, in a run with a clock: no agent can have this name
 
@@ -24,9 +27,10 @@ TIME = ":time"  # beside the nodes of a checkpoint, in a run with a clock: no ag
 class Simulation(Runtime):
     """All nodes in this process, one thread; with a clock, in virtual time."""
 
-    def __init__(self, description: RunDescription) -> None:
+    def __init__(self, description: RunDescription, idle: IdleStates | None = None) -> None:
         super().__init__(description)
         self._host = description.host(description.nodes)
+        self._host.idle = self._idle = idle
         if description.clock is not None:
             self._host.time = VirtualTime(description.clock, description.topology.names, description.seed)
         self._single = ExitStack()
@@ -50,22 +54,32 @@ class Simulation(Runtime):
 
     def evaluate(self, samples: int | None, views: dict[str, View] | None = None) -> dict[str, Scores]:
         """Evaluate every agent here."""
-        return {agent.name: score(self.description, agent, samples, views) for agent in self.description.agents}
+        return self.evaluate_some(self.description.names, samples, views)
+
+    def evaluate_some(
+        self, names: Collection[str], samples: int | None, views: dict[str, View] | None = None
+    ) -> dict[str, Scores]:
+        """Evaluate some agents here."""
+        return score_some(self.description, self.description.agents, names, samples, views, self._idle)
 
     def features(self) -> dict[str, np.ndarray]:
         """Compute them here."""
-        return features_of(self.description, self.description.agents)
+        return features_of(self.description, self.description.agents, self._idle)
 
-    def save(self) -> dict[str, bytes]:
+    def save(self) -> dict[str, bytes | StoredState]:
         """Pack every node, and the time."""
-        saved = save_nodes(self.description.nodes)
+        saved = save_with(self._idle, self.description.nodes)
         return {**saved, TIME: pack(self._host.time.save())} if self._host.time else saved
 
-    def load(self, saved: dict[str, bytes]) -> None:
+    def load(self, saved: Saved) -> None:
         """Unpack every node, and the time."""
-        load_nodes(self.description.nodes, saved)
+        load_with(self._idle, self.description.nodes, saved)
         if self._host.time:
-            self._host.time.load(unpack(saved[TIME]))
+            self._host.time.load(content_of(saved[TIME]))
+
+    def load_saved(self, saved: Saved) -> None:
+        """The same: states in files stay there, if agents that are not at work are kept on disk."""
+        self.load(saved)
 
     def close(self) -> None:
         """Return to the threads there were before."""

@@ -3,9 +3,11 @@
 | file | content |
 |---|---|
 | `checkpoints/round-000005.state` of a run | `round`, `sizes` of the metrics files, `nodes`: what each keeps, by name |
+| `states/000017-000005.state` of such a run | what its 18th agent keeps after round 5 (0: after `begin`) |
 | `state-000005` in an agent's folder (`--state`) | what the agent keeps |
 | a saved model | see `codistill.load` |
 
+With `idle = "disk"` the `states` of a checkpoint are the file of each agent and its size; `nodes` has only the hub.
 What an agent keeps: `learner`, its model's state (of a torch module `weights` and `optimiser`; of a scikit-learn
 estimator `estimator`, an archive in the skops format); `state`, the protocol's variables; `residue`, what compression
 has lost so far.
@@ -22,9 +24,8 @@ import torch
 
 from codistill.errors import CheckpointError
 from codistill.files import write_atomically
+from codistill.runtimes.stored_state import StoredState, checked_bytes, content_of, nodes_in
 from codistill.wire.state import pack, unpack
-
-_DIGEST = 32
 
 
 def read_state(path: str | Path) -> dict[str, Any]:
@@ -36,8 +37,11 @@ def read_state(path: str | Path) -> dict[str, Any]:
     file = _newest(Path(path)) if Path(path).is_dir() else Path(path)
     content = read_body(file, "a checkpoint or state")
     if isinstance(content, dict) and isinstance(content.get("nodes"), dict):
-        nodes = {name: unpack(data) if isinstance(data, bytes) else data for name, data in content["nodes"].items()}
-        content = {**content, "nodes": nodes}
+        nodes = {
+            name: content_of(state) if isinstance(state, bytes | StoredState) else state
+            for name, state in nodes_in(content, file).items()
+        }
+        content = {**{key: value for key, value in content.items() if key != "states"}, "nodes": nodes}
     plain: dict[str, Any] = _plain(content if isinstance(content, dict) else {"content": content})
     return plain
 
@@ -50,18 +54,9 @@ def write_body(path: Path, content: Any) -> None:
 
 def read_body(path: Path, what: str) -> Any:
     """The content of a file of state; a `CheckpointError` names the file if it is anything else."""
+    data = checked_bytes(path, what)
     try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise CheckpointError(f"{path} must be {what}.", f"{error.strerror}", "Check the path.") from None
-    if len(data) <= _DIGEST or hashlib.sha256(data[_DIGEST:]).digest() != data[:_DIGEST]:
-        raise CheckpointError(
-            f"{path} must be {what} as codistill has written it.",
-            "another kind of file, or a damaged one: its digest does not match",
-            "Check the path, or use another copy of the file.",
-        )
-    try:
-        return unpack(data[_DIGEST:])
+        return unpack(data)
     except CheckpointError as error:
         raise CheckpointError(
             f"{path} must be {what} as codistill has written it.", error.found, "Use another copy of the file."

@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,6 +21,7 @@ from codistill.files import LOCK, lock, write_atomically, writing
 from codistill.results.feature_space import FeatureSpace
 from codistill.results.outputs import Outputs
 from codistill.results.records import RoundEnded, Row
+from codistill.runtimes.stored_state import STATES, Saved, StoredState, nodes_in
 from codistill.wire.state import pack, unpack
 
 METRICS, TIMES, LOG = "metrics.jsonl", "times.jsonl", "log.txt"
@@ -29,6 +31,7 @@ FEATURES = "features-{:06d}.safetensors"  # after a round
 _FILES = (METRICS, TIMES, LOG)
 _KEPT = 2  # the newest checkpoint, and the one before in case the newest cannot be read
 _DIGEST = 32
+_MANY_FILES = 500  # from here on, to sync the whole system is faster than to sync each
 _Kept = TypeVar("_Kept")
 
 
@@ -38,6 +41,7 @@ class RunFolder:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._checkpoints = folder / "checkpoints"
+        self._synced: set[Path] = set()  # states of agents that are on the disk
         self.notes: list[str] = []  # about damaged checkpoints, for the person who resumes
         with writing(folder):
             self._checkpoints.mkdir(parents=True, exist_ok=True)
@@ -84,13 +88,42 @@ class RunFolder:
                 file.truncate(size)  # nothing half-written
                 raise
 
-    def write_checkpoint(self, done: int, saved: dict[str, bytes]) -> None:
+    def write_checkpoint(self, done: int, saved: Saved) -> None:
         """Put a checkpoint in place, and remove those that are too old."""
+        stored = {name: state for name, state in saved.items() if isinstance(state, StoredState)}
+        self._sync({state.path for state in stored.values()})
         sizes = {name: (self.folder / name).stat().st_size for name in _FILES}
-        body = pack({"round": done, "sizes": sizes, "nodes": saved})
+        content = {"round": done, "sizes": sizes, "nodes": {k: v for k, v in saved.items() if k not in stored}}
+        if stored:
+            content["states"] = {name: [state.path.name, state.size] for name, state in stored.items()}
+        body = pack(content)
         write_atomically(self._path(done), hashlib.sha256(body).digest() + body)
         for old in self._found()[:-_KEPT]:
             old.unlink(missing_ok=True)
+        if stored:
+            self._remove_states()
+
+    def _sync(self, paths: set[Path]) -> None:
+        """Bring the states of agents that have worked since the last checkpoint to the disk."""
+        new = sorted(paths - self._synced)
+        if len(new) > _MANY_FILES:
+            os.sync()
+        for path in new if len(new) <= _MANY_FILES else []:
+            with writing(path), path.open("rb") as file:
+                os.fsync(file.fileno())
+        if new:
+            files.sync_folder(new[0].parent)
+        self._synced = paths
+
+    def _remove_states(self) -> None:
+        """Remove the states of agents that no checkpoint names."""
+        named: set[str] = set()
+        for path in self._found():
+            with suppress(CheckpointError):  # what is damaged is not resumed from
+                named |= {file for file, _ in _read(path).get("states", {}).values()}
+        for path in (self.folder / STATES).iterdir():
+            if path.name not in named:
+                path.unlink(missing_ok=True)
 
     def _path(self, done: int) -> Path:
         return self._checkpoints / f"round-{done:06d}.state"
@@ -98,7 +131,7 @@ class RunFolder:
     def _found(self) -> list[Path]:
         return files.patiently(lambda: sorted(self._checkpoints.glob("round-*.state")))
 
-    def latest(self) -> tuple[int, dict[str, bytes] | None, list[Row]]:
+    def latest(self) -> tuple[int, Saved | None, list[Row]]:
         """Rounds done, what was saved, and the rows up to there; cuts the files back to that moment."""
         with writing(self._checkpoints):
             for path in self._checkpoints.glob("*.part"):
@@ -107,12 +140,13 @@ class RunFolder:
         for path in reversed(found):
             try:
                 content = _read(path)
+                nodes = nodes_in(content, path)
             except CheckpointError as error:
                 self.notes.append(f"The checkpoint {path} cannot be used: {error.found}.")
                 continue
             if self.notes:
                 self.notes.append(f"Going on from {path.name}, the one before.")
-            return self._cut_back(content)
+            return self._cut_back({**content, "nodes": nodes})
         if found:
             raise CheckpointError(
                 f"A checkpoint of {self.folder} must be readable.",
@@ -124,7 +158,7 @@ class RunFolder:
                 os.truncate(self.folder / name, 0)
         return 0, None, []
 
-    def _cut_back(self, content: dict[str, Any]) -> tuple[int, dict[str, bytes], list[Row]]:
+    def _cut_back(self, content: dict[str, Any]) -> tuple[int, Saved, list[Row]]:
         for name, size in content["sizes"].items():
             path = self.folder / name
             if not path.exists() or path.stat().st_size < size:
