@@ -106,7 +106,7 @@ def test_rounds_through_the_relay_equal_the_pseudo_code(start: str) -> None:
 
 
 def test_the_random_start_is_for_round_1_and_never_for_a_lone_agent() -> None:
-    alone = _federation(cd.CRS(), "a")
+    alone = _federation(cd.CRS(start="random"), "a")
     alone.run(1, **QUIET)
     copy = _Copy("a")
     copy.step({}, {}, 0, 0)
@@ -115,7 +115,7 @@ def test_the_random_start_is_for_round_1_and_never_for_a_lone_agent() -> None:
     away = [cd.Fault(kind="gone", agent="b", first=1, last=3)]
     runs = {}
     for rounds in (1, 3):
-        runs[rounds] = _federation(cd.CRS(kd_weight=2.0, disc_weight=0.5), "ab", faults=away)
+        runs[rounds] = _federation(cd.CRS(kd_weight=2.0, disc_weight=0.5, start="random"), "ab", faults=away)
         runs[rounds].run(rounds, **QUIET)
     copy.net.load_state_dict({k: torch.tensor(v) for k, v in runs[1].agents[0].learner.weights().items()})
     copy.step({}, {}, 0, 0)

@@ -29,8 +29,8 @@ class CRS(Protocol):
 
     Deviations: L_KD is a mean over features (the printed sum does not learn with λ_KD = 10), and L_disc by default a
     mean over the C pairs of a sample. What nobody has sent, or an agent has no samples of, is left out, never a zero
-    vector; the random start is derived from the seed, without a download. A class with fewer than n_avg samples is
-    averaged over those there are. t̄^c needs another agent that has class c. A diverged model leaves both terms out.
+    vector; a random `start`, as printed, is derived from the seed, without a download. A class with fewer than n_avg
+    samples is averaged over those there are. t̄^c needs another agent with class c. A diverged model leaves both out.
     """
 
     name = "crs"
@@ -50,7 +50,7 @@ class CRS(Protocol):
     kd_weight: float = setting(10.0, "λ_KD, of the distance to the global representation", at_least=0)
     disc_weight: float = setting(1.0, "λ_disc, of the contrast with observations of others", at_least=0)
     pairs: str = setting("mean", "over the pairs of a sample with one observation per class", choices=("mean", "sum"))
-    start: str = setting("random", "t̄ and t_m in round 1, with a hub: random, or none", choices=("random", "none"))
+    start: str = setting("none", "t̄ and t_m in round 1, with a hub; random: as printed", choices=("none", "random"))
     average_over: int = setting(10, "n_avg, samples of a class in an observation", at_least=1)
     uploads: int = setting(1, "M_up, observations per class that an agent releases", at_least=0, at_most=_MOST)
     downloads: int = setting(1, "M_down, observations per class that it uses", at_least=0, at_most=_MOST)
