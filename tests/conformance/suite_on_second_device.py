@@ -1,4 +1,7 @@
-"""The whole conformance suite, with every torch module on the second device. Run by test_second_device.py."""
+"""The whole conformance suite, with every torch module on the second device. Run by hand: it takes more than ten minutes.
+
+python -m pytest tests/conformance/suite_on_second_device.py
+"""
 
 from __future__ import annotations
 

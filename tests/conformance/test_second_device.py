@@ -26,6 +26,5 @@ def test_every_protocol_in_short() -> None:
 
 
 @pytest.mark.long
-def test_the_whole_suite() -> None:
+def test_what_takes_longer() -> None:
     run("on_second_device.py", "-m", "long")
-    run("suite_on_second_device.py")
