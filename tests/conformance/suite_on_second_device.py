@@ -1,6 +1,6 @@
-"""The whole conformance suite, with every torch module on the second device. Run by hand: it takes more than ten minutes.
+"""The whole conformance suite, with every torch module on the second device.
 
-python -m pytest tests/conformance/suite_on_second_device.py
+Run by hand, since it takes more than ten minutes: python -m pytest tests/conformance/suite_on_second_device.py
 """
 
 from __future__ import annotations
