@@ -51,9 +51,11 @@ _TO_DO = "The sender must use the same version of codistill and the same protoco
 def encode(arrays: Mapping[str, np.ndarray], values: Mapping[str, Any]) -> bytes:
     """Bytes of named arrays and plain values; equal content gives equal bytes."""
     contiguous = {name: _sendable(name, array) for name, array in arrays.items()}
-    if values:
-        return bytes(save(contiguous, {"v": _dump(values)}))
-    return layouts.join(contiguous) or layouts.learn_to_join(contiguous, bytes(save(contiguous)))
+    text = _dump(values) if values else ""
+    known = layouts.join(contiguous, text)
+    if known is not None:
+        return known
+    return layouts.learn_to_join(contiguous, text, bytes(save(contiguous, {"v": text} if text else None)))
 
 
 def encode_packed(arrays: Mapping[str, np.ndarray], values: Mapping[str, Any], packed: list[Any], body: bytes) -> bytes:
@@ -84,11 +86,9 @@ def decode(
         found = f"{header} bytes"
         raise MessageError(f"The header of a message must have at most {header_limit} bytes.", found, _TO_DO)
     try:
-        layout = layouts.of(data)
-        if layout is not None:
-            numbers, arrays = layout.read(data)
-            if not finite or np.isfinite(numbers).all():
-                return arrays, {}
+        known = layouts.of(data)
+        if known is not None and (not finite or np.isfinite(known.numbers).all()):
+            return known.arrays, _values(known.text, len(data)) if known.text else {}
         tensors = safetensors.deserialize(data)  # type: ignore[no-untyped-call]
         arrays = {name: _array(tensor) for name, tensor in tensors}
         values, description = _metadata(data)
@@ -96,7 +96,7 @@ def decode(
             if packed is False:
                 raise ValueError("a packed message, where no compression was agreed on")
             arrays = unpack(arrays, description, len(data), limit, None if packed is True else packed)
-        elif not values:
+        else:
             layouts.learn(data, arrays)
     except (safetensors.SafetensorError, ValueError, KeyError, TypeError, RecursionError, OverflowError) as error:
         raise MessageError("A message must be a valid safetensors encoding.", str(error)[:200], _TO_DO) from None
@@ -183,11 +183,20 @@ def _metadata(data: bytes) -> tuple[Values, Any]:
             raise ValueError("a packed body without a description")
     else:
         values, packed = read_json(metadata.get("v", "{}"), len(header)), None
+    return _checked(values), packed
+
+
+def _values(text: str, limit: int) -> Values:
+    return _checked(read_json(text, limit))
+
+
+def _checked(values: Any) -> Values:
+    """A flat table of plain values, with names that can be encoded again."""
     if not isinstance(values, dict) or not all(is_plain(value) for value in values.values()):
         raise ValueError("the plain values are not a flat table")
     for name in values:
-        _check_name(name)  # what was received can be encoded again
-    return values, packed
+        _check_name(name)
+    return values
 
 
 def is_plain(value: Any) -> bool:
