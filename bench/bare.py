@@ -74,7 +74,9 @@ class Training:
         def rounds(count: int) -> None:
             for _ in range(count):
                 for model, optimiser, mine, labels in zip(models, optimisers, x, y, strict=True):
-                    for inputs, wanted in zip(mine.split(self.batch), labels.split(self.batch), strict=True):
+                    order = torch.randperm(self.samples)  # batches are drawn anew in every round, as they are there
+                    shuffled, targets = mine[order], labels[order]
+                    for inputs, wanted in zip(shuffled.split(self.batch), targets.split(self.batch), strict=True):
                         step(optimiser, cross_entropy(model(inputs), wanted))
                     for inputs in public:
                         loss = kl_div(log_softmax(model(inputs), 1), softmax(teacher, 1), reduction="batchmean")

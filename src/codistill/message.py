@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -105,7 +105,7 @@ class Message(Mapping[str, Any]):
     @property
     def layout(self) -> str:
         """A digest of the signature: of the names, shapes and dtypes of the arrays."""
-        return hashlib.sha256(json.dumps(self.signature).encode()).hexdigest()
+        return _digest(self.signature)
 
     def __getitem__(self, name: str) -> Any:
         if name in self.arrays:
@@ -122,6 +122,11 @@ class Message(Mapping[str, Any]):
     def __repr__(self) -> str:
         arrays = ", ".join(f"{name}{_show(array.shape)}" for name, array in self.arrays.items())
         return f"Message({arrays}; {self.plain})"
+
+
+@lru_cache(maxsize=64)  # the same in every round
+def _digest(signature: Any) -> str:
+    return hashlib.sha256(json.dumps(signature).encode()).hexdigest()
 
 
 _SAME = "The sender must run the same protocol on the same public data."

@@ -141,6 +141,17 @@ class GradientLearner(Learner):
         """Whether all weights and the optimiser's state are finite."""
         return all(np.isfinite(array).all() for array in self.weights().values())
 
+    def has_finite_weights(self) -> bool:
+        """The same of the weights alone, where nothing else has changed."""
+        return self.is_finite()
+
+    def kept(self) -> Callable[[], None]:
+        """Keep a copy of its state; what is returned goes back to it, as often as it is called."""
+        from codistill.learners.tensors import copied
+
+        state = copied(self.state())
+        return lambda: self.restore(copied(state))  # a copy: an optimiser continues in what it is given
+
     @abstractmethod
     def load(self, weights: dict[str, np.ndarray]) -> None:
         """Take over parameters and buffers by name; names left out keep their values."""
@@ -293,6 +304,14 @@ class IsManaged(Protocol):
 
     def is_finite(self) -> bool:
         """Whether all weights and the optimiser's state are finite (GRADIENTS)."""
+        ...
+
+    def has_finite_weights(self) -> bool:
+        """The same of the weights alone, where nothing else has changed (GRADIENTS)."""
+        ...
+
+    def kept(self) -> Callable[[], None]:
+        """Keep a copy of its state; what is returned goes back to it, as often as it is called (GRADIENTS)."""
         ...
 
     def check(self, x: np.ndarray, targets: np.ndarray, owner: str) -> None:

@@ -23,6 +23,7 @@ from codistill.learners.module_memory import FreedTensor, bytes_of, free, initia
 from codistill.learners.optimisers import OPTIMISERS, MakeOptimiser, lay_out_alike, make_optimiser, moments_of
 from codistill.learners.portable import onnx_models as portable_onnx
 from codistill.learners.projection import with_projection
+from codistill.learners.tensors import all_finite, copied, moments_in
 from codistill.message import Message
 from codistill.on_device import HOST, OnDevice, in_host_memory
 
@@ -273,11 +274,11 @@ class TorchLearner(GradientLearner):
 
     def is_finite(self) -> bool:
         """Parameters, buffers and moments."""
-        memory = self._optimiser.state.values() if self._optimiser else ()
-        moments = (value for table in memory for value in table.values() if isinstance(value, torch.Tensor))
-        numbers = [tensor.detach() for tensor in (*self._tensors.values(), *moments) if tensor.is_floating_point()]
-        # A norm is finite if all entries are, and not huge: one call for all, since this is asked in every round.
-        return bool(torch.stack(torch._foreach_norm(numbers)).isfinite().all())
+        return all_finite([*self._tensors.values(), *moments_in(self._optimiser)])
+
+    def has_finite_weights(self) -> bool:
+        """Parameters and buffers."""
+        return all_finite(self._tensors.values())
 
     def load(self, weights: dict[str, np.ndarray]) -> None:
         """Take over parameters and buffers; names left out keep their values."""
@@ -373,6 +374,27 @@ class TorchLearner(GradientLearner):
         if memory is not None:
             self.optimiser.load_state_dict(memory)
             lay_out_alike(self.optimiser)
+
+    def kept(self) -> Callable[[], None]:
+        """By copies of the tensors alone, without the tables of `state`: this is done in every round."""
+        optimiser = self._optimiser
+        if optimiser is None:
+            return super().kept()
+        weights, moments = copied(self._tensors), [copied(table) for table in optimiser.state.values()]
+        parameters = list(optimiser.state)
+        groups = [{name: item for name, item in group.items() if name != "params"} for group in optimiser.param_groups]
+
+        def go_back() -> None:
+            with torch.no_grad():
+                for name, value in weights.items():
+                    self._tensors[name].copy_(value)
+            optimiser.state.clear()
+            optimiser.state.update(zip(parameters, copied(moments), strict=True))
+            for group, before in zip(optimiser.param_groups, groups, strict=True):
+                group.update(before)
+            self._optimiser = optimiser
+
+        return go_back
 
     def set_aside(self) -> None:
         """Free the memory of the weights and of the optimiser's state."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -21,6 +22,12 @@ if TYPE_CHECKING:
 _LARGEST_OUTPUT, _LARGEST_LOSS = 1e4, 1e9
 _GROWTH = 10  # where data have large units, outputs may be large from the start, and grow by this in a round
 
+# Of a learner: what changes neither weights nor the optimiser's state. Whatever else a protocol asks for may.
+_ONLY_READS = {
+    "abilities", "batch_norm", "computing", "describe", "loss", "outputs", "predict", "probabilistic", "set_lr",
+    "snapshot",
+}  # fmt: skip
+
 
 class GuardedLearner:
     """A learner with gradients that returns to its state at the start of the round when it diverges.
@@ -32,13 +39,17 @@ class GuardedLearner:
 
     def __init__(self, me: Agent) -> None:
         self._me, self._learner = me, me.learner
-        self._start: Any = None  # the state at the start of the round, copied before anything can change it
+        self._go_back: Callable[[], None] | None = None  # to the start of the round, kept before anything can change
+        self._stepped = self._loaded = False  # since all was last found to be finite
+        self._handed_out = False  # something by which the protocol may change it unseen
         # Real values have any scale, so only finite ones are asked for; outputs before a softmax have a usual one.
         self._limit = None if me.learner.probabilistic else float(np.finfo(np.float32).max)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)  # private, or asked for before there is a learner (by copy)
+        if name not in _ONLY_READS:
+            self._handed_out = True
         return getattr(self._learner, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -49,19 +60,19 @@ class GuardedLearner:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Outputs before the softmax; of the model at the start of the round, if it has diverged."""
-        self._copy_start()
+        self._keep_start()
         f = self._learner(x)
         return f if self._is_within_limits(f) else self._learner(x)
 
     def with_features(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Outputs and features; of the model at the start of the round, if it has diverged."""
-        self._copy_start()
+        self._keep_start()
         f, h = self._learner.with_features(x)
         return (f, h) if self._is_within_limits(f) else self._learner.with_features(x)
 
     def descend(self, loss: torch.Tensor) -> None:
         """A step down the loss, unless the loss has diverged."""
-        self._copy_start()
+        self._keep_start()
         self._count(1)
         if abs(float(loss.detach())) <= _LARGEST_LOSS:
             self._learner.descend(loss)
@@ -70,14 +81,15 @@ class GuardedLearner:
 
     def fit(self, x: np.ndarray, targets: np.ndarray) -> None:
         """Fit to targets; where these are such that the model diverges, it stays as it was."""
-        self._copy_start()
+        self._keep_start()
         self._count(_batches(self._learner, len(x)))
         self._learner.fit(x, targets)
         self.check()
 
     def load(self, weights: dict[str, np.ndarray]) -> None:
         """Take over weights."""
-        self._copy_start()
+        self._keep_start(stepping=False)
+        self._loaded = True
         self._learner.load(weights)
 
     def weights(self) -> dict[str, np.ndarray]:
@@ -98,7 +110,14 @@ class GuardedLearner:
 
     def check(self) -> None:
         """Return to the start of the round if the weights are not finite: a last step may have left them so."""
-        if self._start is not None and not self._learner.is_finite():
+        if self._go_back is None:
+            return
+        if self._stepped or self._handed_out:
+            finite = self._learner.is_finite()
+        else:
+            finite = not self._loaded or self._learner.has_finite_weights()
+        self._stepped = self._loaded = False
+        if not finite:
             self._return("its weights, or the state of its optimiser, were not finite")
 
     def _count(self, steps: int) -> None:
@@ -106,9 +125,11 @@ class GuardedLearner:
         self._me.work += steps
         self._me.steps += steps
 
-    def _copy_start(self) -> None:
-        if self._start is None:
-            self._start = copied(self._learner.state())
+    def _keep_start(self, *, stepping: bool = True) -> None:
+        """Called before all that changes the learner; a forward pass may change the statistics of batch norm."""
+        self._stepped = self._stepped or stepping
+        if self._go_back is None:
+            self._go_back = self._learner.kept()
 
     def _is_within_limits(self, f: torch.Tensor) -> bool:
         if not f.numel():
@@ -123,7 +144,8 @@ class GuardedLearner:
         return False
 
     def _return(self, why: str) -> None:
-        self._learner.restore(copied(self._start))  # a copy: an optimiser continues in what it is given
+        assert self._go_back is not None
+        self._go_back()
         self._remark(f"{why}; the model returned to its state at the start of the round")
 
     def _remark(self, text: str) -> None:
@@ -182,14 +204,3 @@ def _batches(learner: AnyLearner, samples: int) -> int:
     """How many batches a fit goes over; for a model that has none, as if it took 32 samples at a time."""
     size, epochs = getattr(learner, "batch_size", 32), getattr(learner, "epochs", 1)
     return len(cut(samples, size)) * epochs
-
-
-def copied(tree: Any) -> Any:
-    """Nested tables with copies of their tensors and arrays: a tenth of the time of a deep copy."""
-    if isinstance(tree, torch.Tensor):
-        return tree.detach().clone()
-    if isinstance(tree, dict):
-        return {name: copied(item) for name, item in tree.items()}
-    if isinstance(tree, list | tuple):
-        return type(tree)(copied(item) for item in tree)
-    return tree.copy() if isinstance(tree, np.ndarray) else tree

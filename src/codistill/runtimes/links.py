@@ -9,16 +9,19 @@ import struct
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from codistill.errors import RuntimeFault
 from codistill.runtimes.carrier import Frame, Waiting
 from codistill.runtimes.deadlock import DeadlockDetection
 from codistill.runtimes.remote_errors import rebuild_error
+from codistill.runtimes.shared_memory import SharedMemory
 from codistill.wire.state import pack, unpack
 
 _HEADER = struct.Struct("<BiIIQ")  # kind, phase, sender, number of receivers, length of the payload
-_MESSAGE, _LOST, _END, _CONTROL = range(4)
+_MESSAGE, _LOST, _END, _CONTROL, _SHARED = range(5)
+_PLACE = struct.Struct("<QQ")  # of a message in shared memory: where it starts, and its length
 _STALL = 1.0  # seconds without a frame after which a host reports that it is blocked
 _READ = 1 << 16
 
@@ -44,9 +47,15 @@ class Links:
         *,
         fault: Callable[[int, int], RuntimeFault] | None = None,
         silent: Callable[[], Iterable[int]] = tuple,
+        memory: Sequence[SharedMemory] = (),
+        waiting: AbstractContextManager[None] | None = None,
     ) -> None:
-        """`fault`: the error for a host that was lost, and the host that says so; `silent`: hosts that may be lost."""
-        self.me = me
+        """`fault`: the error for a host that was lost, and the host that says so; `silent`: hosts that may be lost.
+
+        `memory`: what each host writes its large messages to, if the hosts share memory; `waiting` is entered while
+        this host waits.
+        """
+        self.me, self._memory, self._waiting = me, memory, waiting or nullcontext()
         self._fault, self._silent = fault or _worker_ended, silent
         self._places = dict(places)  # node -> host
         self._names = list(places)
@@ -68,12 +77,16 @@ class Links:
         by_host: dict[int, list[int]] = {}
         for receiver in receivers:
             by_host.setdefault(self._places[receiver], []).append(self._numbers[receiver])
+        by_host = {host: numbers for host, numbers in by_host.items() if host in self._peers}
+        kind, payload, large = _LOST if data is None else _MESSAGE, data or b"", len(data or b"") > _READ
+        if large and self._memory:
+            start = self._memory[self.me].write(payload, by_host)
+            if start is not None:
+                kind, payload, large = _SHARED, _PLACE.pack(start, len(payload)), False
         for host, numbers in by_host.items():
-            kind = _LOST if data is None else _MESSAGE
-            if host in self._peers:
-                self._queue(self._peers[host], kind, phase, self._numbers[sender], numbers, data or b"")
-                if data and len(data) > _READ:  # sent at once: it is read while others still compute
-                    self._write(self._peers[host])
+            self._queue(self._peers[host], kind, phase, self._numbers[sender], numbers, payload)
+            if large:  # sent at once: it is read while others still compute
+                self._write(self._peers[host])
 
     def post_end(self, phase: int, sender: str, listeners: Iterable[str]) -> None:
         """Tell the hosts of those who may wait for a node that it will send no more in this phase."""
@@ -201,7 +214,10 @@ class Links:
 
     def _pump(self, timeout: float) -> bool:
         """Wait for bytes and move them; False if there were none."""
-        events = self._selector.select(timeout)
+        events = self._selector.select(0)
+        if not events:
+            with self._waiting:
+                events = self._selector.select(timeout)
         for key, mask in events:
             if mask & selectors.EVENT_WRITE:
                 self._write(key.data)
@@ -260,6 +276,8 @@ class Links:
                 self._take_control(peer.name, unpack(payload))
                 continue
             self._received += 1
+            if kind == _SHARED:
+                payload = self._memory[peer.name].read(self.me, *_PLACE.unpack(payload))
             receivers = [self._names[number] for number in numbers]
             self._frames.append(
                 Frame(phase, self._names[sender], receivers, payload, lost=kind == _LOST, is_end=kind == _END)

@@ -15,8 +15,9 @@ from codistill.agent import Agent
 from codistill.clock import SECOND
 from codistill.effects import Effect, Receive, Send
 from codistill.hooks import own_files
+from codistill.learners.tensors import copied
 from codistill.protocol import Protocol
-from codistill.runtimes.divergence import copied, guarded_round
+from codistill.runtimes.divergence import guarded_round
 from codistill.runtimes.host import foreign
 from codistill.runtimes.message_in_transit import Parcel, opened
 from codistill.runtimes.round_report import Report

@@ -19,6 +19,7 @@ from codistill.agent import Agent
 from codistill.base_node import Node
 from codistill.devices import bound_memory, shares_of
 from codistill.errors import RuntimeFault
+from codistill.runtimes.cores import own_core
 from codistill.runtimes.description import RunDescription
 from codistill.runtimes.idle import IdleStates, return_memory
 from codistill.runtimes.links import Links
@@ -26,6 +27,7 @@ from codistill.runtimes.parent import Parent
 from codistill.runtimes.placement import devices_of
 from codistill.runtimes.runtime import one_thread, warm_up
 from codistill.runtimes.several_hosts import SeveralHosts, places_of, serve_host
+from codistill.runtimes.shared_memory import SharedMemory
 
 _BUFFER = 4 << 20  # bytes a link holds: the weights of several small models
 
@@ -56,13 +58,15 @@ class Processes(SeveralHosts):
         places = places_of(description, shares)
         warm_up(agents)  # once here, instead of in every worker
         ends = _socket_pairs(count + 1)
+        memory = [SharedMemory(count + 1) for _ in ends]
         self._processes = [
-            _start(worker, shares[worker], description, ends, places, used, idle) for worker in range(1, count + 1)
+            _start(worker, shares[worker], description, ends, memory, places, used, idle)
+            for worker in range(1, count + 1)
         ]
         if idle is not None:  # the workers have them
             _set_aside(agents)
         _close_others(ends, 0)
-        super().__init__(description, Links(0, ends[0], places), shares, idle)
+        super().__init__(description, Links(0, ends[0], places, memory=memory), shares, idle)
 
     def close(self) -> None:
         """End the workers; one that does not listen is ended by force."""
@@ -102,6 +106,7 @@ def _start(
     nodes: list[Any],
     description: RunDescription,
     ends: list[dict[int, socket.socket]],
+    memory: list[SharedMemory],
     places: dict[str, int],
     used: list[list[str]],
     idle: IdleStates | None,
@@ -118,7 +123,7 @@ def _start(
         if idle is not None:
             _set_aside([agent for agent in description.agents if places[agent.name] != worker])
         _close_others(ends, worker)
-        links = Links(worker, ends[worker], places)
+        links = Links(worker, ends[worker], places, memory=memory, waiting=own_core(worker, len(ends) - 1))
         with one_thread(), suppress(RuntimeFault):  # the owner of the run has ended
             serve_host(links, nodes, description, idle)
 

@@ -30,7 +30,7 @@ _WITH_TEXT = re.compile(rb'\{"__metadata__":\{"v":("(?:[ !#-\[\]-~]|\\["\\])+")\
 class Layout:
     """Where the arrays of a message are: floating-point numbers of one dtype, one array after the other."""
 
-    bytes: int  # of its numbers
+    size: int  # bytes of its numbers
     dtype: np.dtype[Any]
     places: tuple[tuple[str, int, int, tuple[int, ...]], ...]  # name, first number, number after the last, shape
 
@@ -61,7 +61,7 @@ def of(data: bytes) -> Known | None:
         return None
     header, text = _parts(data[_LENGTH:offset])
     layout = _layouts.get(header)
-    if layout is None or layout.bytes != len(data) - offset:
+    if layout is None or layout.size != len(data) - offset:
         return None
     return Known(*layout.read(data, offset), text)
 
