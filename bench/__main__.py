@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 import codistill as cd
-from bench import bare, bare_crs, bare_fedal, bare_feddkd
+from bench import bare, bare_classes, bare_crs, bare_fedal, bare_feddkd
 from bench.many import against_bare, many
 from bench.measure import Figure, alternate, ratio, seconds, speedup
 from bench.network import network
@@ -47,7 +47,7 @@ def playing() -> list[Figure]:
         two = bare.BareProcesses(bare_fedal.jobs(5, samples))
         ours, bares = alternate(REPEATS, Rounds(runtime, names, 1), partial(two.run, 1), turns=ROUNDS)
         two.close()
-    return [ratio("fedal: a round of ten LeNet-5, tau 5, against two bare processes", ours, bares, 1.15)]
+    return [ratio("fedal: a round of ten LeNet-5, tau 5, against two bare processes", ours, bares, 1.05)]
 
 
 def sharing() -> list[Figure]:
@@ -56,7 +56,16 @@ def sharing() -> list[Figure]:
         two = bare.BareProcesses([bare_crs.Sharing(5, 120)] * 2)
         ours, bares = alternate(REPEATS, Rounds(runtime, names, 1), partial(two.run, 1), turns=ROUNDS)
         two.close()
-    return [ratio("crs: W1 round, against two bare processes", ours, bares, 1.1)]
+    return [ratio("crs: W1 round, against two bare processes", ours, bares, 1.05)]
+
+
+def classes(protocol: cd.Protocol, *, features: bool) -> list[Figure]:
+    """A round of ten LeNet-5 on 1,200 samples that learn from means over classes, against two bare processes."""
+    with started(lenets(protocol)) as (runtime, names):
+        two = bare.BareProcesses([bare_classes.ClassMeans(5, 120, features)] * 2)
+        ours, bares = alternate(REPEATS, Rounds(runtime, names, 1), partial(two.run, 1), turns=ROUNDS)
+        two.close()
+    return [ratio(f"{protocol.name}: W1 round, against two bare processes", ours, bares, 1.05)]
 
 
 def distilling() -> list[Figure]:
@@ -68,18 +77,18 @@ def distilling() -> list[Figure]:
         two = bare.BareProcesses(bare_feddkd.jobs(samples, epochs, steps))
         ours, bares = alternate(REPEATS, Rounds(runtime, names, 1), partial(two.run, 1), turns=3)
         two.close()
-    return [ratio("feddkd: a round of ten LeNet-5, E = 5, J = 10, against two bare processes", ours, bares, 1.1)]
+    return [ratio("feddkd: a round of ten LeNet-5, E = 5, J = 10, against two bare processes", ours, bares, 1.05)]
 
 
-def travelling() -> list[Figure]:
-    """A round of avgkd against two bare processes that do the same fits and predictions."""
+def travelling(protocol: cd.Protocol, *models: tuple[str, int]) -> list[Figure]:
+    """A round in which fitted models travel against two bare processes that do the same fits and predictions."""
     figures = []
-    for model, samples in (("lenet5", 1000), ("cnn", 500)):
-        with started(pair(cd.AvgKD(), model, samples, 64, 5)) as (runtime, names):
+    for model, samples in models:
+        with started(pair(protocol, model, samples, 64, 5)) as (runtime, names):
             two = bare.BareProcesses([bare.Fitting(model, samples, 64, 5)] * 2)
             ours, bares = alternate(REPEATS, Rounds(runtime, names, 1), partial(two.run, 1), turns=2)
             two.close()
-        figures.append(ratio(f"avgkd: a round of two {model}, against two bare processes", ours, bares, 1.1))
+        figures.append(ratio(f"{protocol.name}: a round of two {model}, against two bare processes", ours, bares, 1.05))
     return figures
 
 
@@ -117,7 +126,13 @@ def evaluation() -> list[Figure]:
         two = bare.BareProcesses([bare.Evaluation(5, images, best[1], best[2])] * 2)
         ours, two_bare = alternate(5, lambda: runtime.evaluate(None), lambda: two.run(1))
         two.close()
-    return [ratio(f"evaluation on 10,000 images, against bare inference ({label})", ours, two_bare, 1.1)]
+        few = bare.BareProcesses([bare.Evaluation(5, 100, 100, best[2])] * 2)
+        ours_few, few_bare = alternate(REPEATS, lambda: runtime.evaluate(100), lambda: few.run(1), turns=ROUNDS)
+        few.close()
+    return [
+        ratio(f"evaluation on 10,000 images, against bare inference ({label})", ours, two_bare, 1.1),
+        ratio("evaluation on 100 images, against bare inference", ours_few, few_bare, 1.2),
+    ]
 
 
 def scaling() -> list[Figure]:
@@ -189,9 +204,12 @@ BENCHES: dict[str, Callable[[], list[Figure]]] = {
     "fedavg": lambda: training(cd.FedAvg(), 0),
     "fedmd": lambda: training(cd.FedMD(transfer_steps=TRANSFER), TRANSFER),
     "fedal": playing,
+    "fd": lambda: classes(cd.FD(), features=False),
+    "fedproto": lambda: classes(cd.FedProto(), features=True),
     "crs": sharing,
     "feddkd": distilling,
-    "avgkd": travelling,
+    "avgkd": lambda: travelling(cd.AvgKD(), ("lenet5", 1000), ("cnn", 500)),
+    "akd": lambda: travelling(cd.AKD(simultaneous=True), ("lenet5", 1000)),
     "safeguard": safeguarding,
     "evaluation": evaluation,
     "scaling": scaling,

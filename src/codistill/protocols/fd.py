@@ -75,11 +75,11 @@ class FD(Protocol):
         aggregation = parts.Aggregation(kind=self.aggregate, trim=self.trim, outputs=self.distance == "kl")
         told = {name: np.zeros_like(like) for name in me.present}
         known = {name: np.zeros(len(like), dtype=bool) for name in me.present}
-        for c in range(len(like)):
-            held = {name: message["means"][[c]] for name, message in heard.items() if message["seen"][c : c + 1].any()}
+        for holders, classes in parts.classes_by_holders(heard):
+            held = {name: heard[name]["means"][classes] for name in holders}
             # F̂_-n,c = mean of F_m,c over all m ≠ n who have c
-            for name, target in parts.class_means_of_others(aggregation, held, me.present).items():
-                told[name][c], known[name][c] = target, True
+            for name, targets in parts.class_means_of_others(aggregation, held, me.present).items():
+                told[name][classes], known[name][classes] = targets, True
         await me.scatter({name: Message.of(means=told[name], known=known[name]) for name in me.present})
 
     def message_bytes(self, classes: int, public: int) -> int:

@@ -101,10 +101,9 @@ class FedProto(Protocol):
         for names, group in parts.groups_alike(me, heard, "features"):
             told = np.zeros_like(next(iter(group.values()))["prototypes"])
             known = np.zeros(len(told), dtype=bool)
-            for c in range(len(told)):
-                held = [message["prototypes"][[c]] for message in group.values() if message["seen"][c]]
-                if held:
-                    told[c], known[c] = aggregation.of_all(np.stack(held)), True  # C̄_c
+            for holders, classes in parts.classes_by_holders(group):
+                held = np.stack([group[name]["prototypes"][classes] for name in holders])
+                told[classes], known[classes] = aggregation.of_all(held), True  # C̄_c
             answers |= dict.fromkeys(names, Message.of(prototypes=told, known=known))
         await me.scatter(answers)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from codistill.faults import Faults
 from codistill.hub import Hub
 from codistill.protocol import Protocol
 from codistill.protocols.alone import baseline_of
+from codistill.randomness import generator
 from codistill.results.scores import DEFAULT_SCORES, Score
 from codistill.runtimes.carrier import Carrier
 from codistill.runtimes.host import Host
@@ -89,6 +91,21 @@ class RunDescription:
         """The scores that suit the task."""
         return tuple(score for score in self.scores if score.task == self.task)
 
+    def tested(self, samples: int | None) -> tuple[np.ndarray, np.ndarray]:
+        """The common test set, or a seeded part of it: the same in every round, and for every agent."""
+        assert self.test is not None
+        x, y = self.test
+        if samples is None or samples >= len(x):
+            return x, y
+        if samples not in self._test_parts:
+            chosen = np.sort(generator(self.seed, "evaluation").choice(len(x), samples, replace=False))
+            self._test_parts[samples] = x[chosen], y[chosen]
+        return self._test_parts[samples]
+
+    @cached_property
+    def _test_parts(self) -> dict[int, tuple[np.ndarray, np.ndarray]]:
+        return {}
+
     def introduce(self) -> RunDescription:
         """Tell the nodes at hand who takes part and what is shared."""
         for node in self.nodes:
@@ -117,7 +134,7 @@ class RunDescription:
         """The same run as its hub sees it."""
         return replace(self, agents=(), reported=self.names)
 
-    @property
+    @cached_property
     def baseline_protocol(self) -> Protocol | None:
         """What the agents do in the baseline; None: there is nothing to compare with."""
         return baseline_of(self.protocol)
@@ -168,7 +185,7 @@ class RunDescription:
         """What an agent answers, and what the protocol alone would."""
         with agent.computing():
             taught = self.protocol.predict(agent, x)
-        alone = self.baseline_protocol
-        if agent.safeguard is None or alone is None or not agent.safeguard.ready:
+        alone = None if agent.safeguard is None else self.baseline_protocol
+        if alone is None or not agent.safeguard.ready:
             return taught, taught
         return agent.safeguard.answer(taught, alone, x), taught

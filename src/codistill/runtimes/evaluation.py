@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from codistill.agent import Agent
-from codistill.randomness import generator, seed_libraries
+from codistill.randomness import seed_libraries
 from codistill.results.outputs import View, view
 from codistill.results.records import Scores
 from codistill.results.scores import SAFEGUARD_WEIGHT, Score, compute_scores
@@ -31,7 +31,7 @@ def score(
         return scores  # absent so far: it has no model to evaluate
     seed_libraries(description.seed, agent.name, "evaluate")
     if description.test is not None:
-        x, y = _part(description.test, description.seed, samples)
+        x, y = description.tested(samples)
         answers, by_protocol = description.answers(agent, agent.prepared(x))
         mix = agent.class_mix if agent.test is None and description.tells_class_mix else None
         scores.update(_measure(answers, y, mix, description.scores))
@@ -69,14 +69,6 @@ def score_some(
             with awake(idle, agent):
                 scores[agent.name] = score(description, agent, samples, views)
     return scores
-
-
-def _part(test: tuple[np.ndarray, np.ndarray], seed: int, samples: int | None) -> tuple[np.ndarray, np.ndarray]:
-    x, y = test
-    if samples is None or samples >= len(x):
-        return x, y
-    chosen = np.sort(generator(seed, "evaluation").choice(len(x), samples, replace=False))
-    return x[chosen], y[chosen]
 
 
 def _measure(answers: np.ndarray, y: np.ndarray, class_mix: np.ndarray | None, scores: Sequence[Score]) -> Scores:

@@ -4,7 +4,13 @@ Each computes; none of them communicates. What is sent and received stands in th
 """
 
 from codistill.protocols.parts.aggregation import KINDS, PLAIN_KINDS, Aggregation
-from codistill.protocols.parts.classes import check_classes, class_means, class_means_of_others, class_targets
+from codistill.protocols.parts.classes import (
+    check_classes,
+    class_means,
+    class_means_of_others,
+    class_targets,
+    classes_by_holders,
+)
 from codistill.protocols.parts.contrast import contrast, log_complement, log_other_class, log_same_class
 from codistill.protocols.parts.discriminator import Discriminator
 from codistill.protocols.parts.dkd import accepted_gradients, dkd_gradient, floats, stepped
@@ -54,12 +60,12 @@ __all__ = [
     "AVERAGES", "KINDS", "PLAIN_KINDS", "SCHEDULES", "Aggregation", "Discriminator", "Generator", "accepted_gradients",
     "accepted_heads", "accepted_probabilities", "accepted_weights", "accepts_representations", "activation_divergence",
     "as_targets", "check_classes", "check_equal_weights", "check_features", "class_means", "class_means_of_others",
-    "class_targets", "class_weights", "clip_rows", "combined_weights", "communication_steps", "contrast", "coverage",
-    "disagreement", "distillation", "diversity_loss", "dkd_gradient", "drawn_representations", "expected_features",
-    "expected_latest", "expected_outputs", "expected_reply", "floats", "group_means", "groups_alike", "head_name",
-    "keep_latest", "keep_newest", "latest_of_others", "leave_one_out", "log_complement", "log_other_class",
-    "log_same_class", "lr_factor", "mean_representations", "mean_weights", "newest_weights", "on_simplex",
-    "output_bytes", "own_representations", "parameters_of", "proximal", "random_representations", "recent", "replies",
-    "ring_neighbours", "round_held", "same_initial_weights", "set_lr", "shared_weights", "split_message", "stacked",
-    "stepped", "take_over", "to_groups", "train_locally",
+    "class_targets", "class_weights", "classes_by_holders", "clip_rows", "combined_weights", "communication_steps",
+    "contrast", "coverage", "disagreement", "distillation", "diversity_loss", "dkd_gradient", "drawn_representations",
+    "expected_features", "expected_latest", "expected_outputs", "expected_reply", "floats", "group_means",
+    "groups_alike", "head_name", "keep_latest", "keep_newest", "latest_of_others", "leave_one_out", "log_complement",
+    "log_other_class", "log_same_class", "lr_factor", "mean_representations", "mean_weights", "newest_weights",
+    "on_simplex", "output_bytes", "own_representations", "parameters_of", "proximal", "random_representations",
+    "recent", "replies", "ring_neighbours", "round_held", "same_initial_weights", "set_lr", "shared_weights",
+    "split_message", "stacked", "stepped", "take_over", "to_groups", "train_locally",
 ]  # fmt: skip

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from codistill.protocol import Agent, LearnerError
+from codistill.protocol import Agent, LearnerError, Message
 from codistill.protocols.parts.aggregation import Aggregation
 
 
@@ -27,6 +27,18 @@ def class_targets(state: Mapping[str, np.ndarray], y: torch.Tensor) -> tuple[tor
     label = y.argmax(dim=1)
     rows = torch.from_numpy(state["known"])[label]
     return rows, torch.from_numpy(state["told"])[label[rows]]
+
+
+def classes_by_holders(heard: Mapping[str, Message]) -> list[tuple[list[str], np.ndarray]]:
+    """Who has a class and which classes these are, by what each message says it has `seen`; often one group for all."""
+    if not heard:
+        return []
+    seen = np.stack([message["seen"] for message in heard.values()])
+    groups: dict[bytes, list[int]] = {}
+    for c in np.flatnonzero(seen.any(axis=0)):
+        groups.setdefault(seen[:, c].tobytes(), []).append(int(c))
+    names = list(heard)
+    return [([names[k] for k in np.flatnonzero(seen[:, of[0]])], np.array(of)) for of in groups.values()]
 
 
 def class_means_of_others(
