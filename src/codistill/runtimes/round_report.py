@@ -24,6 +24,8 @@ class Report:
 
     def collect(self, node: Node) -> None:
         """Take over what a node has to report: its steps and exchanges, refused messages, remarks and measures."""
+        if not (node.steps or node.exchanges or node.rejected or node.remarks or node.measures):
+            return  # most nodes, where a few of many take part
         self.steps[node.name] = self.steps.get(node.name, 0) + node.steps
         self.exchanges[node.name] = self.exchanges.get(node.name, 0) + node.exchanges
         node.steps, node.exchanges = 0, 0

@@ -230,14 +230,16 @@ def _rows(
     measured: dict[str, dict[str, list[float]]] = {}
     for about, name, value in report.measures:
         measured.setdefault(about, {}).setdefault(name, []).append(value)
+    counted = _counts(report).items()
     rows: list[Row] = []
     for agent in description.names:
         row: Row = {"round": t + 1, "agent": agent, "present": agent in present}
         if agent in byzantine:
             row["lies"] = True
-        for name, counts in _counts(report).items():
+        for name, counts in counted:
             row[name] = counts.get(agent, 0)
-        row.update({name: fmean(values) for name, values in measured.get(agent, {}).items()})
+        if agent in measured:
+            row.update({name: fmean(values) for name, values in measured[agent].items()})
         if scores.get(agent):
             row.update(scores[agent], test_samples=samples)
         rows.append(row)
