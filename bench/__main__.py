@@ -14,6 +14,7 @@ from rich.table import Table
 
 import codistill as cd
 from bench import bare, bare_classes, bare_crs, bare_fedal, bare_feddkd
+from bench.batched import batched
 from bench.many import against_bare, many
 from bench.measure import Figure, alternate, ratio, seconds, speedup
 from bench.network import network
@@ -212,6 +213,7 @@ BENCHES: dict[str, Callable[[], list[Figure]]] = {
     "akd": lambda: travelling(cd.AKD(simultaneous=True), ("lenet5", 1000)),
     "safeguard": safeguarding,
     "evaluation": evaluation,
+    "batched": batched,
     "scaling": scaling,
     "many": many,
     "many-bare": against_bare,
