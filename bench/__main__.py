@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 import codistill as cd
-from bench import bare, bare_classes, bare_crs, bare_fedal, bare_feddkd
+from bench import bare, bare_classes, bare_crs, bare_exchange, bare_fedal, bare_feddkd
 from bench.batched import batched
 from bench.many import against_bare, many
 from bench.measure import Figure, alternate, ratio, seconds, speedup
@@ -26,18 +26,22 @@ ROUNDS, REPEATS, BATCH, TRANSFER = 10, 7, 32, 4
 
 
 def training(protocol: cd.Protocol, transfer: int) -> list[Figure]:
-    """W1 against two bare processes, and against one bare process with two threads."""
+    """W1 against two bare processes, with the gradient steps alone and with the exchange; and against one process."""
     with started(lenets(protocol)) as (runtime, names):
         two = bare.BareProcesses([bare.Training(5, 120, BATCH, transfer)] * 2)
+        same = bare.BareProcesses(bare_exchange.jobs(120, transfer))
         one = bare.BareProcesses([bare.Training(10, 120, BATCH, transfer)], threads=2)
-        # Turn by turn, one round each: both sides start and wait for all of their processes in every round.
-        sides = alternate(REPEATS, Rounds(runtime, names, 1), lambda: two.run(1), lambda: one.run(1), turns=ROUNDS)
-        two.close()
-        one.close()
-    ours, two_bare, single = sides
+        # Turn by turn, one round each: all sides start and wait for all of their processes in every round.
+        bares = [partial(side.run, 1) for side in (two, same, one)]
+        sides = alternate(REPEATS, Rounds(runtime, names, 1), *bares, turns=ROUNDS)
+        for side in (two, same, one):
+            side.close()
+    ours, steps_alone, all_of_it, single = sides
+    name = f"{protocol.name}: W1 round"
     return [
-        ratio(f"{protocol.name}: W1 round, against two bare processes", ours, two_bare, 1.05),
-        speedup(f"{protocol.name}: W1 round, faster than one bare process with 2 threads", ours, single, 1.6),
+        ratio(f"{name}, against two bare processes that share memory", ours, all_of_it, 1.05),
+        ratio(f"{name}, against the gradient steps alone in two bare processes", ours, steps_alone, 1.05),
+        speedup(f"{name}, faster than one bare process with 2 threads", ours, single, 1.6),
     ]
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
+import numpy as np
 import torch
+from torch import nn
 from torch.nn.functional import cross_entropy, kl_div, log_softmax, mse_loss, softmax
 
 from codistill.learners import zoo
@@ -150,3 +152,23 @@ def step(optimiser: torch.optim.Optimizer, loss: torch.Tensor) -> None:
 
 def channels_last(thing):  # type: ignore[no-untyped-def]
     return thing.to(memory_format=torch.channels_last)
+
+
+def seen(array: Any, shape: tuple[int, ...]) -> torch.Tensor:
+    """An array of floats in memory that processes share, as a tensor."""
+    return torch.from_numpy(np.frombuffer(array, dtype=np.float32).reshape(shape))
+
+
+def flatten(tensors: Iterable[torch.Tensor], into: torch.Tensor) -> None:
+    start = 0
+    for tensor in tensors:
+        into[start : start + tensor.numel()].view(tensor.shape).copy_(tensor.detach())
+        start += tensor.numel()
+
+
+def fill(model: nn.Module, values: torch.Tensor) -> None:
+    start = 0
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(values[start : start + parameter.numel()].view(parameter.shape))
+            start += parameter.numel()

@@ -7,12 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, kl_div, log_softmax, softmax
 
-from bench.bare import channels_last, step
+from bench.bare import channels_last, seen, step
 from codistill.learners import zoo
 
 CLIENTS, CLASSES, BATCH = 10, 10, 32
@@ -47,8 +46,8 @@ class Playing:
         )  # fmt: skip
         ascent = torch.optim.Adam(h.parameters(), lr=1e-4, fused=True)
         who = torch.arange(CLIENTS).repeat_interleave(BATCH)
-        outputs, gradients = (_seen(array, (CLIENTS, BATCH, CLASSES)) for array in (self.outputs, self.gradients))
-        mean = _seen(self.mean, (BATCH, CLASSES))
+        outputs, gradients = (seen(array, (CLIENTS, BATCH, CLASSES)) for array in (self.outputs, self.gradients))
+        mean = seen(self.mean, (BATCH, CLASSES))
 
         def discriminate() -> None:
             f = outputs.clone()
@@ -93,10 +92,6 @@ def jobs(steps: int, samples: int) -> list[Playing]:
     shared = [context.RawArray("f", count) for count in (size, BATCH * CLASSES, size)]
     both = context.Barrier(2)
     return [Playing(first, steps, samples, *shared, both) for first in (True, False)]
-
-
-def _seen(array: Any, shape: tuple[int, ...]) -> torch.Tensor:
-    return torch.from_numpy(np.frombuffer(array, dtype=np.float32).reshape(shape))
 
 
 def _kl(f: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
-from torch import nn
 from torch.nn.functional import cross_entropy, kl_div, log_softmax, softmax
 
-from bench.bare import channels_last, step
+from bench.bare import channels_last, fill, flatten, seen, step
 from codistill.learners import zoo
 
 CLIENTS, CLASSES, BATCH = 10, 10, 64
@@ -42,14 +40,14 @@ class Distilling:
         x = {n: channels_last(torch.rand(self.samples, 1, 28, 28)) for n in mine}
         y = {n: torch.eye(CLASSES)[torch.randint(0, CLASSES, (self.samples,))] for n in mine}
         size = sum(parameter.numel() for parameter in student.parameters())
-        sent, common = _seen(self.sent, (CLIENTS, size)), _seen(self.common, (size,))
+        sent, common = seen(self.sent, (CLIENTS, size)), seen(self.common, (size,))
 
         def distil(n: int) -> None:
             rows = torch.randperm(self.samples)[:BATCH]
             with torch.no_grad():
                 teacher = softmax(models[n].eval()(x[n][rows]), 1)
             loss = kl_div(log_softmax(student(x[n][rows]), 1), teacher, reduction="batchmean")
-            _flatten(torch.autograd.grad(loss, list(student.parameters())), sent[n])
+            flatten(torch.autograd.grad(loss, list(student.parameters())), sent[n])
 
         def rounds(count: int) -> None:
             for _ in range(count):
@@ -58,15 +56,15 @@ class Distilling:
                     for _ in range(self.epochs):
                         for rows in torch.randperm(self.samples).split(BATCH):
                             step(optimisers[n], cross_entropy(models[n](x[n][rows]), y[n][rows]))
-                    _flatten(models[n].parameters(), sent[n])
+                    flatten(models[n].parameters(), sent[n])
                 self._wait(lambda: common.copy_(sent.mean(0)))
                 for _ in range(self.steps):
-                    _fill(student, common)
+                    fill(student, common)
                     for n in mine:
                         distil(n)
                     self._wait(lambda: common.sub_(0.2 * sent.mean(0)))
                 for n in mine:
-                    _fill(models[n], common)
+                    fill(models[n], common)
 
         return rounds
 
@@ -84,22 +82,3 @@ def jobs(samples: int, epochs: int, steps: int) -> list[Distilling]:
     shared = context.RawArray("f", CLIENTS * size), context.RawArray("f", size)
     both = context.Barrier(2)
     return [Distilling(first, samples, epochs, steps, *shared, both) for first in (True, False)]
-
-
-def _flatten(tensors: Iterable[torch.Tensor], into: torch.Tensor) -> None:
-    start = 0
-    for tensor in tensors:
-        into[start : start + tensor.numel()].view(tensor.shape).copy_(tensor.detach())
-        start += tensor.numel()
-
-
-def _fill(model: nn.Module, values: torch.Tensor) -> None:
-    start = 0
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(values[start : start + parameter.numel()].view(parameter.shape))
-            start += parameter.numel()
-
-
-def _seen(array: Any, shape: tuple[int, ...]) -> torch.Tensor:
-    return torch.from_numpy(np.frombuffer(array, dtype=np.float32).reshape(shape))
