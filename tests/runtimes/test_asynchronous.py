@@ -328,6 +328,16 @@ CASES: dict[str, tuple[cd.Protocol, dict[str, Any]]] = {
 all_cases = pytest.mark.parametrize("case", CASES)
 
 
+def test_without_rounds_those_who_took_part_are_evaluated_as_all_would_be(learning: Any) -> None:
+    options = {"clock": SPREAD, "participation": 0.5}
+    everyone = learning(CRS, **options).run(3, **QUIET).rows
+    some = learning(CRS, **options).run(3, evaluate_agents="present", **QUIET).rows
+    assert {row["present"] for row in some} == {True, False}
+    assert [("accuracy" in row) for row in some] == [row["present"] for row in some]
+    for row, same in zip(some, everyone, strict=True):
+        assert not row["present"] or row["accuracy"] == same["accuracy"]
+
+
 @pytest.mark.long
 @all_cases
 def test_stopped_after_each_period_and_resumed_it_equals_the_whole(
