@@ -103,6 +103,62 @@ def test_weights_that_are_not_finite_never_leave_the_round() -> None:
     np.testing.assert_array_equal(weights(agent), start)
 
 
+def spoil(me: Agent) -> None:
+    with torch.no_grad():
+        me.learner.parameters()["weight"].fill_(float("inf"))
+
+
+def load(me: Agent) -> None:
+    me.learner.load({"weight": np.full((2, 3), np.nan, dtype=np.float32)})
+
+
+@pytest.mark.parametrize("change", [spoil, load])
+def test_a_change_after_weights_were_found_finite_is_found_as_well(change: Any) -> None:
+    """Through something that was handed out, or by weights that are loaded; at the end of the round, or before."""
+
+    def step(me: Agent, t: int) -> Any:
+        me.learner.descend(me.learner(torch.from_numpy(X)).sum())
+        me.learner.weights()  # found to be finite
+        change(me)
+        return me.learner.weights()["weight"] if t == 0 else None
+
+    start = network().weights()["weight"]
+    agent = run(step, network(), rounds=1)
+    np.testing.assert_array_equal(SEEN[0], start)
+    np.testing.assert_array_equal(weights(agent), start)
+    agent = run(lambda me, t: (step(me, 1), None), network(), rounds=1)
+    np.testing.assert_array_equal(weights(agent), start)
+
+
+@pytest.mark.parametrize("optimiser", ["adam", "sgd"])
+def test_a_model_that_returns_goes_on_as_if_nothing_had_been(optimiser: str) -> None:
+    """Weights, moments, the number of steps and the learning rate are those of the start of the round."""
+    wanted = torch.nn.functional.one_hot(torch.from_numpy(Y)).float()
+
+    def learner() -> cd.TorchLearner:
+        torch.manual_seed(0)
+        return cd.TorchLearner(nn.Linear(3, 2), optimiser=optimiser, lr=0.1, momentum=0.9)
+
+    def good(me: Agent) -> None:
+        me.learner.descend(me.learner.loss(me.learner(torch.from_numpy(X)), wanted))
+
+    def bad(me: Agent, t: int) -> None:
+        good(me)
+        if t == 1:
+            me.learner.set_lr(0.001)
+            good(me)
+            scaled(me, float("nan"))
+
+    interrupted = run(bad, learner(), rounds=3)
+    plain = run(lambda me, t: good(me), learner(), rounds=2)  # the second of three rounds has left nothing behind
+    np.testing.assert_array_equal(weights(interrupted), weights(plain))
+    ours, theirs = (agent.learner.state()["optimiser"] for agent in (interrupted, plain))
+    assert [group["lr"] for group in ours["param_groups"]] == [group["lr"] for group in theirs["param_groups"]]
+    for mine, other in zip(ours["state"].values(), theirs["state"].values(), strict=True):
+        assert mine.keys() == other.keys()
+        assert all(torch.equal(mine[name], other[name]) for name in mine)
+
+
 def test_the_next_round_starts_afresh() -> None:
     def step(me: Agent, t: int) -> tuple[bool, bool]:
         before = me.diverged
