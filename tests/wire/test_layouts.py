@@ -146,3 +146,15 @@ def test_no_more_than_some_layouts_are_remembered():
     assert len(layouts._headers) <= layouts._MOST
     decode(encode({"n" * layouts._LONGEST: np.ones(1)}, {}))
     assert all(len(header) <= layouts._LONGEST for header in layouts._layouts)
+
+
+def test_numbers_that_are_not_aligned_are_copied():
+    data = encode({"a": np.arange(3.0)}, {})
+    decode(data)
+    header = data[8 : 8 + data[0]].rstrip() + b" "
+    header += b" " * (len(header) % 8 == 0)
+    shifted = len(header).to_bytes(8, "little") + header + data[-24:]
+    assert layouts.of(shifted) is None
+    found = decode(shifted)[0]["a"]
+    assert found.flags.aligned
+    assert found.tolist() == [0, 1, 2]
