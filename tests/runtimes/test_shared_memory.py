@@ -1,5 +1,6 @@
 """Large messages between processes: in shared memory, where there is room; nothing is overwritten before it is read."""
 
+import mmap
 import os
 import random
 
@@ -10,7 +11,7 @@ from codistill.runtimes.carrier import Frame
 from codistill.runtimes.cores import own_core
 from codistill.runtimes.links import Links
 from codistill.runtimes.processes import _socket_pairs
-from codistill.runtimes.shared_memory import SharedMemory
+from codistill.runtimes.shared_memory import SharedMemory, shared_by
 
 
 def test_a_message_stays_until_every_reader_has_it():
@@ -95,6 +96,16 @@ def test_without_shared_memory_all_goes_through_the_socket():
     assert [len(frame.payload) for frame in frames] == [200_000]
     here.close()
     there.close()
+
+
+def test_a_system_that_has_not_so_much_memory_goes_without(monkeypatch):
+    assert len(shared_by(3)) == 3
+
+    def refuse(*_):
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr(mmap, "mmap", refuse)
+    assert shared_by(3) == []
 
 
 def test_a_worker_waits_on_its_own_core_and_computes_on_any(monkeypatch):

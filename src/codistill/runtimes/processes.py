@@ -27,7 +27,7 @@ from codistill.runtimes.parent import Parent
 from codistill.runtimes.placement import devices_of
 from codistill.runtimes.runtime import one_thread, warm_up
 from codistill.runtimes.several_hosts import SeveralHosts, places_of, serve_host
-from codistill.runtimes.shared_memory import SharedMemory
+from codistill.runtimes.shared_memory import SharedMemory, shared_by
 
 _BUFFER = 4 << 20  # bytes a link holds: the weights of several small models
 
@@ -58,7 +58,7 @@ class Processes(SeveralHosts):
         places = places_of(description, shares)
         warm_up(agents)  # once here, instead of in every worker
         ends = _socket_pairs(count + 1)
-        memory = [SharedMemory(count + 1) for _ in ends]
+        memory = shared_by(count + 1)
         self._processes = [
             _start(worker, shares[worker], description, ends, memory, places, used, idle)
             for worker in range(1, count + 1)

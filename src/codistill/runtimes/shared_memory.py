@@ -15,6 +15,14 @@ import numpy as np
 ROOM = 64 << 20  # bytes that a host may have written and others not read yet; memory is taken as it is written to
 
 
+def shared_by(hosts: int) -> list[SharedMemory]:
+    """Memory that each of so many hosts writes to; none where the system has not that much to give."""
+    try:
+        return [SharedMemory(hosts) for _ in range(hosts)]
+    except OSError:
+        return []
+
+
 class SharedMemory:
     """Written by one host and read by the others. To be made before the processes are forked."""
 
