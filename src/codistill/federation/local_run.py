@@ -44,10 +44,13 @@ def run_on_this_machine(
 ) -> Result:
     """Run what is described; `observers` watch the run itself, not the baseline."""
     began = time.monotonic()
-    place_agents(description, options.device, process_count(options, len(description.agents)))
     group = _group(description, machines) if options.kind == "machines" else None
-    if group is not None and group.place.rank > 0:
-        return _serve(group, description, folder)
+    if group is None:
+        place_agents(description, options.device, process_count(options, len(description.agents)))
+    else:
+        group.place_agents(options.device)
+        if group.place.rank > 0:
+            return _serve(group, description, folder)
     with ExitStack() as stack:
         interrupt = stack.enter_context(GentleInterrupt())
 
