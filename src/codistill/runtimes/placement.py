@@ -52,6 +52,11 @@ def devices_of(agents: Sequence[Agent]) -> list[str]:
     return [str(resolved(_said(agent.learner))) for agent in agents]
 
 
+def devices_by_name(agents: Sequence[Agent]) -> dict[str, str]:
+    """The device of each agent, by its name."""
+    return {agent.name: device for agent, device in zip(agents, devices_of(agents), strict=True)}
+
+
 def _said(learner: Any) -> str | None:
     return (learner.assigned or learner.device) if isinstance(learner, TorchLearner) else None
 

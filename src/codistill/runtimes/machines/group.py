@@ -17,7 +17,7 @@ from codistill.runtimes.machines.machine_options import Machines
 from codistill.runtimes.machines.place import Place
 from codistill.runtimes.machines.rendezvous import Met, meet
 from codistill.runtimes.machines.shared_key import SharedKey
-from codistill.runtimes.placement import place_agents
+from codistill.runtimes.placement import devices_by_name, place_agents
 from codistill.runtimes.runtime import ShouldStop, one_thread, warm_up
 from codistill.runtimes.several_hosts import SeveralHosts, places_of, serve_host
 from codistill.text import printable
@@ -38,13 +38,16 @@ class Group:
 
     def __init__(self, place: Place, description: RunDescription, options: Machines) -> None:
         self.place, self.complete = place, False
+        self.devices: dict[str, str] = {}  # of all agents; rank 0 knows them when all have met
         self._description, self._options = description, options
         self._closing = ExitStack()
 
     def place_agents(self, device: str) -> None:
         """Choose a device for each agent of this machine or, if there are several processes on it, of this process."""
-        mine = [node for node in self._share(self._description) if isinstance(node, Agent)]
-        place_agents(self._description, device, 1, mine, self.place.local)
+        place_agents(self._description, device, 1, self._own_agents(), self.place.local)
+
+    def _own_agents(self) -> list[Agent]:
+        return [node for node in self._share(self._description) if isinstance(node, Agent)]
 
     def _share(self, description: RunDescription) -> list[Node]:
         return shares_of(description, self.place.world)[self.place.rank]
@@ -64,6 +67,17 @@ class Group:
         self.links = Links(place.rank, met.links, places, fault=self._lost, silent=heartbeat.silent)
         self._closing.callback(self.links.close)
         self._closing.callback(self.links.flush_quietly)
+        self._tell_devices()
+
+    def _tell_devices(self) -> None:
+        """Tell rank 0 which devices the agents of this process have."""
+        told = devices_by_name(self._own_agents())
+        if self.place.rank > 0:
+            self.links.command(0, devices=told)
+            return
+        for _ in range(1, self.place.world):
+            told |= self.links.next_control()[1]["devices"]
+        self.devices = {agent.name: told[agent.name] for agent in self._description.agents}
 
     def __enter__(self) -> Group:
         return self
