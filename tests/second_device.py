@@ -43,9 +43,9 @@ class Device:
 
     default_generators = [Source() for _ in range(COUNT)]  # noqa: RUF012
 
-    @staticmethod
-    def device_count() -> int:
-        return COUNT
+    @classmethod
+    def device_count(cls) -> int:
+        return len(cls.default_generators)
 
     @staticmethod
     def is_available() -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from tests.conformance.second_device_runs import Elsewhere, Make, on_second_devi
 from tests.second_device import KIND, Counted, Device, SecondTensor
 
 import codistill as cd
+from codistill.cli import main
 from codistill.errors import RecipeError, RuntimeFault
 from codistill.on_device import OnDevice, in_host_memory
 
@@ -54,6 +56,26 @@ def test_processes_compute_there_and_the_process_that_forks_them_does_not(
     check_equal(here, there, digits[0][:20])
 
 
+def devices_in(folder: Path) -> dict[str, str] | None:
+    """What the folder of a run says of its agents' devices."""
+    told: dict[str, str] | None = json.loads((folder / "run.json").read_text()).get("devices")
+    return told
+
+
+def test_three_processes_on_a_machine_with_two_devices(
+    make: Make, elsewhere: Elsewhere, digits: Any, tmp_path: Path
+) -> None:
+    """Agents 0 and 3 are with rank 0, 1 with rank 1, 2 with rank 2, which gets device 2 mod 2.
+
+    Models are sent, averaged and evaluated, but not trained: of such a device torch differentiates on one only.
+    """
+    case = suite.Case(cd.FedAvg(local_epochs=0), suite.equal)
+    names = [agent.name for agent in make(case, agents=4).agents]
+    there = elsewhere.federation(case, agents=4).run(2, runtime="machines", ranks=3, folder=tmp_path, **QUIET)
+    assert devices_in(tmp_path) == dict(zip(names, [f"{KIND}:{i}" for i in (0, 1, 0, 0)], strict=True))
+    check_equal(make(case, agents=4).run(2, runtime="simulation", **QUIET), there, digits[0][:20])
+
+
 @suite.rows_of([*suite.CASES, suite.RELAY])
 def test_a_protocol_gives_the_same_bits_there(case: suite.Case, make: Make, digits: Any) -> None:
     """Two rounds of two agents; whatever was drawn on the device, or not copied to it, would make a difference."""
@@ -86,11 +108,38 @@ def test_inside_a_step_nothing_goes_to_host_memory(make: Make) -> None:
 def test_a_run_goes_on_from_its_checkpoint_on_another_device(make: Make, tmp_path: Path) -> None:
     case = suite.Case(cd.FedAvg(batch_size=16), suite.normalised)
     folder: dict[str, Any] = {"folder": tmp_path, **QUIET}
-    whole = make(case).run(3, runtime="simulation", **QUIET)
-    on_second_device(make)(case).run(1, runtime="simulation", **folder)
-    make(case).run(2, runtime="simulation", resume=True, **folder)
-    last = on_second_device(make)(case).run(3, runtime="simulation", resume=True, **folder)
+    whole = make(case).run(4, runtime="simulation", **QUIET)
+    names = [agent.name for agent in make(case).agents]
+    make(case).run(1, runtime="simulation", **folder)
+    assert devices_in(tmp_path) is None  # nothing is said of the CPU
+    before = json.loads((tmp_path / "run.json").read_text())
+    on_second_device(make)(case).run(2, runtime="simulation", resume=True, **folder)
+    there = dict.fromkeys(names, f"{KIND}:0")
+    assert json.loads((tmp_path / "run.json").read_text()) == {**before, "devices": there}
+    make(case).run(3, runtime="simulation", resume=True, **folder)
+    federation = on_second_device(make)(case)
+    federation.agents[0].learner.device = "cpu"  # type: ignore[attr-defined]
+    last = federation.run(4, runtime="simulation", resume=True, **folder)
+    assert devices_in(tmp_path) == there  # as at first
     assert last.rows == whole.rows
+
+
+@pytest.mark.usefixtures("no_report")
+def test_a_recipe_goes_on_where_its_device_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ "auto" on a machine that has the device, and then on one that has not."""
+    recipe, folder = tmp_path / "recipe.toml", tmp_path / "run"
+    recipe.write_text(
+        'data = { name = "digits", samples = 40, test_samples = 20 }\n'
+        'agents = [{ learner = "mlp", name = "net" }, { learner = "ridge", name = "ridge" }]\n'
+        'protocol = { name = "alone", rounds = 1 }\n'
+        'runtime = { kind = "simulation", device = "auto" }\n'
+    )
+    monkeypatch.setattr("codistill.devices._PREFERRED", (KIND,))
+    assert main(["run", str(recipe), "--out", str(folder), "--quiet"]) == 0
+    assert devices_in(folder) == {"net": f"{KIND}:0", "ridge": "cpu"}
+    monkeypatch.setattr("codistill.devices._PREFERRED", ())
+    assert main(["resume", str(folder), "--quiet"]) == 0
+    assert devices_in(folder) == {"net": f"{KIND}:0", "ridge": "cpu"}  # where it began, like versions
 
 
 @pytest.mark.long

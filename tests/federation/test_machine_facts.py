@@ -20,7 +20,7 @@ Y = np.where(X[:, 0] > 0, "ill", "well")
 
 def facts(
     *, lr: float = 0.1, first: int = 0, depth: int = 2, x: np.ndarray = X, wide: int = 4, public: np.ndarray = X[:5],
-    protocol: Callable[..., Any] = cd.FedMD, **options: Any,
+    protocol: Callable[..., Any] = cd.FedMD, assigned: str | None = None, **options: Any,
 ) -> dict[str, str]:  # fmt: skip
     torch.manual_seed(first)
     module = nn.Sequential(nn.Linear(4, wide), nn.ReLU(), nn.Linear(wide, 2))
@@ -29,12 +29,17 @@ def facts(
         cd.Agent("tree", DecisionTreeClassifier(max_depth=depth), X[20:40], Y[20:40]),
     ]
     federation = cd.Federation(agents, protocol(), public=public, test=(X[40:], Y[40:]), **options)
+    agents[0].learner.assigned = assigned  # type: ignore[attr-defined]
     return facts_of_machine(federation.description)
 
 
 def test_the_same_script_gives_the_same_facts() -> None:
     assert facts() == facts()
     assert "version of torch" in facts()
+
+
+def test_machines_may_compute_on_different_devices() -> None:
+    assert facts(assigned="cuda:0") == facts(assigned="cuda:1") == facts()
 
 
 @pytest.mark.parametrize(

@@ -13,13 +13,13 @@ from codistill.federation.checks import check_abilities
 from codistill.federation.machine_facts import facts_of_machine
 from codistill.federation.memory import MANY, memory_need
 from codistill.federation.result import Result
-from codistill.federation.run_facts import write_facts
+from codistill.federation.run_facts import write_devices, write_facts
 from codistill.federation.runtime_options import RuntimeOptions, make_runtime, process_count
 from codistill.results.records import RunStarted
 from codistill.runtimes.description import RunDescription
 from codistill.runtimes.interrupt import GentleInterrupt
 from codistill.runtimes.observers.progress import Progress
-from codistill.runtimes.placement import place_agents
+from codistill.runtimes.placement import devices_by_name, place_agents
 from codistill.runtimes.running import Outcome, run
 from codistill.runtimes.runtime import Runtime, Stopped
 from codistill.runtimes.store import BASELINE, RunFolder
@@ -44,10 +44,13 @@ def run_on_this_machine(
 ) -> Result:
     """Run what is described; `observers` watch the run itself, not the baseline."""
     began = time.monotonic()
-    place_agents(description, options.device, process_count(options, len(description.agents)))
     group = _group(description, machines) if options.kind == "machines" else None
-    if group is not None and group.place.rank > 0:
-        return _serve(group, description, folder)
+    if group is None:
+        place_agents(description, options.device, process_count(options, len(description.agents)))
+    else:
+        group.place_agents(options.device)
+        if group.place.rank > 0:
+            return _serve(group, description, folder)
     with ExitStack() as stack:
         interrupt = stack.enter_context(GentleInterrupt())
 
@@ -61,6 +64,8 @@ def run_on_this_machine(
             write_facts(store.folder, description)
         if group is not None and not _meet(stack.enter_context(group), description, folder, interrupt):
             return Result(description, [], None, None, time.monotonic() - began, interrupted=True)
+        if store is not None:
+            write_devices(store.folder, devices_by_name(description.agents) if group is None else group.devices)
         if len(description.agents) >= MANY and options.kind != "network":
             need = memory_need(description, options, saves=folder is not None)
             print(f"note: {need.sentence(options.idle)}.", file=sys.stderr)

@@ -16,6 +16,9 @@ from codistill.learners.ability import Ability
 from codistill.runtimes.description import RunDescription
 from codistill.runtimes.network.terms import code_digest, terms_of
 
+# Of a learner: on which device it computes may differ between machines.
+_OF_THE_MACHINE = ("assigned", "_place", "_placed_by")
+
 
 def facts_of_machine(description: RunDescription) -> dict[str, str]:
     """Versions as they are, everything else by its digest."""
@@ -45,11 +48,12 @@ def _model(agent: Agent) -> list[Any]:
     learner = agent.learner
     weights = learner.weights() if Ability.WEIGHTS in learner.abilities else {}
     inner = [each for each in map(vars(learner).get, ("module", "estimator", "model")) if each is not None]
+    settings = {name: value for name, value in vars(learner).items() if name not in _OF_THE_MACHINE}
     options = [each.get_params() for each in inner if callable(getattr(each, "get_params", None))]
     return [
         learner.describe(),
         [code_digest(type(each)) for each in (learner, *inner)],
-        [_plain(each) for each in (vars(learner), *options, agent.choices)],
+        [_plain(each) for each in (settings, *options, agent.choices)],
         {name: digest(array) for name, array in weights.items()},
     ]
 

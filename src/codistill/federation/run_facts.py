@@ -5,12 +5,15 @@ from __future__ import annotations
 import dataclasses
 import json
 import platform
+from collections.abc import Mapping
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from codistill.devices import CPU
 from codistill.faults import Fault
 from codistill.federation.result import ELSEWHERE
 from codistill.files import write_atomically
@@ -30,6 +33,16 @@ def write_facts(folder: Path, description: RunDescription) -> None:
     """Say what the run is, so that its folder can be compared and reported on; a recipe's run has said it already."""
     if not (folder / FACTS).exists():
         write_atomically(folder / FACTS, json.dumps(_facts_of(description), indent=1, default=str).encode())
+
+
+def write_devices(folder: Path, devices: Mapping[str, str]) -> None:
+    """Say on which device each agent computes, unless all do so on the CPU; a resume does not change what is said."""
+    if set(devices.values()) <= {CPU}:
+        return
+    with suppress(ValueError, TypeError):  # that the file is damaged is said by those who need what is in it
+        facts = json.loads((folder / FACTS).read_bytes())
+        if "devices" not in facts:
+            write_atomically(folder / FACTS, json.dumps({**facts, "devices": devices}, indent=1).encode())
 
 
 def faults_in(facts: dict[str, Any]) -> tuple[Fault, ...]:

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from codistill.devices import LocalRank
 from codistill.errors import CodistillError, NetworkError, RecipeError, RuntimeFault
 from codistill.runtimes.links import Links
 from codistill.runtimes.machines.acceptor import Acceptor, Caller, listen_here
@@ -249,6 +250,24 @@ def test_the_place_is_read_from_the_environment(
 
 
 @pytest.mark.parametrize(
+    ("environment", "local"),
+    [
+        (TORCHRUN, None),
+        (TORCHRUN | {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}, LocalRank(1, 2)),
+        (TORCHRUN | {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}, None),  # alone on its machine
+        (TORCHRUN | {"LOCAL_RANK": "2"}, LocalRank(2, 3)),  # by another launcher: at least three
+        (TORCHRUN | {"SLURM_LOCALID": "1", "SLURM_TASKS_PER_NODE": "2"}, None),  # of srun, not of torchrun under it
+        (SLURM, None),
+        (SLURM | {"SLURM_LOCALID": "1", "SLURM_STEP_TASKS_PER_NODE": "2(x2)"}, LocalRank(1, 2)),
+        (SLURM | {"SLURM_LOCALID": "1", "SLURM_TASKS_PER_NODE": "1,12(x2),3"}, LocalRank(1, 12)),
+        (SLURM | {"SLURM_LOCALID": "0", "SLURM_STEP_TASKS_PER_NODE": "1(x4)", "SLURM_TASKS_PER_NODE": "8"}, None),
+    ],
+)
+def test_the_local_rank_is_read_from_the_environment(environment: dict[str, str], local: LocalRank | None) -> None:
+    assert place_here(None, environment).local == local
+
+
+@pytest.mark.parametrize(
     ("environment", "named"),
     [
         ({}, "SLURM_PROCID"),
@@ -258,6 +277,9 @@ def test_the_place_is_read_from_the_environment(
         (TORCHRUN | {"WORLD_SIZE": "many"}, "WORLD_SIZE"),
         (TORCHRUN | {"MASTER_PORT": "65535"}, "MASTER_PORT"),
         (TORCHRUN | {"MASTER_ADDR": ""}, "MASTER_ADDR"),
+        (TORCHRUN | {"LOCAL_RANK": "first"}, "LOCAL_RANK"),
+        (TORCHRUN | {"LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "2"}, "LOCAL_RANK"),
+        (SLURM | {"SLURM_LOCALID": "4", "SLURM_TASKS_PER_NODE": "4"}, "SLURM_LOCALID"),
     ],
 )
 def test_what_is_missing_in_the_environment_is_named(environment: dict[str, str], named: str) -> None:

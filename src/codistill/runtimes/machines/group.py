@@ -7,6 +7,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 
+from codistill.agent import Agent
 from codistill.base_node import Node
 from codistill.errors import CodistillError, RuntimeFault
 from codistill.runtimes.description import RunDescription
@@ -16,6 +17,7 @@ from codistill.runtimes.machines.machine_options import Machines
 from codistill.runtimes.machines.place import Place
 from codistill.runtimes.machines.rendezvous import Met, meet
 from codistill.runtimes.machines.shared_key import SharedKey
+from codistill.runtimes.placement import devices_by_name, place_agents
 from codistill.runtimes.runtime import ShouldStop, one_thread, warm_up
 from codistill.runtimes.several_hosts import SeveralHosts, places_of, serve_host
 from codistill.text import printable
@@ -36,8 +38,19 @@ class Group:
 
     def __init__(self, place: Place, description: RunDescription, options: Machines) -> None:
         self.place, self.complete = place, False
+        self.devices: dict[str, str] = {}  # of all agents; rank 0 knows them when all have met
         self._description, self._options = description, options
         self._closing = ExitStack()
+
+    def place_agents(self, device: str) -> None:
+        """Choose a device for each agent of this machine or, if there are several processes on it, of this process."""
+        place_agents(self._description, device, 1, self._own_agents(), self.place.local)
+
+    def _own_agents(self) -> list[Agent]:
+        return [node for node in self._share(self._description) if isinstance(node, Agent)]
+
+    def _share(self, description: RunDescription) -> list[Node]:
+        return shares_of(description, self.place.world)[self.place.rank]
 
     def meet(self, facts: Mapping[str, str], folder: Path | None, should_stop: ShouldStop) -> None:
         """Meet the other machines, which must have the same `facts`; the key may be in the `folder` of the run."""
@@ -54,6 +67,17 @@ class Group:
         self.links = Links(place.rank, met.links, places, fault=self._lost, silent=heartbeat.silent)
         self._closing.callback(self.links.close)
         self._closing.callback(self.links.flush_quietly)
+        self._tell_devices()
+
+    def _tell_devices(self) -> None:
+        """Tell rank 0 which devices the agents of this process have."""
+        told = devices_by_name(self._own_agents())
+        if self.place.rank > 0:
+            self.links.command(0, devices=told)
+            return
+        for _ in range(1, self.place.world):
+            told |= self.links.next_control()[1]["devices"]
+        self.devices = {agent.name: told[agent.name] for agent in self._description.agents}
 
     def __enter__(self) -> Group:
         return self
@@ -96,7 +120,7 @@ class Group:
             for agent in description.agents:
                 agent.learned = True
         self.links.command(0, opened=True)
-        serve_host(self.links, shares_of(description, self.place.world)[self.place.rank], description)
+        serve_host(self.links, self._share(description), description)
 
     def _lost(self, rank: int, told_by: int) -> RuntimeFault:
         by = "" if told_by == self.place.rank else f", says {self._names[told_by]}"

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from codistill.devices import LocalRank
 from codistill.errors import RecipeError
 
 _TRIED = 8  # ports after MASTER_PORT, where torchrun itself may listen
@@ -22,6 +23,7 @@ class Place:
     world: int
     address: str = ""
     ports: tuple[int, ...] = ()  # rank 0 listens at the first that is free, others try one after the other
+    local: LocalRank | None = None  # None: no other process of the run is known to be on this machine
 
     @property
     def meeting(self) -> str:
@@ -50,7 +52,24 @@ def place_here(port: int | None = None, environment: Mapping[str, str] | None = 
         raise RecipeError(
             "Every machine must know the address of rank 0.", "no MASTER_ADDR in the environment", "Set MASTER_ADDR."
         )
-    return Place(rank, world, address, (port,) if port else _ports(given, by_slurm=by_slurm))
+    ports = (port,) if port else _ports(given, by_slurm=by_slurm)
+    return Place(rank, world, address, ports, _local_rank(given, by_slurm=by_slurm))
+
+
+def _local_rank(given: Mapping[str, str], *, by_slurm: bool) -> LocalRank | None:
+    """By LOCAL_RANK or SLURM_LOCALID; a process that is alone on its machine may use all GPUs there."""
+    name = "SLURM_LOCALID" if by_slurm else "LOCAL_RANK"
+    if name not in given:
+        return None
+    if by_slurm:
+        tasks = given.get("SLURM_STEP_TASKS_PER_NODE") or given.get("SLURM_TASKS_PER_NODE") or ""
+        # As in '2(x3),1': three nodes with two tasks each, and one with one.
+        counted = [int(count) for count in re.findall(r"(?:^|,)(\d{1,4})(?=$|,|\()", tasks)]
+        world = max(counted, default=None)
+    else:
+        world = _number(given, "LOCAL_WORLD_SIZE", 1, _MOST) if "LOCAL_WORLD_SIZE" in given else None
+    rank = _number(given, name, 0, (world or _MOST) - 1)
+    return None if world == 1 else LocalRank(rank, world or rank + 1)
 
 
 def _ports(given: Mapping[str, str], *, by_slurm: bool) -> tuple[int, ...]:
