@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
@@ -18,6 +20,7 @@ from bench.batched import batched
 from bench.many import against_bare, many
 from bench.measure import Figure, alternate, ratio, seconds, speedup
 from bench.network import network
+from bench.peer import peer
 from bench.peers import peers
 from bench.running import Rounds, started
 from bench.workloads import lenets, pair, small
@@ -227,8 +230,19 @@ BENCHES: dict[str, Callable[[], list[Figure]]] = {
 }
 
 
-def main(names: list[str]) -> None:
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"{', '.join(BENCHES)}, peer; none: all")
+    parser.add_argument("--htfllib", type=Path, metavar="DIR", help="a checkout of HtFLlib, which 'peer' measures too")
+    asked = parser.parse_args(arguments)
     console = Console(width=130)
+    benches = dict(BENCHES)
+    if asked.htfllib is not None:
+        benches["peer"] = partial(peer, asked.htfllib, partial(console.print, markup=False, soft_wrap=True))
+    elif "peer" in asked.names:
+        sys.exit("peer compares with a checkout of HtFLlib that you have: give its folder by --htfllib DIR.")
+    if unknown := [name for name in asked.names if name not in benches]:
+        parser.error(f"no measurement is called {', '.join(unknown)}")
     table = Table(title="median over repeats (smallest to largest); 2 cores, side by side in one run")
     for heading, side in (
         ("measurement", "left"),
@@ -238,9 +252,9 @@ def main(names: list[str]) -> None:
         ("met", "left"),
     ):
         table.add_column(heading, justify=side)  # type: ignore[arg-type]
-    for name in names or BENCHES:
+    for name in asked.names or benches:
         console.print(f"measuring {name} ...")
-        for figure in BENCHES[name]():
+        for figure in benches[name]():
             spread = f"{min(figure.values):.3g} to {max(figure.values):.3g}"
             table.add_row(
                 figure.name, f"{figure.middle:.3g} {figure.unit}", spread, figure.target,
