@@ -256,6 +256,7 @@ def main(arguments: list[str]) -> None:
         console.print(f"measuring {name} ...")
         for figure in benches[name]():
             spread = f"{min(figure.values):.3g} to {max(figure.values):.3g}"
+            console.print(f"  {figure.name.strip()}: {figure.middle:.3g} {figure.unit} ({spread})", highlight=False)
             table.add_row(
                 figure.name, f"{figure.middle:.3g} {figure.unit}", spread, figure.target,
                 "" if not figure.target else "yes" if figure.met else "NO",
