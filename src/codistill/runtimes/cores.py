@@ -1,4 +1,4 @@
-"""On which core a worker wakes up: without a word, Linux may put two of them on one, beside an idle one."""
+"""On which core a waiting worker wakes up: Linux may otherwise put two workers on one core, beside an idle one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Links between the hosts of a run: frames over socket pairs or TCP, without pickle; sending never blocks."""
+"""Links between the hosts of a run: frames of bytes over socket pairs or TCP; sending never blocks."""
 
 from __future__ import annotations
 
