@@ -15,9 +15,11 @@ from torch import nn
 from codistill.devices import has_mixed_precision, resolved
 from codistill.errors import LearnerError
 from codistill.learners.ability import GradientLearner
+from codistill.learners.host_views import HostViews, renewed
 from codistill.learners.module_memory import FreedTensor, bytes_of, free, initial_values
 from codistill.learners.optimisers import MakeOptimiser, lay_out_alike, make_optimiser, moments_of
-from codistill.learners.tensors import all_finite, copied, moments_in
+from codistill.learners.short_steps import ShortSteps
+from codistill.learners.tensors import all_finite, moments_in
 from codistill.on_device import HOST, OnDevice, in_host_memory
 
 
@@ -47,6 +49,9 @@ class TrainedModule(GradientLearner):
         self._make_optimiser = optimiser
         self._lr, self._weight_decay, self._momentum = lr, weight_decay, momentum
         self._optimiser: torch.optim.Optimizer | None = None
+        self._short_steps: ShortSteps | None = None  # how its steps are taken, where there is a shorter way
+        self._views: HostViews | None = None  # of the weights
+        self._views_of_moments: HostViews | None = None
         self._initial = initial_values(module)
         self._freed: list[FreedTensor] = []
         self._channels_last = any(isinstance(part, nn.Conv2d) for part in module.modules())
@@ -68,6 +73,7 @@ class TrainedModule(GradientLearner):
             self.module.to(target)
             self._place = target
             self.__dict__.pop("_tensors", None)
+            self._views = self._views_of_moments = None
             self._restore_optimiser(memory)
 
     def computing(self) -> AbstractContextManager[Any]:
@@ -104,6 +110,8 @@ class TrainedModule(GradientLearner):
                 weight_decay=self._weight_decay,
                 momentum=self._momentum,
             )
+            short = isinstance(self._make_optimiser, str) and self._place == HOST
+            self._short_steps = ShortSteps(self._optimiser) if short else None
         return self._optimiser
 
     def set_lr(self, factor: float, lr: float | None = None) -> None:
@@ -132,19 +140,32 @@ class TrainedModule(GradientLearner):
     def _tensors(self) -> dict[str, torch.Tensor]:
         return dict(self.module.state_dict(keep_vars=True))
 
+    def _weight_views(self) -> HostViews | None:
+        self._views = renewed(self._views, [*self._tensors.values()]) if self._place == HOST else None
+        return self._views
+
+    def _moment_views(self) -> HostViews | None:
+        moments = [*moments_in(self._optimiser)]
+        self._views_of_moments = renewed(self._views_of_moments, moments) if self._place == HOST else None
+        return self._views_of_moments
+
     def weights(self) -> dict[str, np.ndarray]:
         """A copy of all parameters and buffers."""
-        if self._place != HOST:
-            return {name: tensor.detach().cpu().numpy() for name, tensor in self._tensors.items()}
-        return {name: tensor.detach().numpy().copy() for name, tensor in self._tensors.items()}
+        views = self._weight_views()
+        if views is None:
+            return {name: tensor.detach().cpu().numpy().copy() for name, tensor in self._tensors.items()}
+        return {name: array.copy() for name, array in zip(self._tensors, views.arrays, strict=True)}
 
     def is_finite(self) -> bool:
         """Parameters, buffers and moments."""
-        return all_finite([*self._tensors.values(), *moments_in(self._optimiser)])
+        views = self._moment_views()
+        finite = all_finite(moments_in(self._optimiser)) if views is None else views.are_finite()
+        return finite and self.has_finite_weights()
 
     def has_finite_weights(self) -> bool:
         """Parameters and buffers."""
-        return all_finite(self._tensors.values())
+        views = self._weight_views()
+        return all_finite(self._tensors.values()) if views is None else views.are_finite()
 
     def load(self, weights: dict[str, np.ndarray]) -> None:
         """Take over parameters and buffers; names left out keep their values."""
@@ -156,14 +177,15 @@ class TrainedModule(GradientLearner):
                     f"'{name}' of shape {np.shape(value)}",
                     "Give every agent the same architecture.",
                 )
-        if self._place != HOST:
+        views = self._weight_views()
+        if views is None:
             with torch.no_grad(), in_host_memory():
                 for name, value in weights.items():
                     own[name].copy_(torch.tensor(value))
             return
-        for name, value in weights.items():
-            # A view: half the time of a detour by torch. Means of counters are floats, the counters are not.
-            np.copyto(own[name].detach().numpy(), value, casting="unsafe")
+        for name, array in zip(own, views.arrays, strict=True):
+            if name in weights:
+                np.copyto(array, weights[name], casting="unsafe")  # means of counters are floats, the counters are not
 
     # --- state ----------------------------------------------------------------------------------
 
@@ -187,19 +209,20 @@ class TrainedModule(GradientLearner):
 
     def kept(self) -> Callable[[], None]:
         """By copies of the tensors alone, without the tables of `state`: this is done in every round."""
-        optimiser = self._optimiser
-        if optimiser is None:
+        optimiser, weights, moments = self._optimiser, self._weight_views(), self._moment_views()
+        if optimiser is None or weights is None or moments is None:
             return super().kept()
-        weights, moments = copied(self._tensors), [copied(table) for table in optimiser.state.values()]
-        parameters = list(optimiser.state)
+        kept_weights, kept_moments = weights.copies(), moments.copies()
+        tables = [(parameter, dict(table)) for parameter, table in optimiser.state.items()]
         groups = [{name: item for name, item in group.items() if name != "params"} for group in optimiser.param_groups]
 
         def go_back() -> None:
-            with torch.no_grad():
-                for name, value in weights.items():
-                    self._tensors[name].copy_(value)
+            now = self._weight_views()
+            assert now is not None  # a learner stays on its device within a round
+            now.fill(kept_weights)
+            moments.fill(kept_moments)
             optimiser.state.clear()
-            optimiser.state.update(zip(parameters, copied(moments), strict=True))
+            optimiser.state.update((parameter, dict(table)) for parameter, table in tables)
             for group, before in zip(optimiser.param_groups, groups, strict=True):
                 group.update(before)
             self._optimiser = optimiser
@@ -208,7 +231,7 @@ class TrainedModule(GradientLearner):
 
     def set_aside(self) -> None:
         """Free the memory of the weights and of the optimiser's state."""
-        self._optimiser = None
+        self._optimiser = self._views = self._views_of_moments = None
         if not self._freed:
             self._freed = free(self.module)
 
