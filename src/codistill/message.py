@@ -14,6 +14,7 @@ from codistill.errors import MessageError, ProtocolError
 from codistill.source_lines import calling_line
 from codistill.wire.codec import SIZE_LIMIT, decode, encode, is_plain, is_sendable
 from codistill.wire.compression import Compression, Residue
+from codistill.wire.layouts import AdjacentArrays, Layout
 
 # What a receiver expects of a message: for each array its shape (None = any length) or an array like it, for
 # each plain value its type.
@@ -105,6 +106,8 @@ class Message(Mapping[str, Any]):
     @property
     def layout(self) -> str:
         """A digest of the signature: of the names, shapes and dtypes of the arrays."""
+        if isinstance(self.arrays, AdjacentArrays):  # many messages of one layout have one digest
+            return _digest_of(self.arrays.layout)
         return _digest(self.signature)
 
     def __getitem__(self, name: str) -> Any:
@@ -122,6 +125,12 @@ class Message(Mapping[str, Any]):
     def __repr__(self) -> str:
         arrays = ", ".join(f"{name}{_show(array.shape)}" for name, array in self.arrays.items())
         return f"Message({arrays}; {self.plain})"
+
+
+@lru_cache(maxsize=64)
+def _digest_of(layout: Layout) -> str:
+    places = sorted((name, shape, layout.dtype.str) for name, _, _, shape in layout.places)
+    return _digest(tuple(places))
 
 
 @lru_cache(maxsize=64)  # the same in every round

@@ -34,7 +34,8 @@ class HostViews:
 
     def are_finite(self) -> bool:
         """Whether all floating-point numbers are finite, and not huge: so that their sum of squares is finite, too."""
-        return all(isfinite(np.dot(numbers, numbers)) for numbers in self._numbers)
+        with np.errstate(over="ignore", invalid="ignore"):
+            return all(isfinite(np.dot(numbers, numbers)) for numbers in self._numbers)
 
     def copies(self) -> list[np.ndarray]:
         """The values as they are now, for `fill`."""

@@ -6,6 +6,8 @@ by itself take longer than the kernel does for a small model. The kernel and its
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 
@@ -19,7 +21,8 @@ class ShortSteps:
         first = self._parameters[0]
         self._alike = all(p.device.type == "cpu" and p.dtype == first.dtype for p in self._parameters)
         self._moments: list[list[torch.Tensor]] = []  # of each kind, one for each parameter
-        self._count = torch.empty(0)  # of steps, for each parameter
+        self._count = torch.empty(0)  # of steps, for each parameter; Adam's
+        self._counts: list[Any] = []  # the same, a view for each
 
     def descend(self, loss: torch.Tensor) -> None:
         """One step down the gradient of the loss."""
@@ -43,19 +46,21 @@ class ShortSteps:
         kinds = self._kinds()
         if not kinds:
             return True
-        state, first = self._optimiser.state, self._parameters[0]
-        if self._moments and state[first].get(kinds[0]) is self._moments[0][0]:
+        tables = self._optimiser.state
+        first = tables[self._parameters[0]]
+        if self._moments and first.get(kinds[0]) is self._moments[0][0] and first.get("step") is self._counts[0]:
             return True
-        tables = [state[parameter] for parameter in self._parameters]
-        if not all(tables):
+        memory = [tables[parameter] for parameter in self._parameters]
+        if not all(memory):
             return False
-        self._moments = [[table[kind] for table in tables] for kind in kinds]
-        if "step" in tables[0]:
+        self._moments = [[table[kind] for table in memory] for kind in kinds]
+        self._counts = [table.get("step") for table in memory]
+        if self._counts[0] is not None:
             # All counts next to one another: then one addition counts a step of all of them.
-            self._count = torch.stack([table["step"] for table in tables])
-            for number, table in enumerate(tables):
-                table["step"] = self._count[number]
-            self._counts = [table["step"] for table in tables]
+            self._count = torch.stack(self._counts)
+            self._counts = list(self._count)
+            for table, count in zip(memory, self._counts, strict=True):
+                table["step"] = count
         return True
 
     def _step(self, gradients: list[torch.Tensor]) -> None:

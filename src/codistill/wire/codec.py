@@ -87,7 +87,7 @@ def decode(
         raise MessageError(f"The header of a message must have at most {header_limit} bytes.", found, _TO_DO)
     try:
         known = layouts.of(data)
-        if known is not None and (not finite or np.isfinite(known.numbers).all()):
+        if known is not None and (not finite or np.isfinite(known.arrays.numbers).all()):
             return known.arrays, _values(known.text, len(data)) if known.text else {}
         tensors = safetensors.deserialize(data)  # type: ignore[no-untyped-call]
         arrays = {name: _array(tensor) for name, tensor in tensors}

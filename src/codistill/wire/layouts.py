@@ -34,18 +34,24 @@ class Layout:
     dtype: np.dtype[Any]
     places: tuple[tuple[str, int, int, tuple[int, ...]], ...]  # name, first number, number after the last, shape
 
-    def read(self, data: bytes, offset: int) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """All numbers from `offset` on, and the arrays that they make up: views, and read-only as the bytes are."""
-        numbers = np.frombuffer(data, self.dtype, offset=offset)
-        return numbers, {name: numbers[start:end].reshape(shape) for name, start, end, shape in self.places}
+    def read(self, data: bytes, offset: int) -> AdjacentArrays:
+        """The arrays that all numbers from `offset` on make up: views, and read-only as the bytes are."""
+        return AdjacentArrays(self, np.frombuffer(data, self.dtype, offset=offset))
+
+
+class AdjacentArrays(dict[str, np.ndarray]):
+    """Arrays of one layout, that is views of one array of numbers."""
+
+    def __init__(self, layout: Layout, numbers: np.ndarray) -> None:
+        super().__init__({name: numbers[start:end].reshape(shape) for name, start, end, shape in layout.places})
+        self.layout, self.numbers = layout, numbers
 
 
 @dataclass(frozen=True)
 class Known:
-    """A message with a known layout: its numbers, their arrays, and the text of its plain values."""
+    """A message with a known layout: its arrays, and the text of its plain values."""
 
-    numbers: np.ndarray
-    arrays: dict[str, np.ndarray]
+    arrays: AdjacentArrays
     text: str
 
 
@@ -63,7 +69,7 @@ def of(data: bytes) -> Known | None:
     layout = _layouts.get(header)
     if layout is None or layout.size != len(data) - offset:
         return None
-    return Known(*layout.read(data, offset), text)
+    return Known(layout.read(data, offset), text)
 
 
 def learn(data: bytes, arrays: Mapping[str, np.ndarray]) -> None:
@@ -79,7 +85,7 @@ def learn(data: bytes, arrays: Mapping[str, np.ndarray]) -> None:
     starts = {name: start // dtype.itemsize for name, start in _starts(header).items()}
     places = tuple((name, starts[name], starts[name] + array.size, array.shape) for name, array in arrays.items())
     layout = Layout(len(data) - offset, dtype, places)
-    if all(array.tobytes() == arrays[name].tobytes() for name, array in layout.read(data, offset)[1].items()):
+    if all(array.tobytes() == arrays[name].tobytes() for name, array in layout.read(data, offset).items()):
         _remember(_layouts, header, layout)
 
 

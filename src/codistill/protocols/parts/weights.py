@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import cast
 
 import numpy as np
 
 from codistill.message import Expectation
 from codistill.protocol import Agent, Hub, LearnerError, Message, MessageError
 from codistill.protocols.parts.aggregation import Aggregation
+from codistill.wire.layouts import AdjacentArrays
 
 _MOST_SAMPLES = 1 << 48
 AVERAGES = ("all", "except batch norm")
@@ -119,8 +121,13 @@ def mean_weights(heard: Mapping[str, Message], cap: float = np.inf) -> dict[str,
     counts = {name: min(count, most) for name, count in counts.items()}
     n = sum(counts.values())
     shares = {name: np.float32(count / n) for name, count in counts.items()}
-    names = next(iter(heard.values())).arrays
-    return {name: _mean([(shares[k], message[name]) for k, message in heard.items()]) for name in names}
+    tables = [message.arrays for message in heard.values()]
+    first = tables[0]
+    if isinstance(first, AdjacentArrays) and all(getattr(each, "layout", None) is first.layout for each in tables):
+        # All of a model at once: the same additions, in the same order, for each weight.
+        whole = [(shares[k], cast(AdjacentArrays, message.arrays).numbers) for k, message in heard.items()]
+        return AdjacentArrays(first.layout, _mean(whole))
+    return {name: _mean([(shares[k], message[name]) for k, message in heard.items()]) for name in first}
 
 
 def _mean(shared: list[tuple[np.float32, np.ndarray]]) -> np.ndarray:
