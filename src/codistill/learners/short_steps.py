@@ -1,7 +1,7 @@
 """Optimiser steps on the CPU without what torch does around their kernel.
 
-Sorting tensors by device and dtype, marks for profilers, checks for graphs of a GPU and a count of steps for each tensor
-by itself take longer than the kernel does for a small model. The kernel and its numbers are the same, so are the bits.
+Sorting tensors by device and dtype, marks for profilers, checks for graphs of a GPU, and a count of steps for each
+tensor by itself take longer than the kernel does for a small model. Kernel and numbers are the same, so are the bits.
 """
 
 from __future__ import annotations
@@ -74,8 +74,9 @@ class ShortSteps:
             return
         self._count.add_(1)
         kernel = torch._fused_adamw_ if isinstance(self._optimiser, torch.optim.AdamW) else torch._fused_adam_
+        first, second = self._moments
         kernel(
-            self._parameters, gradients, *self._moments, [], self._counts,
+            self._parameters, gradients, first, second, [], self._counts,
             lr=group["lr"], beta1=group["betas"][0], beta2=group["betas"][1], eps=group["eps"],
             weight_decay=group["weight_decay"], amsgrad=False, maximize=False,
         )  # fmt: skip

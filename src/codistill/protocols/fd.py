@@ -48,8 +48,8 @@ class FD(Protocol):
             f = me.learner(x)
             loss = me.learner.loss(f, y)
             rows, targets = parts.class_targets(me.state, y)
-            if rows.any() and not me.diverged:
-                loss = loss + self.weight * self._distance(f[rows], targets)  # ℓ(f, y) + γ d(f, F̂_-n,c)
+            if len(targets) and not me.diverged:
+                loss = loss + self.weight * self._distance(parts.chosen(f, rows), targets)  # ℓ(f, y) + γ d(f, F̂_-n,c)
             me.learner.descend(loss)
             share = y.numpy().astype(np.float64)
             sums, shares = sums + share.T @ f.detach().numpy(), shares + share.sum(axis=0)

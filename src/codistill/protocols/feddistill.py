@@ -59,9 +59,10 @@ class FedDistill(Protocol):
             f = me.learner(x)
             loss = me.learner.loss(f, y)
             rows, targets = parts.class_targets(me.state, y)
-            if self.weight and rows.any() and not me.diverged:
+            if self.weight and len(targets) and not me.diverged:
                 # ℓ(f, y) + γ KL(ψ(F̂_c) ‖ ψ(f)), the mean over the batch
-                loss = loss + self.weight * rows.float().mean() * parts.distillation(f[rows], targets)
+                known = len(targets) / len(y)
+                loss = loss + self.weight * known * parts.distillation(parts.chosen(f, rows), targets)
             me.learner.descend(loss)
             share = y.numpy().astype(np.float64)
             sums, shares = sums + share.T @ f.detach().numpy(), shares + share.sum(axis=0)

@@ -55,8 +55,8 @@ class FedProto(Protocol):
             f, h = me.learner.with_features(x)
             loss = me.learner.loss(f, y)
             rows, prototypes = parts.class_targets(me.state, y)
-            if rows.any() and not me.diverged:
-                loss = loss + self.weight * mse_loss(h[rows], prototypes)  # ℓ(f, y) + λ |h_n(x) - C̄_c|²
+            if len(prototypes) and not me.diverged:
+                loss = loss + self.weight * mse_loss(parts.chosen(h, rows), prototypes)  # ℓ(f, y) + λ |h_n(x) - C̄_c|²
             me.learner.descend(loss)
         if len(me.present) > 1:  # alone, an agent does not learn from its own past
             await (self._share_prototypes(me, t) if self.form == "classes" else self._transfer(me, t))

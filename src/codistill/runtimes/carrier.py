@@ -39,6 +39,10 @@ class Carrier(Protocol):
         """Tell the nodes that may wait for a node that it will send no more in this phase."""
         ...
 
+    def flush(self) -> None:
+        """Send now what is still queued; `wait` does so, too."""
+        ...
+
     def wait(self, host: Waiting) -> list[Frame]:
         """Frames that have arrived; waits for the next if there is none."""
         ...

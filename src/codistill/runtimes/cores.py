@@ -1,4 +1,8 @@
-"""On which core a waiting worker wakes up: Linux may otherwise put two workers on one core, beside an idle one."""
+"""What Linux is told of workers: where and how they wake up.
+
+Otherwise it may put two of them on one core, beside an idle one; and where the hub answers all workers from a core of
+one of them, that one would wake up first, and the hub could go on answering only when it is moved to another core.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +22,13 @@ def own_core(worker: int, workers: int) -> AbstractContextManager[None]:
         return nullcontext()
     cores = sorted(os.sched_getaffinity(0))
     return _Waiting(cores, cores[worker - 1]) if len(cores) == workers else nullcontext()
+
+
+def compute_in_the_background() -> None:
+    """This process computes for long: when it wakes up, it waits until the process that has woken it waits itself."""
+    if _ASKABLE:
+        with suppress(OSError):
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 class _Waiting(AbstractContextManager[None]):

@@ -191,6 +191,8 @@ class Host:
                 groups.setdefault(id(data), (data, []))[1].append(receiver)
         for data, receivers in groups.values():
             self._deliver(sender, receivers, data)
+        if self.links and sender == HUB:  # all wait for its answers, whatever else it may do before it waits itself
+            self.links.flush()
 
     def _deliver(self, sender: str, receivers: list[str], data: bytes | None) -> None:
         """To local nodes at once, to others by their host's link; None stands for a lost message."""

@@ -19,7 +19,7 @@ from codistill.agent import Agent
 from codistill.base_node import Node
 from codistill.devices import bound_memory, shares_of
 from codistill.errors import RuntimeFault
-from codistill.runtimes.cores import own_core
+from codistill.runtimes.cores import compute_in_the_background, own_core
 from codistill.runtimes.description import RunDescription
 from codistill.runtimes.idle import IdleStates, return_memory
 from codistill.runtimes.links import Links
@@ -119,6 +119,7 @@ def _start(
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         gc.freeze()  # what was inherited is not ours to collect: keeps its pages shared
         torch.set_num_threads(1)
+        compute_in_the_background()
         bound_memory(used[worker - 1], used)
         if idle is not None:
             _set_aside([agent for agent in description.agents if places[agent.name] != worker])

@@ -43,6 +43,8 @@ class Arrivals:
 
     def post_end(self, phase: int, sender: str, listeners: Iterable[str]) -> None: ...
 
+    def flush(self) -> None: ...
+
     def arrived(self) -> list[Frame]:
         return [*self._frames, *(Frame(0, sender, [], b"", is_end=True) for sender in self._senders)]
 

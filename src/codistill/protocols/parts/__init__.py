@@ -6,6 +6,7 @@ Each computes; none of them communicates. What is sent and received stands in th
 from codistill.protocols.parts.aggregation import KINDS, PLAIN_KINDS, Aggregation
 from codistill.protocols.parts.classes import (
     check_classes,
+    chosen,
     class_means,
     class_means_of_others,
     class_targets,
@@ -59,7 +60,8 @@ from codistill.protocols.parts.weights import (
 __all__ = [
     "AVERAGES", "KINDS", "PLAIN_KINDS", "SCHEDULES", "Aggregation", "Discriminator", "Generator", "accepted_gradients",
     "accepted_heads", "accepted_probabilities", "accepted_weights", "accepts_representations", "activation_divergence",
-    "as_targets", "check_classes", "check_equal_weights", "check_features", "class_means", "class_means_of_others",
+    "as_targets", "check_classes", "check_equal_weights", "check_features", "chosen", "class_means",
+    "class_means_of_others",
     "class_targets", "class_weights", "classes_by_holders", "clip_rows", "combined_weights", "communication_steps",
     "contrast", "coverage", "disagreement", "distillation", "diversity_loss", "dkd_gradient", "drawn_representations",
     "expected_features", "expected_latest", "expected_outputs", "expected_reply", "floats", "group_means",

@@ -10,6 +10,8 @@ import torch
 from codistill.protocol import Agent, LearnerError, Message
 from codistill.protocols.parts.aggregation import Aggregation
 
+EVERY = slice(None)  # sample of a batch
+
 
 def class_means(values: np.ndarray, shares: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Σ y_c f / Σ y_c for each class c that occurred, from the sums (K, d) and Σ y_c (K,); and which ones did."""
@@ -17,16 +19,23 @@ def class_means(values: np.ndarray, shares: np.ndarray) -> tuple[np.ndarray, np.
     return (values / np.where(seen, shares, 1)[:, None]).astype(np.float32), seen
 
 
-def class_targets(state: Mapping[str, np.ndarray], y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Which samples of a batch are of a class with a target, and the target of each of these.
+def class_targets(state: Mapping[str, np.ndarray], y: torch.Tensor) -> tuple[torch.Tensor | slice, torch.Tensor]:
+    """Which samples of a batch are of a class with a target (often all), and the target of each of these.
 
     The state holds the targets (K, d) as "told", and which classes have one as "known"; it may be empty.
     """
     if "told" not in state:  # before the first exchange
-        return torch.zeros(len(y), dtype=torch.bool), y[:0]
-    label = y.argmax(dim=1)
+        return slice(0), y[:0]
+    label, told = y.argmax(dim=1), torch.from_numpy(state["told"])
+    if state["known"].all():
+        return EVERY, told[label]
     rows = torch.from_numpy(state["known"])[label]
-    return rows, torch.from_numpy(state["told"])[label[rows]]
+    return rows, told[label[rows]]
+
+
+def chosen(values: torch.Tensor, rows: torch.Tensor | slice) -> torch.Tensor:
+    """Some rows; where these are all of them, the tensor itself, without a step back through a selection."""
+    return values if rows is EVERY else values[rows]
 
 
 def classes_by_holders(heard: Mapping[str, Message]) -> list[tuple[list[str], np.ndarray]]:

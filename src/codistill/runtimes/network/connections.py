@@ -108,6 +108,9 @@ class Connections:
         """Tell the listeners that this node's turn is over."""
         self.transport.send([name for name in listeners if name in self.transport.others], FrameKind.END, self.turn)
 
+    def flush(self) -> None:
+        """Nothing is queued here: the transport sends what it is given."""
+
     def arrived(self) -> list[Frame]:
         """Frames of this turn that have arrived, without waiting."""
         for _ in range(self.transport.inbox.qsize()):  # bounded: a fast sender must not keep this loop running
