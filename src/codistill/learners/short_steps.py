@@ -15,7 +15,7 @@ class ShortSteps:
     """Steps of an optimiser that `make_optimiser` has made: Adam, AdamW or SGD, fused, with one group."""
 
     def __init__(self, optimiser: torch.optim.Optimizer) -> None:
-        self._optimiser = optimiser
+        self.optimiser = optimiser
         (self._group,) = optimiser.param_groups
         self._parameters: list[torch.Tensor] = self._group["params"]
         first = self._parameters[0]
@@ -31,13 +31,13 @@ class ShortSteps:
         loss.backward()  # type: ignore[no-untyped-call]
         gradients = [parameter.grad for parameter in self._parameters]
         if not self._alike or any(gradient is None for gradient in gradients) or not self._has_moments():
-            self._optimiser.step()  # the first one makes the moments
+            self.optimiser.step()  # the first one makes the moments
             return
         with torch.no_grad():
             self._step(gradients)  # type: ignore[arg-type]
 
     def _kinds(self) -> tuple[str, ...]:
-        if isinstance(self._optimiser, torch.optim.SGD):
+        if isinstance(self.optimiser, torch.optim.SGD):
             return ("momentum_buffer",) if self._group["momentum"] else ()
         return "exp_avg", "exp_avg_sq"
 
@@ -46,7 +46,7 @@ class ShortSteps:
         kinds = self._kinds()
         if not kinds:
             return True
-        tables = self._optimiser.state
+        tables = self.optimiser.state
         first = tables[self._parameters[0]]
         if self._moments and first.get(kinds[0]) is self._moments[0][0] and first.get("step") is self._counts[0]:
             return True
@@ -65,7 +65,7 @@ class ShortSteps:
 
     def _step(self, gradients: list[torch.Tensor]) -> None:
         group = self._group
-        if isinstance(self._optimiser, torch.optim.SGD):
+        if isinstance(self.optimiser, torch.optim.SGD):
             torch._fused_sgd_(
                 self._parameters, gradients, self._moments[0] if self._moments else [],
                 lr=group["lr"], momentum=group["momentum"], weight_decay=group["weight_decay"],
@@ -73,7 +73,7 @@ class ShortSteps:
             )  # fmt: skip
             return
         self._count.add_(1)
-        kernel = torch._fused_adamw_ if isinstance(self._optimiser, torch.optim.AdamW) else torch._fused_adam_
+        kernel = torch._fused_adamw_ if isinstance(self.optimiser, torch.optim.AdamW) else torch._fused_adam_
         first, second = self._moments
         kernel(
             self._parameters, gradients, first, second, [], self._counts,

@@ -99,12 +99,11 @@ class FedAL(Protocol):
                 await me.skip()
                 continue
             f, shares = parts.stacked(heard)
-            mean, gradients = aggregation.of_all(f, shares), None  # f̄
+            mean, gradients, figures = aggregation.of_all(f, shares), None, {}  # f̄
             if self.adversarial:  # lines 13 and 16
-                gradients, recognised = discriminator.step(me, list(heard), f)
-                me.measure(heard, discriminator_accuracy=recognised)
+                gradients, figures["discriminator_accuracy"] = discriminator.step(me, list(heard), f)
             await me.scatter(parts.replies(me.present, list(heard), f, mean, aggregation, shares, gradients))
-            me.measure(heard, disagreement=parts.disagreement(f, mean))
+            me.measure(heard, **figures, disagreement=parts.disagreement(f, mean))
         if self.adversarial:
             discriminator.save(me)
 

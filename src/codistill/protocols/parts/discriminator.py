@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from codistill.learners.short_steps import ShortSteps
 from codistill.protocol import Hub
 
 
@@ -29,14 +30,12 @@ class Discriminator:
         Returns ∇_{f_n} U_n(x) for each agent and sample with the updated w, and the share of each agent's
         outputs that were recognised before the update.
         """
-        h, optimiser = self._module(me, f.shape[2])
+        h, steps = self._module(me, f.shape[2])
         outputs = torch.from_numpy(f)
         who = torch.tensor([me.roster.index(name) for name in names]).repeat_interleave(f.shape[1])
         # Line 13: w ← w + η_d ∇𝒰 with 𝒰 = 1/N Σ_n U_n (8), the mean over P
         guess = h(self._inputs(outputs))
-        optimiser.zero_grad(set_to_none=True)
-        nn.functional.cross_entropy(guess, who).backward()  # type: ignore[no-untyped-call]
-        optimiser.step()
+        steps.descend(nn.functional.cross_entropy(guess, who))
         # Line 16: ∇_{f_n} U_n(x, θ, w_{i+1}); U_n(x) depends on the agent's own output for x only
         outputs.requires_grad_()
         u = -nn.functional.cross_entropy(h(self._inputs(outputs)), who, reduction="sum")
@@ -52,8 +51,8 @@ class Discriminator:
     def _inputs(self, f: torch.Tensor) -> torch.Tensor:
         return torch.softmax(f.flatten(0, 1) / self.temperature, dim=1)  # (3)
 
-    def _module(self, me: Hub, classes: int) -> tuple[nn.Sequential, torch.optim.Optimizer]:
-        """The module and its optimiser: in memory, or restored from the hub's state, or new."""
+    def _module(self, me: Hub, classes: int) -> tuple[nn.Sequential, ShortSteps]:
+        """The module and its Adam: in memory, or restored from the hub's state, or new."""
         if "discriminator" not in me.memo:
             me.seed_alike("discriminator")
             layers, width = list[nn.Module](), classes
@@ -65,12 +64,12 @@ class Discriminator:
             if "discriminator" in me.state:
                 h.load_state_dict(me.state["discriminator"]["weights"])
                 optimiser.load_state_dict(me.state["discriminator"]["memory"])
-            me.memo["discriminator"] = h, optimiser
-        known: tuple[nn.Sequential, torch.optim.Optimizer] = me.memo["discriminator"]
+            me.memo["discriminator"] = h, ShortSteps(optimiser)
+        known: tuple[nn.Sequential, ShortSteps] = me.memo["discriminator"]
         return known
 
     def save(self, me: Hub) -> None:
         """At the end of a round, put its weights and Adam's state into the hub's state."""
         if "discriminator" in me.memo:
-            h, optimiser = me.memo["discriminator"]
-            me.state["discriminator"] = {"weights": h.state_dict(), "memory": optimiser.state_dict()}
+            h, steps = me.memo["discriminator"]
+            me.state["discriminator"] = {"weights": h.state_dict(), "memory": steps.optimiser.state_dict()}
