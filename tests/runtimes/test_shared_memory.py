@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from codistill.runtimes.carrier import Frame
-from codistill.runtimes.cores import own_core
+from codistill.runtimes.cores import compute_in_the_background, own_core
 from codistill.runtimes.links import Links
 from codistill.runtimes.processes import _socket_pairs
 from codistill.runtimes.shared_memory import SharedMemory, shared_by
@@ -144,3 +144,13 @@ def test_numbers_of_readers_are_shared_with_forked_processes():
     assert os.waitpid(child, 0)[1] == 0
     assert np.array_equal(memory._read, [0, 1])
     assert memory.write(b"b" * 100, [1]) == 0
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setscheduler"), reason="only Linux can be told")
+def test_a_worker_does_not_interrupt_who_wakes_it():
+    child = os.fork()
+    if not child:
+        compute_in_the_background()
+        os._exit(os.sched_getscheduler(0) != os.SCHED_BATCH)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert os.sched_getscheduler(0) != os.SCHED_BATCH  # only the worker itself

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from functools import cached_property, partial
 
@@ -167,8 +166,8 @@ class TorchLearner(TrainedModule):
 
     def snapshot(self, *, training: bool = False) -> Callable[[torch.Tensor], torch.Tensor]:
         """A frozen copy; in training mode its batch norm sees a batch as the model itself does."""
-        frozen = copy.deepcopy(self.module).train(training).requires_grad_(False)
-        return lambda x: self._outputs(partial(forward, frozen), self._uploaded(x))
+        frozen = self._copies.take(training=training)
+        return lambda x: self._outputs(partial(forward, frozen.module), self._uploaded(x))
 
     # --- FEATURES -----------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from torch import nn
 from codistill.devices import has_mixed_precision, resolved
 from codistill.errors import LearnerError
 from codistill.learners.ability import GradientLearner
+from codistill.learners.frozen_copies import FrozenCopies
 from codistill.learners.host_views import HostViews, renewed
 from codistill.learners.module_memory import FreedTensor, bytes_of, free, initial_values
 from codistill.learners.optimisers import MakeOptimiser, lay_out_alike, make_optimiser, moments_of
@@ -53,6 +54,7 @@ class TrainedModule(GradientLearner):
         self._views: HostViews | None = None  # of the weights
         self._views_of_moments: HostViews | None = None
         self._initial = initial_values(module)
+        self._copies = FrozenCopies(module)
         self._freed: list[FreedTensor] = []
         self._channels_last = any(isinstance(part, nn.Conv2d) for part in module.modules())
         if self._channels_last:
@@ -74,6 +76,7 @@ class TrainedModule(GradientLearner):
             self._place = target
             self.__dict__.pop("_tensors", None)
             self._views = self._views_of_moments = None
+            self._copies.forget()
             self._restore_optimiser(memory)
 
     def computing(self) -> AbstractContextManager[Any]:
@@ -232,6 +235,7 @@ class TrainedModule(GradientLearner):
     def set_aside(self) -> None:
         """Free the memory of the weights and of the optimiser's state."""
         self._optimiser = self._views = self._views_of_moments = None
+        self._copies.forget()
         if not self._freed:
             self._freed = free(self.module)
 

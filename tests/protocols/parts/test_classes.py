@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 
 from codistill.message import Message
 from codistill.protocols import parts
@@ -45,3 +46,19 @@ def test_all_classes_at_once_equal_one_by_one(kind, outputs, seen):
             one_by_one[name, c] = targets[0]
     assert at_once.keys() == one_by_one.keys()
     assert all(np.array_equal(at_once[key], one_by_one[key]) for key in at_once)
+
+
+@pytest.mark.parametrize(("known", "wanted"), [([1, 1, 1], [0, 1, 2, 3]), ([1, 0, 1], [0, 1, 3]), ([0, 0, 0], [])])
+def test_targets_of_the_samples_whose_class_has_one(known, wanted):
+    y = torch.eye(3)[[2, 0, 1, 2]]
+    state = {"told": np.arange(6, dtype=np.float32).reshape(3, 2), "known": np.array(known, dtype=bool)}
+    rows, targets = parts.class_targets(state, y)
+    outputs = torch.arange(8.0).reshape(4, 2)
+    assert torch.equal(parts.chosen(outputs, rows), outputs[wanted])
+    assert torch.equal(targets, torch.from_numpy(state["told"])[y.argmax(dim=1)[wanted]])
+
+
+def test_before_the_first_exchange_no_sample_has_a_target():
+    rows, targets = parts.class_targets({}, torch.eye(3))
+    assert len(targets) == 0
+    assert len(parts.chosen(torch.ones(3, 2), rows)) == 0

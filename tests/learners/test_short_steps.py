@@ -1,0 +1,132 @@
+"""Short steps of an optimiser: the weights and the state that torch's own steps leave, to the bit."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from codistill.learners.optimisers import make_optimiser
+from codistill.learners.short_steps import ShortSteps
+from codistill.learners.torch import TorchLearner
+from codistill.learners.zoo import build
+
+CHOICES = [("adam", 0.0, 0.0), ("adam", 0.0, 0.1), ("adamw", 0.0, 0.1), ("sgd", 0.0, 0.0), ("sgd", 0.9, 0.1)]
+every_optimiser = pytest.mark.parametrize(("optimiser", "momentum", "decay"), CHOICES)
+X = torch.linspace(0, 1, 8 * 784).reshape(8, 1, 28, 28)
+Y = torch.eye(10)[torch.arange(8)]
+
+
+def _learner(optimiser, momentum, decay, module=None):
+    torch.manual_seed(1)
+    module = build("lenet5", (1, 28, 28), 10) if module is None else module
+    chosen = {"optimiser": optimiser, "momentum": momentum, "weight_decay": decay}
+    return TorchLearner(module, lr=0.01, **chosen)
+
+
+def _by_torch(optimiser, momentum, decay, module=None):
+    """The same learner with the same optimiser, given as a function: then torch takes the steps."""
+
+    def make(parameters):
+        return make_optimiser(optimiser, parameters, lr=0.01, weight_decay=decay, momentum=momentum)
+
+    return _learner(make, 0.0, 0.0, module)
+
+
+def _steps(learner, count=3):
+    for _ in range(count):
+        learner.descend(learner.loss(learner(X), Y))
+
+
+def _assert_equal(ours, theirs):
+    mine, other = ours.state(), theirs.state()
+    assert all(torch.equal(value, other["weights"][name]) for name, value in mine["weights"].items())
+    assert mine["optimiser"]["state"].keys() == other["optimiser"]["state"].keys()
+    for number, table in other["optimiser"]["state"].items():
+        assert table.keys() == mine["optimiser"]["state"][number].keys()
+        for name, value in table.items():
+            found = mine["optimiser"]["state"][number][name]
+            assert torch.equal(found, value) if isinstance(value, torch.Tensor) else found == value
+
+
+@every_optimiser
+def test_steps_are_those_of_torch(optimiser, momentum, decay):
+    pair = _learner(optimiser, momentum, decay), _by_torch(optimiser, momentum, decay)
+    assert pair[0].optimiser is not None
+    assert isinstance(pair[0]._short_steps, ShortSteps)
+    assert pair[1].optimiser is not None
+    assert pair[1]._short_steps is None
+    for learner in pair:
+        _steps(learner)
+        learner.set_lr(0.1)
+        _steps(learner)
+    _assert_equal(*pair)
+
+
+@every_optimiser
+def test_they_go_on_where_the_state_was_replaced(optimiser, momentum, decay):
+    pair = [_learner(optimiser, momentum, decay), _by_torch(optimiser, momentum, decay)]
+    for number, learner in enumerate(pair):
+        _steps(learner)
+        saved = copy.deepcopy(learner.state())
+        _steps(learner)
+        learner.restore(saved)  # a new optimiser
+        _steps(learner)
+        go_back = learner.kept()
+        _steps(learner)
+        go_back()  # the same one, with tensors of before
+        _steps(learner)
+        learner.optimiser.load_state_dict(copy.deepcopy(learner.optimiser.state_dict()))  # behind its back
+        _steps(learner)
+        pair[number] = copy.deepcopy(learner)
+        _steps(learner)  # which leaves the copy alone
+        _steps(pair[number], 2)
+    _assert_equal(*pair)
+
+
+class Halves(nn.Module):
+    """Two layers, of which every other pass uses only one."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.passes = nn.Linear(784, 10), nn.Linear(784, 10), 0
+
+    def forward(self, x):
+        self.passes += 1
+        x = x.flatten(1)
+        return self.first(x) + self.second(x) if self.passes % 2 else self.first(x)
+
+
+@every_optimiser
+def test_a_weight_without_a_gradient_stays(optimiser, momentum, decay):
+    torch.manual_seed(2)
+    module = Halves()
+    pair = [_learner(optimiser, momentum, decay, copy.deepcopy(module)),
+            _by_torch(optimiser, momentum, decay, copy.deepcopy(module))]  # fmt: skip
+    for learner in pair:
+        _steps(learner, 1)
+        before = learner.module.second.weight.clone()
+        _steps(learner, 1)
+        assert torch.equal(learner.module.second.weight, before)
+        _steps(learner, 3)
+    _assert_equal(*pair)
+
+
+@every_optimiser
+def test_weights_of_two_kinds(optimiser, momentum, decay):
+    torch.manual_seed(3)
+
+    class Mixed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(784, 5), nn.Linear(5, 10).double()
+
+        def forward(self, x):
+            return self.second(self.first(x.flatten(1)).double()).float()
+
+    module = Mixed()
+    pair = [_learner(optimiser, momentum, decay, copy.deepcopy(module)),
+            _by_torch(optimiser, momentum, decay, copy.deepcopy(module))]  # fmt: skip
+    for learner in pair:
+        _steps(learner)
+    _assert_equal(*pair)
