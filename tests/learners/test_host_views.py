@@ -64,7 +64,7 @@ def test_views_are_valid_until_a_tensor_moves():
     [
         torch.ones(3, dtype=torch.float16),
         torch.ones(3, dtype=torch.bfloat16),
-        torch.ones(4, 6)[:, ::2],
+        torch.ones(4, 7)[:, ::2],
     ],
     ids=["half", "bfloat16", "apart"],
 )
