@@ -68,9 +68,13 @@ def test_they_go_on_where_the_state_was_replaced(optimiser, momentum, decay):
     pair = [_learner(optimiser, momentum, decay), _by_torch(optimiser, momentum, decay)]
     for number, learner in enumerate(pair):
         _steps(learner)
+        learner.set_lr(0.5)
         saved = copy.deepcopy(learner.state())
+        learner.set_lr(1.0)
         _steps(learner)
-        learner.restore(saved)  # a new optimiser
+        learner.restore(saved)  # a new optimiser, and the learning rate of before
+        _steps(learner)
+        learner.set_lr(0.2)
         _steps(learner)
         go_back = learner.kept()
         _steps(learner)

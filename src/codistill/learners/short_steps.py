@@ -10,16 +10,18 @@ from typing import Any
 
 import torch
 
+# What torch.optim itself calls. The names are torch's own affair: where they are others, torch takes the steps.
+_HAS_KERNELS = all(hasattr(torch, name) for name in ("_fused_adam_", "_fused_adamw_", "_fused_sgd_"))
+
 
 class ShortSteps:
     """Steps of an optimiser that `make_optimiser` has made: Adam, AdamW or SGD, fused, with one group."""
 
     def __init__(self, optimiser: torch.optim.Optimizer) -> None:
         self.optimiser = optimiser
-        (self._group,) = optimiser.param_groups
         self._parameters: list[torch.Tensor] = self._group["params"]
         first = self._parameters[0]
-        self._alike = all(p.device.type == "cpu" and p.dtype == first.dtype for p in self._parameters)
+        self._alike = _HAS_KERNELS and all(p.device.type == "cpu" and p.dtype == first.dtype for p in self._parameters)
         self._moments: list[list[torch.Tensor]] = []  # of each kind, one for each parameter
         self._count = torch.empty(0)  # of steps, for each parameter; Adam's
         self._counts: list[Any] = []  # the same, a view for each
@@ -35,6 +37,11 @@ class ShortSteps:
             return
         with torch.no_grad():
             self._step(gradients)  # type: ignore[arg-type]
+
+    @property
+    def _group(self) -> dict[str, Any]:
+        (group,) = self.optimiser.param_groups  # another one, once a state was loaded
+        return group
 
     def _kinds(self) -> tuple[str, ...]:
         if isinstance(self.optimiser, torch.optim.SGD):
