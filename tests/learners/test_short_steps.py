@@ -1,6 +1,8 @@
 """Short steps of an optimiser: the weights and the state that torch's own steps leave, to the bit."""
 
 import copy
+import gc
+import weakref
 
 import pytest
 import torch
@@ -52,10 +54,8 @@ def _assert_equal(ours, theirs):
 @every_optimiser
 def test_steps_are_those_of_torch(optimiser, momentum, decay):
     pair = _learner(optimiser, momentum, decay), _by_torch(optimiser, momentum, decay)
-    assert pair[0].optimiser is not None
-    assert isinstance(pair[0]._short_steps, ShortSteps)
-    assert pair[1].optimiser is not None
-    assert pair[1]._short_steps is None
+    assert isinstance(pair[0]._short_steps_of(pair[0].optimiser), ShortSteps)
+    assert pair[1]._short_steps_of(pair[1].optimiser) is None
     for learner in pair:
         _steps(learner)
         learner.set_lr(0.1)
@@ -80,12 +80,30 @@ def test_they_go_on_where_the_state_was_replaced(optimiser, momentum, decay):
         _steps(learner)
         go_back()  # the same one, with tensors of before
         _steps(learner)
+        go_back = learner.kept()
+        torch.manual_seed(2)
+        learner.reset()
+        _steps(learner)
+        go_back()  # to the optimiser before this one
+        _steps(learner)
         learner.optimiser.load_state_dict(copy.deepcopy(learner.optimiser.state_dict()))  # behind its back
         _steps(learner)
         pair[number] = copy.deepcopy(learner)
         _steps(learner)  # which leaves the copy alone
         _steps(pair[number], 2)
     _assert_equal(*pair)
+
+
+def test_a_learner_that_is_set_aside_keeps_nothing_of_its_optimiser():
+    learner = _learner("adam", 0.0, 0.0)
+    _steps(learner)
+    learner.kept()
+    optimiser = weakref.ref(learner.optimiser)
+    moment = weakref.ref(next(iter(learner.optimiser.state.values()))["exp_avg"])
+    learner.set_aside()
+    gc.collect()
+    assert optimiser() is None
+    assert moment() is None
 
 
 class Halves(nn.Module):

@@ -157,8 +157,9 @@ class TorchLearner(TrainedModule):
     def descend(self, loss: torch.Tensor) -> None:
         """One optimiser step; its state (Adam's moments) is kept across rounds."""
         optimiser = self.optimiser
-        if self._short_steps is not None:
-            self._short_steps.descend(loss)
+        steps = self._short_steps_of(optimiser)
+        if steps is not None:
+            steps.descend(loss)
             return
         optimiser.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]

@@ -50,7 +50,7 @@ class TrainedModule(GradientLearner):
         self._make_optimiser = optimiser
         self._lr, self._weight_decay, self._momentum = lr, weight_decay, momentum
         self._optimiser: torch.optim.Optimizer | None = None
-        self._short_steps: ShortSteps | None = None  # how its steps are taken, where there is a shorter way
+        self._short_steps: ShortSteps | None = None  # of the last optimiser
         self._views: HostViews | None = None  # of the weights
         self._views_of_moments: HostViews | None = None
         self._initial = initial_values(module)
@@ -113,9 +113,15 @@ class TrainedModule(GradientLearner):
                 weight_decay=self._weight_decay,
                 momentum=self._momentum,
             )
-            short = isinstance(self._make_optimiser, str) and self._place == HOST
-            self._short_steps = ShortSteps(self._optimiser) if short else None
         return self._optimiser
+
+    def _short_steps_of(self, optimiser: torch.optim.Optimizer) -> ShortSteps | None:
+        """A shorter way to take its steps, where there is one."""
+        if self._place != HOST or not isinstance(self._make_optimiser, str):
+            return None
+        if self._short_steps is None or self._short_steps.optimiser is not optimiser:
+            self._short_steps = ShortSteps(optimiser)
+        return self._short_steps
 
     def set_lr(self, factor: float, lr: float | None = None) -> None:
         """Set the learning rate of all parameters; the owner's own is kept beside it."""
@@ -234,7 +240,7 @@ class TrainedModule(GradientLearner):
 
     def set_aside(self) -> None:
         """Free the memory of the weights and of the optimiser's state."""
-        self._optimiser = self._views = self._views_of_moments = None
+        self._optimiser = self._short_steps = self._views = self._views_of_moments = None
         self._copies.forget()
         if not self._freed:
             self._freed = free(self.module)
