@@ -106,6 +106,28 @@ def test_a_learner_that_is_set_aside_keeps_nothing_of_its_optimiser():
     assert moment() is None
 
 
+def test_a_return_covers_what_an_optimiser_of_a_users_own_keeps():
+    class Counting(torch.optim.SGD):
+        def step(self, closure=None):
+            for parameter in self.param_groups[0]["params"]:
+                self.state[parameter].setdefault("gradients", []).append(parameter.grad.clone())
+            return super().step(closure)
+
+    learner = _learner(lambda parameters: Counting(parameters, lr=0.1), 0.0, 0.0)
+    _steps(learner, 2)
+    before = copy.deepcopy(learner.state())
+    go_back = learner.kept()
+    for _ in range(2):
+        _steps(learner, 2)
+        go_back()
+        after = learner.state()
+        assert all(torch.equal(value, after["weights"][name]) for name, value in before["weights"].items())
+        for number, table in before["optimiser"]["state"].items():
+            found = after["optimiser"]["state"][number]["gradients"]
+            assert len(found) == len(table["gradients"]) == 2
+            assert all(torch.equal(*pair) for pair in zip(found, table["gradients"], strict=True))
+
+
 class Halves(nn.Module):
     """Two layers, of which every other pass uses only one."""
 

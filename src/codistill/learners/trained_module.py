@@ -221,8 +221,10 @@ class TrainedModule(GradientLearner):
         optimiser, weights, moments = self._optimiser, self._weight_views(), self._moment_views()
         if optimiser is None or weights is None or moments is None:
             return super().kept()
-        kept_weights, kept_moments = weights.copies(), moments.copies()
         tables = [(parameter, dict(table)) for parameter, table in optimiser.state.items()]
+        if any(isinstance(item, dict | list) for _, table in tables for item in table.values()):
+            return super().kept()  # of an optimiser that keeps more than tensors and numbers
+        kept_weights, kept_moments = weights.copies(), moments.copies()
         groups = [{name: item for name, item in group.items() if name != "params"} for group in optimiser.param_groups]
 
         def go_back() -> None:
