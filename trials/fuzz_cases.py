@@ -236,6 +236,9 @@ class _Arrivals:
     def post_end(self, phase: int, sender: str, listeners: Iterable[str]) -> None:
         """Nobody listens."""
 
+    def flush(self) -> None:
+        """Nothing is queued."""
+
     def arrived(self) -> list[Frame]:
         """All messages, and the end of everyone's round."""
         return [*self._frames, *(Frame(ROUND, sender, [], b"", is_end=True) for sender in self._senders)]
