@@ -146,7 +146,6 @@ def test_numbers_of_readers_are_shared_with_forked_processes():
     assert memory.write(b"b" * 100, [1]) == 0
 
 
-@pytest.mark.skipif(not hasattr(os, "sched_setscheduler"), reason="only Linux can be told")
 def test_a_worker_does_not_interrupt_who_wakes_it():
     child = os.fork()
     if not child:

@@ -10,7 +10,7 @@ import torch
 from codistill.protocol import Agent, LearnerError, Message
 from codistill.protocols.parts.aggregation import Aggregation
 
-EVERY = slice(None)  # sample of a batch
+EVERY = slice(None)  # all samples of a batch
 
 
 def class_means(values: np.ndarray, shares: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
