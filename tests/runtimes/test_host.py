@@ -16,6 +16,7 @@ import codistill as cd
 from codistill.agent import Hub
 from codistill.errors import RuntimeFault
 from codistill.message import Message
+from codistill.runtimes.links import Links
 from codistill.runtimes.observers.privacy_guard import PrivacyGuard
 from codistill.runtimes.remote_errors import RemoteError
 
@@ -443,3 +444,29 @@ class Slow(Probe):
 
 def test_waiting_for_a_slow_agent_is_no_deadlock() -> None:
     assert set(_run(Slow(), "processes")) == {"a0", "a1", "a2", "a3"}
+
+
+ORDER: list[str] = []
+
+
+@dataclass(frozen=True, kw_only=True)
+class BusyHub(Probe):
+    """The hub has something to do after it has answered."""
+
+    async def round(self, me: cd.Agent, t: int) -> None:
+        await me.ask_hub(who=me.name)
+
+    async def hub(self, me: Hub, t: int) -> None:
+        heard = await me.gather()
+        ORDER.append("heard")
+        await me.scatter({name: Message.of(number=1) for name in heard})
+        ORDER.append("goes on")
+
+
+def test_the_hub_sends_its_answers_before_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    flush = Links.flush
+    monkeypatch.setattr(Links, "flush", lambda links: (ORDER.append("sends"), flush(links))[1])
+    ORDER.clear()
+    _run(BusyHub(), "processes")
+    start = ORDER.index("heard")
+    assert ORDER[start : start + 3] == ["heard", "sends", "goes on"]
