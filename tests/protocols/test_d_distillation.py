@@ -52,28 +52,103 @@ def _slope(theta: np.ndarray, z: np.ndarray) -> np.ndarray:
     return slope
 
 
-def _by_hand(steps: int, form: str, start: str, weight: float, z_step: float, factor: Any) -> tuple[Any, Any]:
+def _by_hand(
+    steps: int, form: str, start: str, weight: float, z_step: float, factor: Any, every: int = 1, between: str = "pull"
+) -> tuple[Any, Any]:
     """θ and z of all three devices after some iterations; `weight` and `z_step` are those of the mean form."""
     theta = [each.copy() for each in THETA]
     own = [softmax(each * POINTS) for each in theta]
     z = [each.copy() if start == "own" else np.full((2, 2), 0.5) for each in own]
     for t in range(steps):
         s = [softmax(each * POINTS) for each in theta]
-        mixed = [sum(W[n, m] * z[m] for m in range(3)) for n in range(3)]
+        due = t % every == 0
+        mixed = [sum((W if due else np.eye(3))[n, m] * z[m] for m in range(3)) for n in range(3)]
         rate = RATE * factor(t)
         for n in range(3):
             (x,), (y,) = PRIVATE[n]
             loss = (softmax(theta[n] * x[0]) - np.eye(2)[y]) * x[0]
             if form == "printed":  # M_n = 1, Q = 2, N = 3, β = weight
-                target, step = z[n], 2 * weight * rate
-                slope = 1 * loss + weight * 2 / 3 * _slope(theta[n], target)
+                target, step, pull = z[n], 2 * weight * rate, weight * 2 / 3
             else:
-                target, step = mixed[n], z_step
-                slope = loss + weight * _slope(theta[n], target)
-            theta[n] = theta[n] - rate * slope
+                target, step, pull = mixed[n], z_step, weight
+            if not due:
+                step, pull = (step if between == "step" else 0.0), (0.0 if between == "nothing" else pull)
+            theta[n] = theta[n] - rate * (loss + pull * _slope(theta[n], target))
             mixed[n] = mixed[n] - step * (target - s[n])
         z = mixed
     return theta, z
+
+
+@pytest.mark.parametrize("between", ["pull", "step", "nothing"])
+@pytest.mark.parametrize(
+    "form", [{"weight": 1.5, "z_step": 0.3}, {"form": "printed", "beta": 0.8, "lr": RATE}], ids=str
+)
+def test_between_communications_as_by_hand(form: dict[str, Any], between: str) -> None:
+    """Of four iterations those at 0 and 3 communicate; in rounds of two, 2 has the z of the round before.
+
+    "nothing": ∇ℓ alone. "pull": (5) with the z of the last communication, z stays. "step": (5) and (6) with W = I.
+    """
+    protocol = cd.DDistillation(local_steps=2, every=3, between=between, start="uniform", **form)
+    agents = _run(protocol, 2)
+    weight = form.get("weight", form.get("beta"))
+    theta, z = _by_hand(4, form.get("form", "mean"), "uniform", weight, 0.3, lambda t: 1.0, 3, between)
+    for n, agent in enumerate(agents):
+        np.testing.assert_allclose(agent.learner.module.weight.detach().numpy()[:, 0], theta[n], atol=2e-6)
+        np.testing.assert_allclose(agent.state["z"], z[n], atol=2e-6)
+    others = {_by_hand(4, form.get("form", "mean"), "uniform", weight, 0.3, lambda t: 1.0, 3, each)[0][0][0]
+              for each in ("pull", "step", "nothing")}  # fmt: skip
+    assert len(others) == 3  # readings that can be told apart
+    assert max(others) - min(others) > 1e-4
+
+
+def test_there_is_no_pull_towards_points_on_which_nobody_was_heard() -> None:
+    """All messages lost: in the form "mean" the steps between communications are those on the private loss alone."""
+    lost = [cd.Fault(kind="drop")]
+    runs = [_run(cd.DDistillation(local_steps=4, every=2, between=how), faults=lost) for how in ("pull", "nothing")]
+    for pulled, not_pulled in zip(*runs, strict=True):
+        assert torch.equal(pulled.learner.module.weight, not_pulled.learner.module.weight)
+
+
+def test_a_device_without_gradients_sees_the_same_points_as_one_with() -> None:
+    """between = "step": S_t is drawn for every iteration, also where a box only agrees on every other one.
+
+    Q = 6 points, b = 2, every = 2: of the batches of iterations 0, 1, 2 those of 0 and 2 are exchanged; all are met.
+    """
+    public = np.linspace(-1, 1, 6)[:, None]
+    agents = [
+        cd.Agent("d0", Teller([0.9, 0.1]), [[0.0]], [0]),
+        cd.Agent("d1", _device(THETA[1], lr=1e-12), *PRIVATE[1]),
+    ]
+    protocol = cd.DDistillation(local_steps=3, every=2, network_batch=2, between="step", z_step=0.0, weight=0.0)
+    cd.Federation(agents, protocol, public=public, classes=2, topology=cd.Topology.complete(["d0", "d1"])).run(
+        1, runtime="simulation", alone=False, progress=False
+    )
+    agreed, own = agents[0].state["z"], np.array([0.9, 0.1])
+    assert agents[0].state["met"].all()
+    assert agents[1].state["met"].all()
+    local = np.abs(agreed - own).max(axis=1) < 1e-6
+    assert local.sum() == 2  # the points of iteration 1, which nobody exchanged
+    theirs = softmax(THETA[1] * public)
+    np.testing.assert_allclose(agreed[~local], (own + theirs[~local]) / 2, atol=1e-5)
+    np.testing.assert_allclose(agents[1].state["z"][~local], agreed[~local], atol=1e-6)
+
+
+@pytest.mark.parametrize("k", [1, 3])
+def test_top_k_of_flat_soft_decisions_does_not_make_a_network_confident(k: int) -> None:
+    """γ = λ = 0 and equal θ: z ← W z keeps s = (.19, .09, ..., .09) however often it is sent, and so does top-K of it.
+
+    The missing mass is spread evenly over the entries left out: .09 each, for any K.
+    """
+    flat = np.array([0.19] + [0.09] * 9)
+    agents = [cd.Agent(name, _device(np.log(flat), lr=1e-12), [[1.0]], [0]) for name in NAMES]
+    protocol = cd.DDistillation(local_steps=30, z_step=0.0, weight=0.0)
+    federation = cd.Federation(
+        agents, protocol, public=np.ones((32, 1)), classes=10, topology=cd.Topology(NAMES, PATH),
+        compression=cd.Compression(top_k=k),
+    )  # fmt: skip
+    federation.run(1, runtime="simulation", alone=False, progress=False)
+    for agent in agents:
+        np.testing.assert_allclose(agent.state["z"], np.tile(flat, (32, 1)), atol=1e-5)
 
 
 @pytest.mark.parametrize("start", ["own", "uniform"])
@@ -127,8 +202,9 @@ def test_consensus_error_falls_as_lemma_4_says() -> None:
 
 @pytest.mark.long
 def test_the_gradient_of_2_goes_to_zero() -> None:
-    """Theorem 3: ∇_θn [ℓ_n + β/N Σ_x |mean of all s - s_n|²] → 0; convex in θ for logistic regression.
+    """Theorem 3, (7): ∇_θn [ℓ_n + β/(N - 1) Σ_x |mean of all s - s_n|²] → 0; convex in θ for logistic regression.
 
+    s_n is part of the mean: β/(N - 1) · 2 (s_n - mean)(1 - 1/N) = 2 β/N · (s_n - mean), as below with the mean fixed.
     Labels are soft, so that the private loss alone has its minimum at a finite θ.
     """
     soft = [[[0.8, 0.2]], [[0.3, 0.7]], [[0.6, 0.4]]]

@@ -18,7 +18,7 @@ from codistill.message import Message
 from codistill.wire.codec import decode, encode, encode_packed
 from codistill.wire.compression import Compression
 from codistill.wire.packing import BODY, EXPANSION, Form
-from codistill.wire.quantise import groups
+from codistill.wire.quantise import dequantise, groups, quantise
 from codistill.wire.topk import probability_rows
 
 repeatable = settings(derandomize=True, database=None, deadline=None, max_examples=35)
@@ -188,10 +188,12 @@ def simplex(rng, rows, columns, dtype):
 @pytest.mark.parametrize("bits", [0, 8, 16])
 @pytest.mark.parametrize("k", [0, 1, 3])
 def test_probabilities_stay_probabilities(dtype, bits, k):
-    """Rows sum to 1 again, to the rounding of their dtype.
+    """Rows sum to 1 again, to the rounding of their dtype; the k largest as they were, and 1 - Σ kept over the others.
 
-    In 8 bits each is within a step s ≤ 1/255, and their sum within s/2 of 1 before it is made 1. In 16 bits each is
-    within 2^-11 of its magnitude, and so is their sum. |(xᵢ + eᵢ)/(1 + d) - xᵢ| ≤ (|eᵢ| + xᵢ·|d|)/(1 - |d|).
+    In 8 bits each is within a step s ≤ 1/255, and their sum within s/2 of 1 before it is made 1; the sum of the k
+    kept is at most a step too low, and the others share that. In 16 bits each that is kept is within 2^-11 of its
+    magnitude, and so is their sum, which the n - k others share.
+    |(xᵢ + eᵢ)/(1 + d) - xᵢ| ≤ (|eᵢ| + xᵢ·|d|)/(1 - |d|).
     """
     rng = np.random.default_rng(0)
     for _ in range(200):
@@ -200,14 +202,52 @@ def test_probabilities_stay_probabilities(dtype, bits, k):
         found = there_and_back(p, bits, k)
         assert (found >= 0).all()
         assert np.abs(found.sum(axis=1) - 1).max() <= 16 * np.finfo(dtype).eps
-        expected = p
-        if k:
-            kept = np.argsort(-p, axis=1, kind="stable")[:, :k]
-            expected = np.zeros_like(p)
-            np.put_along_axis(expected, kept, np.take_along_axis(p, kept, 1), axis=1)
-            expected /= expected.sum(axis=1, keepdims=True)
-        e, d = {0: (0.0, 0.0), 8: (1 / 255, 1 / 510), 16: (2.0**-11 * expected, 2.0**-11)}[bits]
+        expected, is_kept = spread_top(p, k)
+        sixteen = 2.0**-11 * np.where(is_kept, expected, 1 / max(n - k, 1))
+        e, d = {0: (0.0, 0.0), 8: (1 / 255, 1 / 510), 16: (sixteen, 2.0**-11)}[bits]
         assert (np.abs(found - expected) <= (e + expected * d) / (1 - d) + 1e-6).all()
+
+
+def spread_top(p, k):
+    """The k largest of each row (0: all), and the missing mass spread evenly over the others; which are kept."""
+    kept = np.argsort(-p, axis=1, kind="stable")[:, : k or p.shape[1]]
+    is_kept = np.zeros(p.shape, dtype=bool)
+    np.put_along_axis(is_kept, kept, True, axis=1)
+    missing = 1 - np.where(is_kept, p, 0).sum(axis=1, keepdims=True)
+    return np.where(is_kept, p, missing / max(p.shape[1] - is_kept[0].sum(), 1)), is_kept
+
+
+@pytest.mark.parametrize("bits", [0, 8, 16])
+@pytest.mark.parametrize("k", [1, 2, 3])
+def test_top_k_makes_no_row_of_probabilities_more_confident(k, bits):
+    """Sent on again and again, a flat row stays flat: 1/10 each, and 0.13, 0.12, 0.11 beside seven of 0.64/7.
+
+    Renormalised, three kept entries of 1/10 would be 1/3 each.
+    """
+    flat = np.full((2, 10), 0.1, np.float32)
+    flat[1] = [0.13, 0.12, 0.11, *[0.64 / 7] * 7]
+    found = flat
+    for _ in range(20):
+        found = there_and_back(found, bits, k)
+    expected, _ = spread_top(flat, k)
+    np.testing.assert_allclose(found, expected, atol={0: 1e-6, 8: 1.5 * 0.04 / 255, 16: 2.0**-11}[bits])
+    assert found.max(axis=1) == pytest.approx([0.1, 0.13], abs=1e-3)
+
+
+@pytest.mark.parametrize("width", [4, 10, 300])
+def test_eight_bits_of_kept_probabilities_never_exceed_one(width):
+    """Codes of confident rows: Σ (low + code · step) of the kept ones is at most 1, so that nothing is cut off them."""
+    rng, k = np.random.default_rng(0), 3
+    for concentration in (0.01, 0.1, 1.0):
+        p = rng.dirichlet(np.full(width, concentration), 200).astype(np.float32)
+        kept = np.sort(p, axis=1)[:, -k:]
+        steps, codes = quantise(kept, sums="not exceeded")
+        sums = dequantise(steps, codes, kept.shape, np.dtype(np.float64)).sum(axis=1)
+        true = kept.sum(axis=1, dtype=np.float64)
+        assert (sums <= true + 1e-6).all()
+        assert (sums >= true - steps[0, 1] * (1 + 1e-4)).all()
+    one_hot = np.eye(10, dtype=np.float32)
+    np.testing.assert_allclose(there_and_back(one_hot, bits=8, k=3), one_hot, atol=1e-6)
 
 
 def test_many_small_probabilities_keep_their_mass():
@@ -226,9 +266,10 @@ def test_what_counts_as_probabilities():
     assert probability_rows(np.array([0.25, 0.75])).all()
 
 
-def test_in_an_array_of_both_kinds_each_row_is_treated_as_what_it_is():
+def test_in_an_array_of_both_kinds_each_row_keeps_its_sum():
+    """The mean of those left out is (0.1 + 0)/2 = (1 - 0.9)/2: probabilities need no rule of their own."""
     x = np.array([[0.6, 0.3, 0.1, 0.0], [4.0, 3.0, 1.0, -3.0]], np.float32)
-    np.testing.assert_allclose(there_and_back(x, k=2), [[2 / 3, 1 / 3, 0, 0], [4, 3, -1, -1]], rtol=1e-6)
+    np.testing.assert_allclose(there_and_back(x, k=2), [[0.6, 0.3, 0.05, 0.05], [4, 3, -1, -1]], rtol=1e-6)
 
 
 # --- whole messages -------------------------------------------------------------------------------

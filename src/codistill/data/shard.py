@@ -122,7 +122,11 @@ class PublicData:
     def batches(self, t: int, size: int, steps: int | None = None) -> Iterator[PublicBatch]:
         """One pass in a new order, or exactly `steps` batches, passing over the data as often as needed."""
         for chosen in _steps(len(self), size, steps, self.seed, "public", "batches", t):
-            yield PublicBatch(chosen.numpy(), uploaded(self._inputs[chosen]))
+            yield self.batch(chosen.numpy())
+
+    def batch(self, ids: np.ndarray) -> PublicBatch:
+        """These samples, such as those of an earlier batch."""
+        return PublicBatch(ids, uploaded(self._inputs[torch.from_numpy(ids)]))
 
 
 def as_releases(given: Any, samples: int, owner: str) -> np.ndarray:

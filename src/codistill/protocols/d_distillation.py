@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,15 +22,16 @@ class DDistillation(Protocol):
     W: communication matrix; Q: public points; N: agents; M_n: private samples. In iteration t, on the common
     random public batch S_t (b points, from the seed, no message) each agent
     1. sends z^n(x) to its neighbours and hears theirs,
-    2. steps down M_n ℓ + (β Q / N) mean |s - z|², (5),
+    2. steps down M_n ℓ + (β Q / N) mean |s - z|², (5); this minimises (2) with ρ = β / (N - 1), see (7),
     3. takes z^n ← Σ_m w_nm z^m - 2 β η_t (z^n - s), (6).
 
     `form` = "printed" is that. "mean", the default, is what works in practice: ℓ + λ mean |s - z|² with z after the
     consensus step, and z ← z - γ (z - s); there λ = β Q / (N M_n) and γ = 2 β η_t are fields of their own, since
     printed scaling hardly moves z (γ of 2e-4). `start`: z begins as the agent's own soft-decision when a point is
-    first met, or uniform. A learner without gradients keeps s from the start of the round, and is fitted anew at
-    its end on its labels and on z for λ M_n at most of the points it has met.
-    Deviations of "mean": above. In `warm_up` rounds nobody communicates.
+    first met, or uniform. `between`: in iterations without communication a model is pulled towards the z agreed on
+    last; "step" is the paper's reading (as in what it cites for τ), steps 2 and 3 with W = I. A learner without
+    gradients keeps s from the start of the round, and is fitted anew at its end on its labels and on z for λ M_n at
+    most of the points it has met. Deviations of "mean" and "pull": above. In `warm_up` rounds nobody communicates.
     """
 
     name = "d_distillation"
@@ -45,6 +47,10 @@ class DDistillation(Protocol):
     schedule: str = setting("constant", "how η_t continues; summable: as Theorem 3 needs", choices=parts.SCHEDULES)
     decay: float = setting(0.95, "factor per round of the schedule 'decayed'", above=0, at_most=1)
     every: int = setting(1, "τ, iterations between communications, counted over all rounds", at_least=1)
+    between: str = setting(
+        "pull", "iterations between communications: pull towards z, step without neighbours, or nothing",
+        choices=("pull", "step", "nothing"),
+    )  # fmt: skip
     network_batch: int = setting(32, "b, public points per communication", at_least=1)
     form: str = setting("mean", "scaling of (5) and (6); see the page of the protocol", choices=("mean", "printed"))
     weight: float = setting(2.0, "λ of the form 'mean', the pull of a model towards z", at_least=0)
@@ -57,34 +63,39 @@ class DDistillation(Protocol):
         """No point has been met yet; a learner without gradients is fitted."""
         me.state["z"] = np.full((len(me.public), me.shard.classes), 1 / me.shard.classes, dtype=np.float32)
         me.state["met"] = np.zeros(len(me.public), dtype=bool)
+        me.state["last"] = np.zeros(0, dtype=np.int64)  # points of the last communication
         if Ability.GRADIENTS not in me.learner.abilities:
             me.learner.fit(me.shard.x, me.shard.targets)
 
     async def round(self, me: Agent, t: int) -> None:
         """Iterations, some of which communicate."""
         due = parts.communication_steps(t, self.local_steps, self.every) if t >= self.warm_up else range(0)
-        points = me.public.batches(t, self.network_batch, len(due))  # S_t of each communication
+        # The iterations that have a batch S_t
+        steps = range(self.local_steps) if self.between == "step" and t >= self.warm_up else due
+        points = me.public.batches(t, self.network_batch, len(steps))
         if Ability.GRADIENTS not in me.learner.abilities:
-            return await self._round_by_fitting(me, t, due, points)
+            return await self._round_by_fitting(me, t, due, zip(steps, points, strict=True))
         own, pull = self._weights(me)
         for i, (x, y) in enumerate(me.shard.batches(t, self.batch_size, steps=self.local_steps)):
             factor = self._lr_factor(t, i)
             parts.set_lr(me, factor, self.lr)
             loss = own * me.learner.loss(me.learner(x), y)
-            if i in due:
+            if i in steps:
                 ids, u = next(points)
                 s = torch.softmax(me.learner(u), dim=1)
-                z = await self._agree(me, ids, s.detach().numpy(), factor)
-                if z is not None:
-                    loss = loss + pull * (s - torch.from_numpy(z)).square().sum(dim=1).mean()
+                z = await self._agree(me, ids, s.detach().numpy(), factor, i in due)
+            elif len(last := me.state["last"]) and self.between == "pull" and t >= self.warm_up:
+                s, z = torch.softmax(me.learner(me.public.batch(last).x), dim=1), me.state["z"][last]
+            else:
+                z = None
+            if z is not None:
+                loss = loss + pull * (s - torch.from_numpy(z)).square().sum(dim=1).mean()
             me.learner.descend(loss)  # (5)
 
-    async def _round_by_fitting(
-        self, me: Agent, t: int, due: range, points: Iterator[tuple[np.ndarray, torch.Tensor]]
-    ) -> None:
+    async def _round_by_fitting(self, me: Agent, t: int, due: range, points: Iterable[Any]) -> None:
         s = parts.on_simplex(me.learner.predict(me.public.x))
-        for i, (ids, _) in zip(due, points, strict=True):
-            await self._agree(me, ids, s[ids], self._lr_factor(t, i))
+        for i, (ids, _) in points:
+            await self._agree(me, ids, s[ids], self._lr_factor(t, i), i in due)
         own, pull = self._weights(me)
         met = np.flatnonzero(me.state["met"])
         # As many points beside the labels as their terms weigh in (5): pull / own to one.
@@ -93,16 +104,18 @@ class DDistillation(Protocol):
             x = np.concatenate([me.shard.x, me.public.x[met]])
             me.learner.fit(x, np.concatenate([me.shard.targets, me.state["z"][met]]))
 
-    async def _agree(self, me: Agent, ids: np.ndarray, s: np.ndarray, factor: float) -> np.ndarray | None:
-        """Steps 1 and 3 on some points; returns the z of step 2, or None where nobody was heard."""
+    async def _agree(self, me: Agent, ids: np.ndarray, s: np.ndarray, factor: float, due: bool) -> np.ndarray | None:
+        """Steps 1 (if `due`) and 3 on some points; returns the z of step 2, or None where nobody was heard."""
         z, met = me.state["z"], me.state["met"]
         s = np.where(np.isfinite(s), s, z[ids])  # a model that has diverged passes on what others say
         if self.start == "own":
             z[ids[~met[ids]]] = s[~met[ids]]
         met[ids] = True
-        mine = z[ids]
-        heard = parts.accepted_probabilities(me, await me.exchange(z=mine, expect={"z": mine}), "z")
-        mixed = me.mix(mine, heard)  # Σ_m w_nm z^m
+        mixed = mine = z[ids]
+        heard = {}
+        if due:
+            heard = parts.accepted_probabilities(me, await me.exchange(z=mine, expect={"z": mine}), "z")
+            mixed = me.mix(mine, heard)  # Σ_m w_nm z^m
         if self.form == "printed":
             used, step = mine, 2 * self.beta * (self.lr or 0.0) * factor
         else:
@@ -111,7 +124,9 @@ class DDistillation(Protocol):
         z[ids] = parts.on_simplex(mixed - step * (used - s))
         if heard:
             me.measure(me.name, consensus_error=float(np.square(mixed - mine).sum(axis=1).mean()))
-        return used if heard or self.form == "printed" else None
+        learns = heard or not due or self.form == "printed"
+        me.state["last"] = ids if learns else ids[:0]
+        return used if learns else None
 
     def _weights(self, me: Agent) -> tuple[float, float]:
         """(5): M_n ℓ + (β Q / N) mean |s - z|², or ℓ + λ mean |s - z|²."""

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from codistill.wire.quantise import dequantise, groups, halve, quantise, steps_dtype, unhalve
-from codistill.wire.topk import keep, probability_rows, renormalise, spread
+from codistill.wire.topk import keep, renormalise, spread
 
 BODY = "~"  # the array of a message that holds what is packed
 EXPANSION = 1024  # arrays may be at most this many times as long as the message that they are packed in
@@ -102,9 +102,11 @@ class Form:
         """The array's bytes in the body."""
         arrays: list[np.ndarray] = []
         if self.k:
-            columns, x = keep(x, self.k, probability_rows(x))
+            columns, x = keep(x, self.k, fill=not self.probable)
             arrays.append(columns)
-        arrays += quantise(x, sums=self.probable) if self.bits == 8 else halve(x) if self.bits == 16 else (x,)
+        # The receiver spreads what kept probabilities leave of 1: they must not exceed it.
+        sums = "" if not self.probable else "not exceeded" if self.k else "kept"
+        arrays += quantise(x, sums=sums) if self.bits == 8 else halve(x) if self.bits == 16 else (x,)
         return b"".join(_planes(a.astype(dtype)) for a, (dtype, _) in zip(arrays, self._parts(), strict=True))
 
     def unpack(self, data: np.ndarray) -> np.ndarray:

@@ -13,6 +13,7 @@ import numpy as np
 
 LARGEST = 1e300  # beyond, differences leave float64
 _STEPS = 255
+_ROUNDING = 1e-4  # of a step: by this a whole number of steps may seem to be missing for the rounding of floats
 _WORTH = 16  # rows have steps of their own where these take at most a 16th of what the codes take
 
 
@@ -27,10 +28,11 @@ def groups(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
     return math.prod(shape[:-1]) if wide else 1
 
 
-def quantise(x: np.ndarray, *, sums: bool = False) -> tuple[np.ndarray, np.ndarray]:
+def quantise(x: np.ndarray, *, sums: str = "") -> tuple[np.ndarray, np.ndarray]:
     """Steps, as rows (smallest, step), and codes 0..255 of all numbers, flat: x ≈ smallest + code · step.
 
-    Each is rounded to the nearest; with `sums` some of them to the other side, so that rows keep their sums.
+    Each is rounded to the nearest. With `sums` some of them to the other side: "kept", so that rows keep their sums, or
+    "not exceeded", so that no row gets a larger one.
     """
     flat = x.reshape(groups(x.shape, x.dtype), -1).astype(np.float64)
     low, high = flat.min(axis=1), flat.max(axis=1)
@@ -40,18 +42,19 @@ def quantise(x: np.ndarray, *, sums: bool = False) -> tuple[np.ndarray, np.ndarr
         short = step.astype(np.float64) * _STEPS < high - low
         step[short] = np.nextafter(step[short], np.array(np.inf, step.dtype))
         exact = (flat - low[:, None]) / np.where(step > 0, step, 1).astype(np.float64)[:, None]
-    codes = _rounded_rows(exact.reshape(x.shape)) if sums else np.rint(exact)
+    codes = _rounded_rows(exact.reshape(x.shape), down=sums == "not exceeded") if sums else np.rint(exact)
     return np.stack([low.astype(step.dtype), step], axis=1), codes.astype(np.uint8).ravel()
 
 
-def _rounded_rows(x: np.ndarray) -> np.ndarray:
-    """Rows of integers, each the floor or the ceiling of its number, that keep the sum of the row up to rounding.
+def _rounded_rows(x: np.ndarray, *, down: bool) -> np.ndarray:
+    """Rows of integers, each the floor or the ceiling of its number, with the sum of the row, rounded (`down`).
 
     Many small probabilities would all be rounded to 0 and lose their mass: the largest remainders are rounded up.
     """
     whole = np.floor(x)
     remainders = x - whole
-    missing = np.rint(remainders.sum(axis=-1, keepdims=True))
+    missing = remainders.sum(axis=-1, keepdims=True)
+    missing = np.floor(missing + _ROUNDING) if down else np.rint(missing)
     rank = np.argsort(np.argsort(-remainders, axis=-1, kind="stable"), axis=-1, kind="stable")
     return np.asarray(whole + (rank < missing))
 

@@ -1,9 +1,11 @@
 """The K largest entries of each row with their columns; and which rows are probabilities.
 
-In a row of probabilities the kept entries are renormalised, and the others become 0. In any other row the others
-become their mean: it has the least squared error, the row keeps its sum, and no dropped entry exceeds a kept one.
-(Logits keep their largest entries and the ratios between these; the mass of the others is slightly underestimated.
-Since the fill keeps sums, the residue of error feedback stays bounded.)
+The entries left out become their mean: it has the least squared error, the row keeps its sum, and no dropped entry
+exceeds a kept one. A row of probabilities needs no mean in the message: its kept entries travel unchanged, and the
+receiver spreads 1 - Σ kept evenly over the others. (Renormalising the kept entries instead would make flat rows
+confident, and repeated exchange would feed that back.) Logits keep their largest entries and the ratios between these;
+the mass of the others is slightly underestimated. Since the fill keeps sums, the residue of error feedback stays
+bounded.
 """
 
 from __future__ import annotations
@@ -29,23 +31,24 @@ def renormalise(x: np.ndarray) -> np.ndarray:
     return np.asarray(positive / np.where(sums > 0, sums, 1).astype(x.dtype))
 
 
-def keep(x: np.ndarray, k: int, probable: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Columns (n, k) in ascending order; their entries and, unless all rows are probabilities, the fill."""
+def keep(x: np.ndarray, k: int, *, fill: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Columns (n, k) in ascending order, and their entries; with `fill` a last column, the mean of the others."""
     columns = np.sort(np.argsort(-x, axis=1, kind="stable")[:, :k], axis=1)
     kept = np.take_along_axis(x, columns, axis=1)
-    kept[probable] = renormalise(kept[probable])
-    if probable.all():
+    if not fill:
         return columns, kept
     left_out = np.ones(x.shape, dtype=bool)
     np.put_along_axis(left_out, columns, False, axis=1)
-    mean = x.mean(axis=1, dtype=np.float64, where=left_out).astype(x.dtype)
-    return columns, np.column_stack([kept, np.where(probable, 0, mean).astype(x.dtype)])
+    return columns, np.column_stack([kept, x.mean(axis=1, dtype=np.float64, where=left_out).astype(x.dtype)])
 
 
 def spread(columns: np.ndarray, values: np.ndarray, width: int) -> np.ndarray:
-    """The rows in their full width again."""
+    """The rows in their full width again; without a column of fills they are probabilities."""
     k = columns.shape[1]
-    fill = values[:, k:] if values.shape[1] > k else np.zeros((len(values), 1), values.dtype)
+    fill = values[:, k:]
+    if values.shape[1] == k:
+        missing = 1 - values.sum(axis=1, keepdims=True, dtype=np.float64)
+        fill = (np.maximum(missing, 0) / (width - k)).astype(values.dtype)
     rows = np.repeat(fill, width, axis=1)
     np.put_along_axis(rows, columns, values[:, :k], axis=1)
     return rows
