@@ -108,8 +108,8 @@ def test_no_protocol_inherits_from_another(path: Path) -> None:
 
 @pytest.mark.parametrize("path", PROTOCOL_FILES, ids=lambda path: path.stem)
 def test_a_protocol_file_is_short(path: Path) -> None:
-    # Conditions of its printed form, and three readings of τ; the ensemble it predicts with; two ways to talk, and what each agent chooses;
-    # two kinds of models, with and without rounds.
+    # Conditions of its printed form, and three readings of τ; the ensemble it predicts with; two ways to talk, and
+    # what each agent chooses; two kinds of models, with and without rounds.
     longest = {"d_distillation": 180, "ekd": 160, "crs": 160, "fedmd": 140}
     assert len(path.read_text().splitlines()) <= longest.get(path.stem, 130)
 
