@@ -109,6 +109,17 @@ def test_there_is_no_pull_towards_points_on_which_nobody_was_heard() -> None:
         assert torch.equal(pulled.learner.module.weight, not_pulled.learner.module.weight)
 
 
+def test_the_pull_is_to_points_of_the_last_tau_communications() -> None:
+    """Of 12 iterations 0, 3, 6, 9 communicate, on batches S_0 ... S_3 of two: with τ = 3 the last three are kept."""
+    public = np.linspace(-1, 1, 20)[:, None]
+    agents = [cd.Agent(name, _device(THETA[n]), *PRIVATE[n]) for n, name in enumerate(NAMES)]
+    protocol = cd.DDistillation(local_steps=12, every=3, network_batch=2)
+    federation = cd.Federation(agents, protocol, public=public, classes=2, topology=cd.Topology(NAMES, PATH))
+    federation.run(1, runtime="simulation", alone=False, progress=False)
+    batches = [ids for ids, _ in agents[0].public.batches(0, 2, 4)]
+    assert agents[0].state["recent"].tolist() == np.concatenate(batches[1:]).tolist()
+
+
 def test_a_device_without_gradients_sees_the_same_points_as_one_with() -> None:
     """between = "step": S_t is drawn for every iteration, also where a box only agrees on every other one.
 

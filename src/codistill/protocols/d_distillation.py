@@ -29,7 +29,7 @@ class DDistillation(Protocol):
     consensus step, and z ← z - γ (z - s); there λ = β Q / (N M_n) and γ = 2 β η_t are fields of their own, since
     printed scaling hardly moves z (γ of 2e-4). `start`: z begins as the agent's own soft-decision when a point is
     first met, or uniform. `between`: in iterations without communication a model is pulled towards the z agreed on
-    last; "step" is the paper's reading (as in what it cites for τ), steps 2 and 3 with W = I. A learner without
+    lately; "step" is the paper's reading (as in what it cites for τ), steps 2 and 3 with W = I. A learner without
     gradients keeps s from the start of the round, and is fitted anew at its end on its labels and on z for λ M_n at
     most of the points it has met. Deviations of "mean" and "pull": above. In `warm_up` rounds nobody communicates.
     """
@@ -63,7 +63,7 @@ class DDistillation(Protocol):
         """No point has been met yet; a learner without gradients is fitted."""
         me.state["z"] = np.full((len(me.public), me.shard.classes), 1 / me.shard.classes, dtype=np.float32)
         me.state["met"] = np.zeros(len(me.public), dtype=bool)
-        me.state["last"] = np.zeros(0, dtype=np.int64)  # points of the last communication
+        me.state["recent"] = np.zeros(0, dtype=np.int64)  # points of the last τ communications, newest last
         if Ability.GRADIENTS not in me.learner.abilities:
             me.learner.fit(me.shard.x, me.shard.targets)
 
@@ -76,6 +76,7 @@ class DDistillation(Protocol):
         if Ability.GRADIENTS not in me.learner.abilities:
             return await self._round_by_fitting(me, t, due, zip(steps, points, strict=True))
         own, pull = self._weights(me)
+        draw = me.rng("between")
         for i, (x, y) in enumerate(me.shard.batches(t, self.batch_size, steps=self.local_steps)):
             factor = self._lr_factor(t, i)
             parts.set_lr(me, factor, self.lr)
@@ -84,8 +85,9 @@ class DDistillation(Protocol):
                 ids, u = next(points)
                 s = torch.softmax(me.learner(u), dim=1)
                 z = await self._agree(me, ids, s.detach().numpy(), factor, i in due)
-            elif len(last := me.state["last"]) and self.between == "pull" and t >= self.warm_up:
-                s, z = torch.softmax(me.learner(me.public.batch(last).x), dim=1), me.state["z"][last]
+            elif len(recent := me.state["recent"]) and self.between == "pull" and t >= self.warm_up:
+                ids, u = me.public.batch(draw.permutation(recent)[: self.network_batch])
+                s, z = torch.softmax(me.learner(u), dim=1), me.state["z"][ids]
             else:
                 z = None
             if z is not None:
@@ -124,9 +126,12 @@ class DDistillation(Protocol):
         z[ids] = parts.on_simplex(mixed - step * (used - s))
         if heard:
             me.measure(me.name, consensus_error=float(np.square(mixed - mine).sum(axis=1).mean()))
-        learns = heard or not due or self.form == "printed"
-        me.state["last"] = ids if learns else ids[:0]
-        return used if learns else None
+        if not heard and due and self.form == "mean":
+            return None
+        before = me.state["recent"]
+        recent = np.concatenate([before[~np.isin(before, ids)], ids])
+        me.state["recent"] = recent[-self.every * self.network_batch :]
+        return used
 
     def _weights(self, me: Agent) -> tuple[float, float]:
         """(5): M_n ℓ + (β Q / N) mean |s - z|², or ℓ + λ mean |s - z|²."""
