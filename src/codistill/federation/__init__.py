@@ -19,6 +19,7 @@ from codistill.devices import CPU
 from codistill.errors import RecipeError
 from codistill.faults import Fault, Faults
 from codistill.federation.checks import (
+    agree_on_all_columns,
     agree_on_all_labels,
     as_agents,
     as_compression,
@@ -87,10 +88,13 @@ class Federation:
             check_pair(agent._test, f"The test data of agent '{agent.name}'")
         encoding = agree_on_all_labels(agents, test, classes, task)
         classes = encoding.classes
-        for agent in agents:
-            agent.settle(classes, encoding)
         shared = None if public is None else as_public_data(public, seed)
-        tested = None if test is None else encoded_samples(*test, encoding, "the test set")
+        columns, notes = agree_on_all_columns(agents, test, shared)
+        for agent in agents:
+            agent.settle(classes, encoding, columns)
+        if shared is not None:
+            shared.order_columns(columns)
+        tested = None if test is None else encoded_samples(*test, encoding, "the test set", columns)
         check_shapes(agents, tested, shared)
         samples = sum(len(agent.shard) for agent in agents)
         if protocol.pools_data:
@@ -117,6 +121,8 @@ class Federation:
             watchers=tuple(watchers),
             encoding=encoding,
             clock=as_clock(clock, protocol, names),
+            columns=columns,
+            notes=tuple(notes),
         ).introduce()
         self.description = replace(self.description, scores=_scores(self.description, scores))
         check_abilities(agents, protocol, shared)

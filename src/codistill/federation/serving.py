@@ -25,7 +25,16 @@ import numpy as np
 from codistill.arguments import checked_arguments
 from codistill.certs.credentials import Credentials
 from codistill.clock import Clock
-from codistill.data.labels import CLASSIFICATION, REGRESSION, LabelEncoding, agree_on_labels, check_task
+from codistill.data.labels import (
+    CLASSIFICATION,
+    REGRESSION,
+    LabelEncoding,
+    agree_on_labels,
+    check_task,
+    has_several_labels,
+    is_one_hot,
+    several_labels,
+)
 from codistill.data.shard import PublicData
 from codistill.data.validation import encoded_samples
 from codistill.errors import RecipeError
@@ -181,7 +190,9 @@ def _encoding(given: Any, task: str | None, test: tuple[Any, Any] | None) -> Lab
     if isinstance(classes, list):
         return agree_on_labels((), classes=classes, task=task or CLASSIFICATION)
     counted = as_count(classes, "classes")
-    real = counted == 1 if test is None else np.ndim(test[1]) == 2
+    if task is None and test is not None and has_several_labels(test[1]):
+        raise several_labels("the test set", test[1])
+    real = counted == 1 if test is None else np.ndim(test[1]) == 2 and not is_one_hot(test[1])
     return LabelEncoding(task or (REGRESSION if real else CLASSIFICATION), counted)
 
 

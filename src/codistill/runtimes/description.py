@@ -56,6 +56,8 @@ class RunDescription:
     encoding: LabelEncoding | None = None  # of the agents' labels; None: they are numbers of classes or real values
     scores: tuple[Score, ...] = DEFAULT_SCORES  # what is measured
     clock: Clock | None = None  # how fast agents and messages are; None: that does not matter
+    columns: tuple[str, ...] = ()  # names of the columns of all samples, in their order; empty: unknown
+    notes: tuple[str, ...] = ()  # on the data, for the user
 
     @property
     def asynchronous(self) -> bool:
@@ -112,7 +114,7 @@ class RunDescription:
             node.seed, node.topology, node.classes = self.seed, self.topology, self.classes
             node.asynchronous, node.sampled = self.asynchronous, self.faults.participation < 1
             if isinstance(node, Agent) and node.shard is None:
-                node.settle(self.classes, self.encoding)
+                node.settle(self.classes, self.encoding, self.columns)
             if self.public is not None:
                 node.public = self.public.prepared(node.prepared) if isinstance(node, Agent) else self.public
             if isinstance(node, Agent):
