@@ -80,9 +80,7 @@ class Agent(Node):
         frame = as_frame(x)
         self.column_names = column_names(x, f"the samples x of agent '{name}'")  # in their order; empty: unknown
         self._has_names = bool(self.column_names)  # of its own, from a data frame
-        self._dtypes: dict[str, Any] = (
-            dict(zip(self.column_names, frame.dtypes, strict=True)) if self._has_names else {}
-        )
+        self._dtypes = dict(zip(self.column_names, frame.dtypes, strict=True)) if self._has_names else {}
         self._data, self._test = (plain_samples(x, f"the samples x of agent '{name}'"), y), test
         self.naming = Naming(f"agent '{name}'")  # what columns and classes are called, known when it is settled
         self._named: Naming | None = None  # what columns and classes are called, if this is a copy with numbered ones

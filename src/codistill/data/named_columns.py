@@ -98,23 +98,26 @@ def difference(names: Names, wanted: Names) -> str | None:
     return "; ".join(parts) or None
 
 
-def agree_on_columns(agents: Sequence[Given], others: Sequence[Given] = ()) -> tuple[Names, list[str]]:
+def agree_on_columns(
+    agents: Sequence[Given], others: Sequence[Given] = (), settled: Names = ()
+) -> tuple[Names, list[str]]:
     """One order of the columns for all samples of a federation, and notes on arrays among data frames.
 
     It is the order that most agents have; if several are equally frequent, that of the first of `others` (public data,
-    test set) that has one of them, and else of the first agent. Without names at any agent, that of `others`.
+    test set) that has one of them, and else of the first agent. Without names at any agent, that of `others`. Where it
+    is `settled` elsewhere, all samples must have these columns.
     """
     everybody = [_by_number(each, [*agents, *others]) for each in (*agents, *others)]
     named = [each for each in everybody if each.names]
     if not named:
         return (), []
-    first = named[0]
-    for each in named[1:]:
+    first = Given("the federation", settled) if settled else named[0]
+    for each in named:
         check_same(each.names, first.names, each.owner, f"those of {first.owner}")
     votes = [each.names for each in everybody[: len(agents)] if each.names] or [first.names]
     counted = Counter(votes)
     most = [names for names, times in counted.items() if times == max(counted.values())]
-    chosen = next((each.names for each in everybody[len(agents) :] if each.names in most), most[0])
+    chosen = settled or next((each.names for each in everybody[len(agents) :] if each.names in most), most[0])
     arrays = [each for each in everybody if not each.names]
     odd = next((each for each in named if each.names != chosen), None)
     if arrays and odd is not None:

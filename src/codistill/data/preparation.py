@@ -28,6 +28,7 @@ class Preparation:
                 )
         # A copy: one transformer that is given to several agents is fitted by each of them.
         self.transformer, self.takes_missing, self._owner = copy.deepcopy(transformer), takes_missing, owner
+        self._naming = Naming(owner)  # of the samples that it was fitted to
         self._training = np.empty((0, 0))  # prepared, as far as the transformer goes
         self._fill: np.ndarray | None = None  # computed when a value is missing
 
@@ -47,7 +48,8 @@ class Preparation:
     def fit(self, x: np.ndarray, naming: Naming | None = None) -> np.ndarray:
         """Fit to the agent's training samples, and return them prepared; `naming`: what their columns are called."""
         if self.transformer is not None:
-            x = self._transformed(x, naming or Naming(self._owner))
+            self._naming = naming or self._naming
+            x = self._transformed(x, self._naming)
         self._training, self._fill = x, None
         return x if self.takes_missing else self.complete(x)
 

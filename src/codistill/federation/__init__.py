@@ -19,7 +19,6 @@ from codistill.devices import CPU
 from codistill.errors import RecipeError
 from codistill.faults import Fault, Faults
 from codistill.federation.checks import (
-    agree_on_all_columns,
     agree_on_all_labels,
     as_agents,
     as_compression,
@@ -38,7 +37,7 @@ from codistill.federation.runtime_options import RuntimeOptions
 from codistill.hub import Hub
 from codistill.protocol import Protocol
 from codistill.results.scores import Score, as_scores
-from codistill.runtimes.description import RunDescription
+from codistill.runtimes.description import RunDescription, agree_on_all_columns
 from codistill.runtimes.feature_samples import check_features
 from codistill.runtimes.observers import check_observers
 from codistill.runtimes.outgoing import Watcher

@@ -9,7 +9,6 @@ import numpy as np
 
 from codistill.agent import Agent
 from codistill.data.labels import LabelEncoding, agree_on_labels, has_several_labels, several_labels
-from codistill.data.named_columns import Given, Names, agree_on_columns, given_samples, width
 from codistill.data.shard import PublicData
 from codistill.data.validation import check_shape, plain_samples
 from codistill.errors import DataError, LearnerError, RecipeError, nearest
@@ -169,27 +168,6 @@ def agree_on_all_labels(
         regressors=regressors(agents),
         has_classifier=any(agent.learner.probabilistic for agent in agents),
     )
-
-
-def agree_on_all_columns(
-    agents: Sequence[Agent], test: tuple[Any, Any] | None, public: PublicData | None
-) -> tuple[Names, list[str]]:
-    """One order of the columns for the samples of all agents and what they share, and notes for the user."""
-    others = shared_columns(test, public)
-    for agent in agents:
-        if agent._test is not None:
-            owner = f"the test data of agent '{agent.name}'"
-            others.append(given_samples(owner, agent._test[0], owner))
-    given = [agent.given_columns() for agent in agents]
-    columns, notes = agree_on_columns(given, others)
-    moved = [each.owner for each in given if each.names and each.names != columns]
-    return columns, [*notes, *(f"{owner}: its columns are brought into the order of the others" for owner in moved)]
-
-
-def shared_columns(test: tuple[Any, Any] | None, public: PublicData | None) -> list[Given]:
-    """What is known of the columns of the samples that all agents share."""
-    shared = [] if public is None else [Given("the public data", public.columns, width(public.x))]
-    return shared if test is None else [*shared, given_samples("the test set", test[0], "the test set")]
 
 
 def regressors(agents: Sequence[Agent]) -> list[str]:

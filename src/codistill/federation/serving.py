@@ -35,6 +35,7 @@ from codistill.data.labels import (
     is_one_hot,
     several_labels,
 )
+from codistill.data.named_columns import agree_on_columns
 from codistill.data.shard import PublicData
 from codistill.data.validation import encoded_samples
 from codistill.errors import RecipeError
@@ -58,7 +59,7 @@ from codistill.hub import Hub
 from codistill.protocol import Protocol
 from codistill.results.outputs import Outputs
 from codistill.results.scores import as_scores
-from codistill.runtimes.description import RunDescription
+from codistill.runtimes.description import RunDescription, shared_columns
 from codistill.runtimes.forked import Channel, ForkedProcess, ForkedRuntime
 from codistill.runtimes.interrupt import GentleInterrupt
 from codistill.runtimes.network.event_log import HEALTH, EventLog
@@ -161,6 +162,9 @@ def describe_hub(
             f"{protocol.name} needs public data on every node.", "none", "Pass the same public=... everywhere."
         )
     check_clock_runtime(clock, "network")
+    columns, notes = agree_on_columns((), shared_columns(test, shared))
+    if shared is not None:
+        shared.order_columns(columns)
     made = RunDescription(
         protocol=protocol,
         topology=topology,
@@ -170,10 +174,12 @@ def describe_hub(
         faults=Faults(faults, names, seed, participation),
         hub=Hub() if topology.hub else None,
         public=shared,
-        test=None if test is None else encoded_samples(*test, encoding, "the test set"),
+        test=None if test is None else encoded_samples(*test, encoding, "the test set", columns),
         compression=as_compression(compression),
         clock=as_clock(clock, protocol, names),
         encoding=encoding,
+        columns=columns,
+        notes=tuple(notes),
     ).introduce()
     unnamed = [one for one in ([scores] if isinstance(scores, str) else scores) if not isinstance(one, str)]
     if unnamed:
