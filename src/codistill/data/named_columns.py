@@ -70,8 +70,8 @@ def in_order(frame: Any, wanted: Names, what: str, *, leave_out: bool = False) -
     names = column_names(frame, what) or (_texts(frame.columns) if set(wanted) == set(_texts(frame.columns)) else ())
     if not names or not wanted or names == wanted:
         return frame
-    kept = tuple(name for name in names if name in set(wanted)) if leave_out else names
-    check_same(kept, wanted, what, "those that were used before")
+    if not (leave_out and set(wanted) <= set(names)):
+        check_same(names, wanted, what, "those of the training samples" if leave_out else "those of the others")
     return frame.iloc[:, places(names, wanted)]
 
 
