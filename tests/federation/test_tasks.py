@@ -70,11 +70,7 @@ MANY = np.stack([CODES > 0, CODES > 1, X[:, 2] > 0], axis=1).astype(int)  # rows
 )  # fmt: skip
 def test_several_labels_per_sample_are_refused(form):
     said = "Every sample of agent 'a' must have one label: multi-label classification is not supported"
-    models = {
-        "sklearn": None,
-        "torch": (torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)),
-        "mixed": (Ridge(), GaussianNB()),
-    }
+    modules = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)
     for two in (None, modules, (Ridge(), GaussianNB())):
         with pytest.raises(DataError, match=said):
             federation(form(MANY), two)
