@@ -17,6 +17,7 @@ import numpy as np
 from codistill.errors import DataError
 
 Names = tuple[str, ...]  # of the columns, in their order; empty: unknown
+BY_POSITION = "a plain array beside data frames; its columns are taken by position"
 _SHOWN, _ASKED = 6, 3  # names in a message; and those of which it asks whether they are misspelt
 
 
@@ -122,10 +123,7 @@ def agree_on_columns(
     odd = next((each for each in named if each.names != chosen), None)
     if arrays and odd is not None:
         raise unclear_order(arrays[0].owner, odd.owner)
-    return chosen, [
-        f"{each.owner}: a plain array beside data frames; its columns are taken by position, as {listed(chosen)}"
-        for each in arrays
-    ]
+    return chosen, [f"{each.owner}: {BY_POSITION}" for each in arrays]
 
 
 def unclear_order(array: str, frame: str) -> DataError:

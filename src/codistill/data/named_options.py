@@ -41,7 +41,7 @@ class Naming:
 def by_number(estimator: Any, naming: Naming, x: np.ndarray | None = None) -> Iterator[None]:
     """Have an estimator without names in its options; x: the samples, which a function that selects columns may see."""
     changed = [*_columns(estimator, naming, x), *_weights(estimator, naming)]
-    before = [(part, {name: part.get_params(deep=False)[name]}) for part, name, _ in changed]
+    before = [(part, {name: _options(part)[name]}) for part, name, _ in changed]
     for part, name, value in changed:
         part.set_params(**{name: value})
     try:
@@ -108,7 +108,7 @@ def _receivers(estimator: Any) -> Iterator[Any]:
             yield from _receivers(step)
     else:
         yield estimator
-        own = {} if "Bagging" in kind else estimator.get_params(deep=False)  # each part of a bag gets other columns
+        own = {} if "Bagging" in kind else _options(estimator)  # each part of a bag gets other columns
         for inner in (own[name] for name in _INNER if own.get(name) is not None):
             for each in inner if isinstance(inner, list) else [inner]:
                 yield from _receivers(each[1] if isinstance(each, tuple) else each)
@@ -118,14 +118,22 @@ def _parts(estimator: Any) -> list[Any]:
     """An estimator and all that it is made of."""
     if not hasattr(estimator, "get_params"):
         return []
-    return [estimator, *(part for part in estimator.get_params().values() if hasattr(part, "get_params"))]
+    return [estimator, *(part for part in _options(estimator, deep=True).values() if hasattr(part, "get_params"))]
+
+
+def _options(part: Any, *, deep: bool = False) -> dict[str, Any]:
+    """The options of an estimator; none of one that does not keep them as scikit-learn does."""
+    try:
+        return dict(part.get_params(deep=deep))
+    except (RuntimeError, AttributeError, TypeError):
+        return {}
 
 
 def _given_columns(part: Any) -> list[tuple[str, Any]]:
     """The options of an estimator that select columns, with their values."""
     if _is_column_transformer(part):
         return [(f"transformers {name!r}", spec) for name, _, spec in part.transformers if not _is_all(spec)]
-    own = part.get_params(deep=False)
+    own = _options(part)
     return [(name, own[name]) for name in _OF_COLUMNS if own.get(name) is not None and not isinstance(own[name], str)]
 
 
@@ -197,7 +205,7 @@ def _weights(estimator: Any, naming: Naming) -> list[tuple[Any, str, Any]]:
     """(estimator, option, weights by number) of each option that weighs classes by name."""
     changed: list[tuple[Any, str, Any]] = []
     for part in _parts(estimator) if naming.classes else ():
-        own = part.get_params(deep=False)
+        own = _options(part)
         changed += [
             (part, name, _weights_by_number(own[name], naming, part))
             for name in _WEIGHTS

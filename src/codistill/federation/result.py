@@ -97,7 +97,7 @@ class TrainedAgent:
                 "Use predict(x).",
             )
         answers = self.decision_function(x)
-        if len(answers) and not are_probabilities(answers):
+        if not are_probabilities(answers):
             raise DataError(
                 "Probabilities must be at least 0 and add up to 1.",
                 f"agent '{self.name}' ({self.learner.describe()}) answers otherwise",

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from codistill.data.named_columns import Given, Names, agree_on_columns, difference
+from codistill.data.named_columns import BY_POSITION, Given, Names, agree_on_columns, difference
 from codistill.errors import DataError, NetworkError
 from codistill.runtimes.description import RunDescription
 from codistill.runtimes.network.asking import Commands
@@ -35,7 +35,8 @@ class ColumnOrder:
 
     Until then agents with data frames wait: neither the names nor the order may depend on who came first. The names are
     those of the hub's own data frames, or else those that most agents have; the order is the one that a simulation of
-    the same agents has. Agents with plain arrays do not wait, and are told no names.
+    the same agents has. Agents with plain arrays do not wait, and are told no names. In a run without rounds nobody
+    waits: the first agent with a data frame is then enough.
     """
 
     def __init__(self, description: RunDescription) -> None:
@@ -43,7 +44,8 @@ class ColumnOrder:
         self._said: dict[str, Columns | None] = {}  # by agents; None: a plain array
         self._settled: Columns | None = None
         self._why: str | None = None  # why no order could be settled
-        self.notes: list[str] = []  # for the operator
+        self.notes: list[str] = []  # for the operator, to be taken
+        self._noted: set[str] = set()
         self.waits = not description.asynchronous  # for agents that have not said anything yet
 
     def heard(self, name: str, columns: Columns | None, excluded: Sequence[str]) -> str | None:
@@ -52,6 +54,8 @@ class ColumnOrder:
         found = None if columns is None or known is None else _difference(columns, known)
         if found is not None:
             return printable(f"its columns differ from those of the federation: {found}", 400)
+        if columns is None and self._description.columns:
+            self._note(f"agent '{name}': {BY_POSITION}")
         if self._settled is None:
             self._said[name] = columns
             awaited = [one for one in self._description.names if one not in self._said and one not in excluded]
@@ -85,12 +89,19 @@ class ColumnOrder:
         others = [] if public is None else [Given("the public data", public.columns)]
         others += [Given("the samples of the hub", self._description.columns)] if self._description.columns else []
         try:
-            self._settled, self.notes = agree_on_columns(agents, others)
+            self._settled, notes = agree_on_columns(agents, others)
         except DataError as error:
             self._why = printable(f"{error.must} Found: {error.found}", 400)
             return
+        for note in notes:
+            self._note(note)
         if public is not None:
             public.order_columns(self._settled)
+
+    def _note(self, text: str) -> None:
+        if text not in self._noted:
+            self._noted.add(text)
+            self.notes.append(text)
 
 
 def _kind(columns: Columns | None) -> frozenset[str] | str:
