@@ -297,6 +297,18 @@ def test_prepare_may_name_columns():
     assert made(TWO) == made(PLACES) == made(TWO, reversed_columns)
 
 
+def test_an_array_beside_frames_takes_their_names():
+    """Also in the baseline: what it prepares by name is prepared there too."""
+    agents = members()
+    prepare = make_column_transformer((StandardScaler(), TWO))
+    agents[2] = cd.Agent("c", LogisticRegression(), X[80:120].to_numpy(), Y[80:120], prepare=prepare)
+    result = cd.Federation(agents, cd.FedMD(), public=X[120:150], test=(X, Y)).run(1, **QUIET)
+    np.testing.assert_array_equal(
+        result.agents["c"].predict_proba(reversed_columns(X)), result.agents["c"].predict_proba(X)
+    )
+    assert len(result.alone_rows) == 3
+
+
 def test_columns_that_cannot_be_named_are_refused_before_the_run():
     with pytest.raises(DataError, match="ColumnTransformer of agent 'a' must name columns.*'hues'.*Did you mean 'hue'"):
         run(model=scaled(["hues"]))
@@ -348,6 +360,20 @@ def test_agents_of_a_hub_have_the_order_that_a_simulation_has():
     for name, answer in zip("abc", answers, strict=True):
         np.testing.assert_array_equal(answer, expected.agents[name].decision_function(X))
     assert [row["accuracy"] for row in result.rows] == [row["accuracy"] for row in expected.rows]
+
+
+@pytest.mark.usefixtures("time_limit")
+@pytest.mark.parametrize("runtime", ["processes", "network"])
+@pytest.mark.parametrize("protocol", [cd.FedMD(), cd.DDistillation(local_steps=2)], ids=["hub", "peers"])
+def test_notes_and_figures_are_equal_in_every_runtime(protocol, runtime):
+    def made():
+        return cd.Federation(
+            members(second=reversed_columns), protocol, public=reversed_columns(X[120:150]), test=(X[150:], Y[150:])
+        )
+
+    expected, found = made().run(2, **QUIET), made().run(2, runtime=runtime, progress=False)
+    assert (found.rows, found.events) == (expected.rows, expected.events)
+    assert len(found.events) == 1
 
 
 @pytest.mark.usefixtures("time_limit")

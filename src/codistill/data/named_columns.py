@@ -93,8 +93,9 @@ def check_same(names: Names, wanted: Names, what: str, whose: str) -> None:
 
 def difference(names: Names, wanted: Names) -> str | None:
     """Which columns are missing and which are too many, in words; None if only the order may differ."""
-    missing = [name for name in wanted if name not in set(names)]
-    extra = [name for name in names if name not in set(wanted)]
+    if names == wanted:
+        return None
+    missing, extra = _one_sided(wanted, names), _one_sided(names, wanted)
     parts = [f"{kind}: {listed(some)}" for kind, some in (("missing", missing), ("extra", extra)) if some]
     return "; ".join(parts) or None
 
@@ -161,11 +162,17 @@ def _is_numbered(columns: Any) -> bool:
     return integers and numbers == list(range(len(numbers)))
 
 
+def _one_sided(names: Names, others: Names) -> list[str]:
+    """The names that are not among the others."""
+    known = set(others)
+    return [name for name in names if name not in known]
+
+
 def _similar(names: Names, wanted: Names) -> str:
     """Names that are probably misspelt, as questions."""
-    missing = {name.strip().lower(): name for name in wanted if name not in set(names)}
+    missing = {name.strip().lower(): name for name in _one_sided(wanted, names)}
     asked = ""
-    for name in [name for name in names if name not in set(wanted)][:_ASKED]:
+    for name in _one_sided(names, wanted)[:_ASKED]:
         close = difflib.get_close_matches(name.strip().lower(), missing, n=1, cutoff=0.6)
         if close:
             asked += f"Did you mean '{missing.pop(close[0])[:60]}' by '{name[:60]}'? "

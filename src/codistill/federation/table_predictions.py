@@ -61,8 +61,8 @@ def _samples(trained: TrainedModel, frame: pd.DataFrame, label: str | None, tabl
             "Name the column of labels by --label, and remove what was not part of the training.",
         )
     numbers = Columns(dict.fromkeys(map(str, features.columns), "number")).transform(features, f"table {table}")
-    names = _shown(list(features.columns))
-    note = f"the model does not know the names of its columns: they are taken by position, {names}"
+    shown = _shown(list(features.columns))
+    note = f"the model does not know the names of its columns: they are taken by position, {shown}"
     return numbers.reshape(len(features), *trained.shape), [note]
 
 

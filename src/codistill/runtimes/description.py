@@ -162,6 +162,7 @@ class RunDescription:
             tells_class_mix=self.tells_class_mix,
             encoding=self.encoding,
             scores=self.scores,
+            columns=self.columns,
             # In the same time, not in as many rounds of others.
             clock=self.clock if self.asynchronous and protocol.asynchronous else None,
         ).introduce()
