@@ -9,6 +9,7 @@ import copy
 import re
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, suppress
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -17,10 +18,12 @@ import torch
 from codistill.arguments import checked_arguments
 from codistill.base_node import Node, reason_of
 from codistill.data.labels import CLASSIFICATION, LabelEncoding, check_task
+from codistill.data.named_columns import Given, Names, as_frame, check_same, column_names, places, unclear_order, width
+from codistill.data.named_options import Naming, check_positions
 from codistill.data.preparation import Preparation
 from codistill.data.shard import Shard, as_releases
 from codistill.data.torch_datasets import is_dataset, read_dataset
-from codistill.data.validation import check_shape, encoded_samples, named_columns, plain_samples
+from codistill.data.validation import check_shape, encoded_samples, plain_samples
 from codistill.effects import Receive, Send
 from codistill.errors import MessageError, RecipeError
 from codistill.hub import Hello, Hub
@@ -74,20 +77,50 @@ class Agent(Node):
         self._random_items: Any = None  # a dataset whose items differ whenever they are read
         if y is None and is_dataset(x):
             x, y, self._random_items = read_dataset(x, f"agent '{name}'")
-        self.column_names = named_columns(x)  # of samples in a data frame; empty: unknown
+        frame = as_frame(x)
+        self.column_names = column_names(x, f"the samples x of agent '{name}'")  # in their order; empty: unknown
+        self._has_names = bool(self.column_names)  # of its own, from a data frame
+        self._dtypes = dict(zip(self.column_names, frame.dtypes, strict=True)) if self._has_names else {}
         self._data, self._test = (plain_samples(x, f"the samples x of agent '{name}'"), y), test
+        self.naming = Naming(f"agent '{name}'")  # what columns and classes are called, known when it is settled
+        self._named: Naming | None = None  # what columns and classes are called, if this is a copy with numbered ones
         self._prepare = prepare
         self.prepared = Preparation(prepare, takes_missing=self.learner.takes_missing, owner=f"agent '{name}'")
         self.shape: tuple[int, ...] = ()  # of one sample, before it is prepared
 
-    def settle(self, classes: int, encoding: LabelEncoding | None = None) -> None:
-        """Make the shard, now that the federation knows which classes there are."""
+    def given_columns(self) -> Given:
+        """What is known of the columns of its samples."""
+        return Given(f"agent '{self.name}'", self.column_names if self._has_names else (), width(self._data[0]))
+
+    def order_columns(self, wanted: Names) -> None:
+        """Bring the columns of its samples into the order that all agents share."""
+        x, y = self._data
+        owner = f"agent '{self.name}'"
+        if self._has_names:
+            check_same(self.column_names, wanted, owner, "those of the other samples of the federation")
+        if self._has_names and self.column_names != wanted:
+            if self._test is not None and as_frame(self._test[0]) is None:
+                raise unclear_order(f"the test data of {owner}", owner)
+            check_positions([getattr(self.learner, "estimator", None), self._prepare], owner, wanted)
+            self._data = np.ascontiguousarray(x[:, places(self.column_names, wanted)]), y
+        self.column_names = wanted if width(x) == len(wanted) else ()
+
+    def settle(self, classes: int, encoding: LabelEncoding | None = None, columns: Names = ()) -> None:
+        """Make the shard, now that the federation knows which classes there are, and in which order the columns are."""
         encoding = encoding or LabelEncoding(CLASSIFICATION, classes)
+        self.order_columns(columns or (self.column_names if self._has_names else ()))
         x, y = self._data
         self.shard = Shard(x, encoding.encode(y, f"agent '{self.name}'"), classes, self.name, self._random_items)
         self.shard.releases = as_releases(self._releases, len(self.shard), self.name)
         self.shape = self.shard.x.shape[1:]
-        self.shard.x = self.prepared.fit(self.shard.x)
+        counted = encoding.classes if encoding.task == CLASSIFICATION else 0
+        own = Naming(f"agent '{self.name}'", self.column_names, self._dtypes, counted, encoding.names)
+        self.shard.x = self.prepared.fit(self.shard.x, own)
+        if self.prepared.transformer is not None:
+            own = replace(own, columns=())  # it has made others of them
+        if not self.learner.ready:
+            self.naming = self._named or own
+            self.learner.take_names(self.naming, self.shard.x)
         if self.shard.labels is not None:
             self.class_mix = np.bincount(self.shard.labels, minlength=classes)
         self.settle_test(encoding)
@@ -95,7 +128,8 @@ class Agent(Node):
     def settle_test(self, encoding: LabelEncoding) -> None:
         """Check its own test data, and prepare them as its training samples."""
         if self._test is not None:
-            x, y = encoded_samples(*self._test, encoding, f"the test data of agent '{self.name}'")
+            owner = f"the test data of agent '{self.name}'"
+            x, y = encoded_samples(*self._test, encoding, owner, self.column_names)
             check_shape(x, self.shape, f"the test data of agent '{self.name}'", f"agent '{self.name}'")
             self.test = self.prepared(x), y
 
@@ -123,7 +157,14 @@ class Agent(Node):
             choices=self.choices, releases=self._releases,
         )  # fmt: skip
         twin._random_items = self._random_items
+        twin.column_names, twin._has_names, twin._dtypes = self.column_names, self._has_names, self._dtypes
+        twin._named = self._named
         return twin
+
+    def named_as(self, other: Agent) -> Agent:
+        """The same agent, made of the prepared samples and numbered labels of another: its model uses their names."""
+        self._named = other.naming
+        return self
 
     @property
     def neighbours(self) -> tuple[str, ...]:

@@ -133,6 +133,10 @@ def test_a_model_without_names_takes_columns_in_order(capsys, tmp_path):
     assert (code, "--label" in shown.err) == (3, True)
     code, shown = said(capsys, "predict", path, tmp_path / "table.csv", "--label", "y")
     assert [int(line.split(",")[0]) for line in shown.out.splitlines()[1:]] == result.agents["a"].predict(x).tolist()
+    assert "columns: they are taken by position, '0', '1'" in shown.err
+    (tmp_path / "empty.csv").write_text((tmp_path / "table.csv").read_text().splitlines()[0])
+    code, shown = said(capsys, "predict", path, tmp_path / "empty.csv", "--label", "y")
+    assert (code, shown.out) == (0, "class,probability_0,probability_1,probability_2\n")
 
 
 def test_mistakes_are_named(run, capsys, tmp_path):

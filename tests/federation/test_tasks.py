@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 import pytest
+import scipy.sparse
+import torch
 from sklearn.ensemble import GradientBoostingRegressor
 from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.naive_bayes import GaussianNB
 from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
 import codistill as cd
-from codistill.errors import DataError, NetworkError, RecipeError
+from codistill.data.validation import checked_dataset
+from codistill.errors import DataError, LearnerError, NetworkError, RecipeError
 from codistill.reports.further_section import further_section
 from codistill.runtimes.network.terms import description_under, terms_of
 
@@ -48,6 +53,61 @@ def test_columns_of_zeros_and_one_are_classes_to_a_classifier():
     assert "accuracy" in said.rows[-1]
     values = federation(np.eye(3)[CODES], (Ridge(), DecisionTreeRegressor())).run(1, **QUIET)
     assert "rmse" in values.rows[-1]  # a regressor may predict them as they are
+
+
+MANY = np.stack([CODES > 0, CODES > 1, X[:, 2] > 0], axis=1).astype(int)  # rows of several ones, and of none
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        np.asarray, np.ndarray.tolist, torch.tensor, scipy.sparse.csr_array, scipy.sparse.csr_matrix,
+        lambda y: y.astype(bool), lambda y: y.astype(float), lambda y: y * 3 - 1, lambda y: np.where(y, "yes", "no"),
+        lambda y: pd.DataFrame(y, columns=list("abc")), lambda y: pd.DataFrame(y).astype(object),
+    ],
+    ids=["array", "list", "tensor", "sparse array", "sparse matrix", "booleans", "floats", "integers", "words", "frame",
+         "frame of objects"],
+)  # fmt: skip
+def test_several_labels_per_sample_are_refused(form):
+    said = "Every sample of agent 'a' must have one label: multi-label classification is not supported"
+    modules = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)
+    for two in (None, modules, (Ridge(), GaussianNB())):
+        with pytest.raises(DataError, match=said):
+            federation(form(MANY), two)
+    for options in ({"task": "classification"}, {"classes": 3}, {"classes": ["a", "b", "c"]}):
+        with pytest.raises(DataError, match=said):
+            federation(form(MANY), **options)
+
+
+def test_several_labels_per_sample_are_refused_in_every_place():
+    agent = cd.Agent("a", LogisticRegression(), X[:20], CODES[:20])
+    with pytest.raises(DataError, match="Every sample of the test set must have one label"):
+        cd.Federation([agent], cd.Alone(refit=True), test=(X, MANY))
+    own = cd.Agent("a", LogisticRegression(), X[:20], CODES[:20], test=(X, MANY))
+    with pytest.raises(DataError, match="Every sample of the test data of agent 'a' must have one label"):
+        cd.Federation([own], cd.Alone(refit=True))
+    with pytest.raises(DataError, match="Every sample of agent 'a' must have one label"):
+        federation(MANY, task="regression")  # of classifiers
+    pairs = torch.utils.data.TensorDataset(torch.tensor(X, dtype=torch.float32), torch.tensor(MANY))
+    with pytest.raises(DataError, match="Every sample of agent 'a' must have one label"):
+        cd.Federation([cd.Agent("a", torch.nn.Linear(3, 3), pairs)], cd.Alone())
+    with pytest.raises(DataError, match="Every sample of the test set must have one label"):
+        cd.serve(cd.FedAvg(), ["a"], classes=3, listen="127.0.0.1:7447", insecure=True, test=(X, MANY))
+    terms = terms_of(federation(CODES, None, cd.FedMD(), public=X[:5]).description)
+    joined = description_under(terms, cd.Agent("a", LogisticRegression(), X, MANY), None, None)
+    with pytest.raises(DataError, match="Every sample of agent 'a' must have one label"):
+        joined.introduce()
+    with pytest.raises(DataError, match="Every sample of y_train of data set 'own' must have one label"):
+        checked_dataset("own", X, MANY, X, MANY, {})
+
+
+def test_real_values_may_be_whole_numbers_and_soft_labels_may_have_several_columns():
+    regressors = DecisionTreeRegressor(random_state=0), Ridge()
+    assert "rmse" in federation(MANY, regressors).run(1, **QUIET).rows[-1]
+    assert "rmse" in federation(MANY * 5, regressors, task="regression").run(1, **QUIET).rows[-1]
+    assert federation(0.8 * np.eye(3)[CODES] + 0.2 / 3).run(1, **QUIET).rows
+    with pytest.raises(LearnerError, match=r"give one label per sample, e.g. y.ravel\(\)"):
+        federation(CODES.reshape(-1, 1))
 
 
 def test_negative_labels_are_asked_about_and_can_be_named():

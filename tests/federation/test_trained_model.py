@@ -1,5 +1,6 @@
 """A trained agent's model in a file: the same answers after it is loaded, and nothing else is opened."""
 
+import copy
 import hashlib
 
 import numpy as np
@@ -7,12 +8,15 @@ import pandas as pd
 import pytest
 import skops.io
 import torch
+from lightgbm import LGBMClassifier
 from sklearn.datasets import load_iris
 from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassifier
 from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.naive_bayes import GaussianNB
 from sklearn.neighbors import KNeighborsClassifier, KNeighborsRegressor
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, StandardScaler
+from sklearn.svm import SVC
 
 import codistill as cd
 from codistill.errors import CheckpointError, DataError, LearnerError, RecipeError
@@ -131,6 +135,45 @@ def test_columns_of_a_data_frame_are_known_by_name(tmp_path):
         loaded.predict(frame.drop(columns="b"))
     with pytest.raises(DataError, match=r"shape \(4,\)"):
         loaded.predict(X[:, :3])
+
+
+@pytest.mark.parametrize("safeguard", [False, True])
+@pytest.mark.parametrize(
+    "model",
+    [RandomForestClassifier(3), LogisticRegression(max_iter=500), SVC(), LGBMClassifier(n_estimators=2), Ridge(),
+     cd.KernelRidge(), torch.nn.Linear(4, 3)],
+    ids=lambda model: type(model).__name__,
+)  # fmt: skip
+def test_no_rows_are_answered_by_no_rows(model, safeguard, tmp_path):
+    """Of the shape and the type that the answers of other samples have."""
+    trained = run(cd.Alone(refit=True), copy.deepcopy(model), safeguard=safeguard).agents["a"]
+    for each in (trained, cd.load(trained.save(tmp_path / "model"))):
+        for answer in (each.predict, each.decision_function):
+            found, like = answer(X[:0]), answer(X[:2])
+            assert found.shape == (0, *like.shape[1:])
+            assert found.dtype == like.dtype
+    assert trained.learner.predict(X[:0]).shape == (0, 3)
+    if trained.learner.probabilistic:
+        assert trained.predict_proba(X[:0]).shape == (0, 3)
+
+
+def test_no_rows_in_other_places(tmp_path):
+    ensemble = run(cd.EKD(), LogisticRegression(max_iter=500), Ridge()).agents["a"]
+    assert ensemble.decision_function(X[:0]).shape == (0, 3)
+    words = run(cd.Alone(refit=True), GaussianNB(), y=np.array(["u", "v", "w"])[Y]).agents["a"]
+    assert (words.predict(X[:0]).shape, words.predict(X[:0]).dtype) == ((0,), words.predict(X[:1]).dtype)
+    values = run(cd.Alone(refit=True), Ridge(), y=X[:, :1]).agents["a"]
+    assert values.predict(X[:0]).shape == (0, 1)
+    one = run(cd.Alone(refit=True), LogisticRegression(), y=np.zeros(len(Y), int), classes=3).agents["a"]
+    assert one.predict_proba(X[:0]).shape == (0, 3)  # of a constant
+    with pytest.raises(DataError, match=r"shape \(4,\)"):
+        values.predict(X[:0, :3])
+    frame = pd.DataFrame(X, columns=list("abcd"))
+    made = cd.Federation([cd.Agent("a", GaussianNB(), frame, Y)], cd.Alone(refit=True))
+    trained = made.run(1, runtime="simulation", progress=False, alone=False).agents["a"]
+    for each in (trained, cd.load(trained.save(tmp_path / "model"))):
+        assert each.predict_proba(frame[:0]).shape == (0, 3)
+        assert each.predict_proba(pd.DataFrame(columns=list("dcba"))).shape == (0, 3)  # of type object
 
 
 def test_a_module_of_ones_own_opens_as_onnx_or_into_a_new_one(tmp_path):

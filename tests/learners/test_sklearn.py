@@ -9,6 +9,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin, clone
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.cluster import KMeans
 from sklearn.ensemble import (
+    AdaBoostClassifier,
     BaggingRegressor,
     ExtraTreesClassifier,
     GradientBoostingClassifier,
@@ -20,6 +21,7 @@ from sklearn.ensemble import (
 )
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression, Ridge, RidgeClassifier, SGDClassifier
+from sklearn.model_selection import GridSearchCV
 from sklearn.multioutput import MultiOutputRegressor
 from sklearn.neighbors import KNeighborsClassifier, KNeighborsRegressor
 from sklearn.neural_network import MLPClassifier, MLPRegressor
@@ -28,6 +30,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC, SVR, LinearSVC
 from sklearn.tree import DecisionTreeClassifier
 
+import codistill as cd
 from codistill.errors import CheckpointError, LearnerError
 from codistill.learners import as_learner
 from codistill.learners.ability import Ability
@@ -505,3 +508,87 @@ def test_what_lies_in_a_checkpoint_must_be_the_owners():
     learner.fit(x, hard)
     with pytest.raises(CheckpointError, match=r"foreign types lightgbm"):
         SklearnLearner(MultiOutputRegressor(Ridge())).restore(learner.state())
+
+
+# --- class weights by the names of the classes ------------------------------------------------------------------------
+
+WORDS = ("ill", "odd", "well")
+WEIGHTS = {"ill": 9.0, "odd": 1.0, "well": 0.2}
+
+
+def weighted(model, weights, names):
+    """Answers of an agent alone, whose labels have these names."""
+    x, targets = toy(60)
+    y = np.array(names)[targets.argmax(axis=1)]
+    made = cd.Federation([cd.Agent("a", model(weights), x, y)], cd.Alone(refit=True))
+    return made.run(1, runtime="simulation", alone=False, progress=False).agents["a"].decision_function(x)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        lambda w: LogisticRegression(class_weight=w),
+        lambda w: make_pipeline(StandardScaler(), LogisticRegression(class_weight=w)),
+        lambda w: RandomForestClassifier(4, class_weight=w, random_state=0),
+        lambda w: SVC(class_weight=w, random_state=0),
+        lambda w: RidgeClassifier(class_weight=w),
+        lambda w: SGDClassifier(class_weight=w, loss="log_loss", random_state=0),
+        lambda w: AdaBoostClassifier(
+            DecisionTreeClassifier(max_depth=2, class_weight=w), n_estimators=2, random_state=0
+        ),
+        lambda w: CalibratedClassifierCV(LogisticRegression(class_weight=w), cv=2),
+        lambda w: GridSearchCV(LogisticRegression(), {"class_weight": [w], "C": [1.0]}, cv=2),
+        lambda w: LGBMClassifier(n_estimators=2, class_weight=w, min_child_samples=2),
+    ],
+    ids=["linear", "pipeline", "forest", "svc", "ridge", "sgd", "boosted trees", "calibrated", "search", "lightgbm"],
+)
+def test_class_weights_are_by_the_names_of_the_labels(model):
+    """As with labels 0, 1, 2 and weights by these, which scikit-learn takes itself; and not as without weights."""
+    expected = weighted(model, dict(enumerate(WEIGHTS.values())), (0, 1, 2))
+    np.testing.assert_array_equal(weighted(model, WEIGHTS, WORDS), expected)
+    numbers = dict(zip((1, 2, 3), WEIGHTS.values(), strict=True))
+    np.testing.assert_array_equal(weighted(model, numbers, (1, 2, 3)), expected)
+    assert not np.array_equal(weighted(model, None, WORDS), expected)
+
+
+def test_weights_that_are_left_out_are_1_also_where_an_agent_lacks_the_class():
+    def model(weights):
+        return LogisticRegression(class_weight=weights)
+
+    np.testing.assert_array_equal(
+        weighted(model, {"ill": 9.0}, WORDS), weighted(model, {"ill": 9.0, "odd": 1.0, "well": 1.0}, WORDS)
+    )
+    x, targets = toy(60)
+    y = np.array(WORDS)[targets.argmax(axis=1)]
+    some = y != "ill"
+    agents = [
+        cd.Agent("a", model({"ill": 9.0}), x, y),
+        cd.Agent("b", model({"ill": 9.0}), x[some], y[some]),
+        cd.Agent("c", model(None), x[some], y[some]),
+    ]
+    result = cd.Federation(agents, cd.Alone(refit=True)).run(1, runtime="simulation", alone=False, progress=False)
+    assert not result.agents["b"].learner.is_constant
+    np.testing.assert_array_equal(*(result.agents[name].decision_function(x) for name in "bc"))
+
+
+def test_class_weights_of_a_model_stay_as_its_owner_wrote_them():
+    estimator = make_pipeline(StandardScaler(), LogisticRegression(class_weight={1: 2.0, 3: 4.0}))
+    for _ in range(2):  # so a second federation of the same estimator finds names again
+        weighted(lambda _: estimator, None, (1, 2, 3))
+        assert estimator[-1].class_weight == {1: 2.0, 3: 4.0}
+
+
+@pytest.mark.parametrize(
+    ("weights", "names", "found", "do"),
+    [
+        ({"il": 2.0}, WORDS, "'il'", "Did you mean 'ill'?"),
+        ({0: 2.0, 1: 1.0}, (1, 2, 3), "0", "Known: 1, 2, 3."),
+        ({"ill": 2.0}, (0, 1, 2), "'ill'", "Known: 0, 1, 2."),
+        ({0: 2.0, 7: 1.0}, WORDS, "0", "Known: ill, odd, well."),
+    ],
+)
+def test_class_weights_of_unknown_classes_are_refused(weights, names, found, do):
+    for make in (LogisticRegression, lambda **options: make_pipeline(StandardScaler(), SVC(**options))):
+        with pytest.raises(LearnerError, match="class_weight of .* of agent 'a' must name classes") as caught:
+            weighted(lambda each, make=make: make(class_weight=each), weights, names)
+        assert (caught.value.found, caught.value.do) == (found, do)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from codistill.data.column_kinds import ENCODINGS, Column, as_column, check_number, written_value
+from codistill.data.named_columns import column_names, listed
 from codistill.errors import DataError, RecipeError, nearest
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ class Columns:
         Numeric columns that it does not name are numbers; categories are those that occur; the vocabulary and the
         weights of tfidf are those of the rows `training` (unset: of all).
         """
-        self._check_named(frame, owner)
+        frame = self._named(frame, owner)
         found = {str(name): _completed(frame[name], self.columns.get(str(name)), owner) for name in frame.columns}
         fitted = Columns({})
         fitted.columns = found
@@ -62,7 +63,9 @@ class Columns:
 
     def transform(self, frame: pd.DataFrame, owner: str = "the frame") -> np.ndarray:
         """Features (n, d) as 64-bit numbers; columns of the frame that the schema does not name are left out."""
-        self._check_named(frame, owner)
+        frame = self._named(frame, owner)
+        if not len(frame):
+            return np.empty((0, len(self.feature_names())))
         parts = [self._features(frame[name], column, owner) for name, column in self._in_order()]
         if not parts:
             raise DataError("A schema must have at least one column.", "none", "Name the columns and their kinds.")
@@ -127,14 +130,18 @@ class Columns:
         vocabulary = self._vocabularies.get(name)
         return column.features if vocabulary is None else len(vocabulary.vocabulary_)
 
-    def _check_named(self, frame: pd.DataFrame, owner: str) -> None:
-        for name in self.columns:
-            if name not in frame.columns:
-                raise DataError(
-                    f"{_sentence(owner)} must have the column '{name}' of the schema.",
-                    f"columns {', '.join(map(repr, map(str, frame.columns)))}"[:300],
-                    nearest(name, [str(each) for each in frame.columns]),
-                )
+    def _named(self, frame: pd.DataFrame, owner: str) -> pd.DataFrame:
+        """The frame with its columns named by text, each once, all of the schema among them."""
+        names = column_names(frame, owner) or tuple(map(str, frame.columns))
+        missing = [name for name in self.columns if name not in set(names)]
+        if missing:
+            which = f"column {listed(missing)}" if len(missing) == 1 else f"columns {listed(missing)}"
+            raise DataError(
+                f"{_sentence(owner)} must have the {which} of the schema.",
+                f"columns {', '.join(map(repr, names))}"[:300],
+                nearest(missing[0], names),
+            )
+        return frame if names == tuple(frame.columns) else frame.set_axis(list(names), axis=1)
 
     def _features(self, values: pd.Series[Any], column: Column, owner: str) -> np.ndarray:
         if column.kind == "number":

@@ -38,9 +38,12 @@ class LabelEncoding:
 
     def encode(self, y: Any, owner: str) -> Any:
         """Labels as numbers, real values as a matrix; what needs no encoding is returned as it is."""
+        y = _dense(y)
         if self.task == REGRESSION:
             return _real_values(y, owner)
         if _dimensions(y) == 2:
+            if has_several_labels(y):
+                raise several_labels(owner, y)
             return np.asarray(y).argmax(axis=1) if is_one_hot(y) else y
         if self.names is None:
             values = plain_labels(y, owner)
@@ -89,9 +92,12 @@ def agree_on_labels(
     model predicts class probabilities: columns of which one is 1 in each row are classes then.
     """
     check_task(task)
+    given = [(owner, _dense(y)) for owner, y in given]
     if task is None and has_classifier and given and all(is_one_hot(y) for _, y in given):
         task = CLASSIFICATION
     for owner, y in given:
+        if has_several_labels(y) and (task == CLASSIFICATION or (task is None and has_classifier)):
+            raise several_labels(owner, y)
         if _dimensions(y) == 2 and np.asarray(y).dtype.kind not in "biuf":
             raise DataError(
                 f"Labels of {owner} must be one-dimensional.", f"an array of shape {np.shape(y)}", "Write y.ravel()."
@@ -284,6 +290,32 @@ def _ask_about_negative(labelled: Sequence[tuple[str, Any]], values: np.ndarray)
                 f"Does {labels[row]} mean that the label is missing? Then remove such samples. If it is a class, name "
                 f"all classes: classes=[{shown}] in Python; or number them from 0.",
             )
+
+
+def has_several_labels(y: Any) -> bool:
+    """Whether each sample has several labels (multi-label): columns of whole numbers or words, and not one-hot."""
+    if _dimensions(y) != 2:
+        return False
+    array = np.asarray(y)
+    if array.shape[1] < 2 or not len(array) or is_one_hot(array):
+        return False
+    # Zeros alone are no labels: of real numbers it takes some other whole ones.
+    return array.dtype.kind != "f" or bool((array == np.floor(array)).all() and array.any())
+
+
+def several_labels(owner: str, y: Any) -> DataError:
+    """Labels with several columns are no real values, and are not supported as labels."""
+    return DataError(
+        f"Every sample of {owner} must have one label: multi-label classification is not supported.",
+        f"a matrix of whole numbers or words, of shape {np.shape(y)}",
+        "Give one column, y[:, 0], and train a federation for each; or, for real values, use regressors and "
+        'task="regression".',
+    )
+
+
+def _dense(y: Any) -> Any:
+    """A sparse matrix as an array; anything else as it is."""
+    return y.toarray() if callable(getattr(y, "toarray", None)) else y
 
 
 def is_one_hot(y: Any) -> bool:

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from codistill.data.named_options import Naming, by_number
 from codistill.data.validation import check_finite
-from codistill.errors import DataError
+from codistill.errors import CodistillError, DataError
 
 _CODES = 10  # a column of at most so many different values holds codes: it is filled by the most frequent one
 
@@ -27,6 +28,7 @@ class Preparation:
                 )
         # A copy: one transformer that is given to several agents is fitted by each of them.
         self.transformer, self.takes_missing, self._owner = copy.deepcopy(transformer), takes_missing, owner
+        self._naming = Naming(owner)  # of the samples that it was fitted to
         self._training = np.empty((0, 0))  # prepared, as far as the transformer goes
         self._fill: np.ndarray | None = None  # computed when a value is missing
 
@@ -43,10 +45,11 @@ class Preparation:
             self._fill = _fill_values(self._training)
         return self._fill
 
-    def fit(self, x: np.ndarray) -> np.ndarray:
-        """Fit to the agent's training samples, and return them prepared."""
+    def fit(self, x: np.ndarray, naming: Naming | None = None) -> np.ndarray:
+        """Fit to the agent's training samples, and return them prepared; `naming`: what their columns are called."""
         if self.transformer is not None:
-            x = self._transformed(x, fitting=True)
+            self._naming = naming or self._naming
+            x = self._transformed(x, self._naming)
         self._training, self._fill = x, None
         return x if self.takes_missing else self.complete(x)
 
@@ -63,13 +66,18 @@ class Preparation:
         fill = self.fill_values()
         return x if fill is None else np.where(np.isnan(x), fill, x).astype(x.dtype)
 
-    def _transformed(self, x: np.ndarray, *, fitting: bool = False) -> np.ndarray:
+    def _transformed(self, x: np.ndarray, fitting: Naming | None = None) -> np.ndarray:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", RuntimeWarning)  # a column that is empty here has no mean
-                made = (self.transformer.fit(x) if fitting else self.transformer).transform(x)
+                if fitting is not None:
+                    with by_number(self.transformer, fitting, x):
+                        self.transformer.fit(x)
+                made = self.transformer.transform(x)
             made = made.toarray() if hasattr(made, "toarray") else made
             made = np.ascontiguousarray(made, dtype=np.float32)
+        except CodistillError:
+            raise
         except Exception as error:  # a transformer may be the operator's own
             raise DataError(
                 f"The transformer prepare of {self._owner} must work on its samples.",

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from codistill.data.named_columns import Names, column_names, places
 from codistill.data.torch_datasets import read_items, seeded
 from codistill.data.validation import digest, plain_samples, validate_samples
 from codistill.errors import DataError
@@ -96,11 +97,23 @@ class PublicData:
     """Public samples without labels, equal on every agent; their batches are equal without any message."""
 
     def __init__(self, x: Any, seed: int) -> None:
+        self.columns: Names = column_names(x, "the public data")  # empty: unknown
         x = plain_samples(x, "the public data")
         samples, _ = validate_samples(x, np.zeros(len(x), dtype=np.int64), 1, "the public data")
         self.x = samples
         self.seed = seed
         self.digest = digest(samples)
+
+    def digest_by_name(self) -> str | None:
+        """The digest of the same samples with their columns sorted by name; None where they have no names."""
+        return digest(self.x[:, places(self.columns, tuple(sorted(self.columns)))]) if self.columns else None
+
+    def order_columns(self, wanted: Names) -> None:
+        """Bring the columns into the order of all samples; the digest stays that of the samples as they were given."""
+        if self.columns not in ((), wanted):
+            self.x = np.ascontiguousarray(self.x[:, places(self.columns, wanted)])
+            self.__dict__.pop("_inputs", None)
+        self.columns = wanted
 
     def prepared(self, prepare: Callable[[np.ndarray], np.ndarray]) -> PublicData:
         """The same data as one agent's model takes them; the digest stays that of what all agents share."""

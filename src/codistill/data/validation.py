@@ -11,6 +11,7 @@ import numpy as np
 
 from codistill.data.dataset import Dataset
 from codistill.data.labels import CLASSIFICATION, REGRESSION, LabelEncoding, agree_on_labels
+from codistill.data.named_columns import Names, as_frame, in_order
 from codistill.data.torch_datasets import is_dataset
 from codistill.errors import DataError
 
@@ -19,17 +20,19 @@ DENSE_LIMIT = 2 << 30  # bytes that a sparse matrix may take as a dense array
 REAL_VALUES = " Real values to predict need the shape (n, 1): y.reshape(-1, 1)."
 
 
-def validate_samples(x: Any, y: Any, classes: int, owner: str) -> tuple[np.ndarray, np.ndarray]:
+def validate_samples(x: Any, y: Any, classes: int, owner: str, columns: Names = ()) -> tuple[np.ndarray, np.ndarray]:
     """Check a user's samples; return x as floats and y as int64 labels or as real-valued targets.
 
     Double precision is kept where it is given (kernel regression is exact to more digits than float32 has);
     everything else becomes float32. NaN in a table (n, d) is a missing value: an agent fills it in where its model does
-    not take it. Frames and sparse matrices become arrays.
+    not take it. Frames and sparse matrices become arrays; those of a frame have its columns in the order of `columns`.
 
     `y` is one label per sample, or a matrix with one real-valued target per sample and class. `owner`
     names whose samples they are, e.g. "agent 'a'".
     """
-    features = _features(x, f"the samples x of {owner}", missing=True)
+    features = _features(
+        plain_samples(x, f"the samples x of {owner}", columns), f"the samples x of {owner}", missing=True
+    )
     targets = _array(y, f"the labels y of {owner}")
     if targets.ndim == 2:
         if targets.shape[1] != classes:
@@ -46,9 +49,11 @@ def validate_samples(x: Any, y: Any, classes: int, owner: str) -> tuple[np.ndarr
     return as_floats(features), targets
 
 
-def encoded_samples(x: Any, y: Any, encoding: LabelEncoding, owner: str) -> tuple[np.ndarray, np.ndarray]:
+def encoded_samples(
+    x: Any, y: Any, encoding: LabelEncoding, owner: str, columns: Names = ()
+) -> tuple[np.ndarray, np.ndarray]:
     """Check samples whose labels are as a user gave them: strings, booleans, numbers; see `validate_samples`."""
-    return validate_samples(x, encoding.encode(y, owner), encoding.classes, owner)
+    return validate_samples(x, encoding.encode(y, owner), encoding.classes, owner, columns)
 
 
 def as_floats(array: np.ndarray) -> np.ndarray:
@@ -164,36 +169,30 @@ def _features(x: Any, what: str, *, missing: bool = False) -> np.ndarray:
     return array
 
 
-def plain_samples(x: Any, what: str) -> Any:
-    """A frame's or a sparse matrix's values as an array; anything else as it is."""
+def plain_samples(x: Any, what: str, columns: Names = (), *, leave_out: bool = False) -> Any:
+    """A frame's or a sparse matrix's values as an array; anything else as it is.
+
+    `columns`: the names of a frame's columns in their order, where that is settled; others are refused, or left out.
+    """
     sparse = sys.modules.get("scipy.sparse")
     if sparse is not None and sparse.issparse(x):
         return _dense(x, what)
-    if not _is_frame(x):
+    frame = as_frame(x)
+    if frame is None:
         return x
-    from pandas.api.types import is_numeric_dtype
+    from pandas.api.types import is_bool_dtype, is_numeric_dtype
 
-    for column in x.columns:
-        if not is_numeric_dtype(x[column].dtype):
+    frame = in_order(frame, columns, what, leave_out=leave_out)
+    for column, kind in zip(frame.columns, frame.dtypes, strict=True):
+        if not is_numeric_dtype(kind) and len(frame):
             raise DataError(
                 f"All values in {what} must be numbers.",
-                f"column '{column}' of type {x[column].dtype}",
+                f"column '{column}' of type {kind}",
                 f'Encode it by codistill.Columns({{"{column}": "category"}}).fit(x).transform(x), or leave it out.',
             )
-    exact = all(isinstance(kind, np.dtype) for kind in x.dtypes)
-    return x.to_numpy() if exact else x.to_numpy(dtype=np.float64, na_value=np.nan)
-
-
-def named_columns(x: Any) -> tuple[str, ...]:
-    """The names of a frame's columns, if they are different texts."""
-    names = tuple(x.columns) if _is_frame(x) else ()
-    return names if all(isinstance(name, str) for name in names) and len(set(names)) == len(names) else ()
-
-
-def _is_frame(x: Any) -> bool:
-    """Whether it is a frame of pandas; where nobody has imported that, there is none."""
-    pandas = sys.modules.get("pandas")
-    return pandas is not None and isinstance(x, pandas.DataFrame)
+    mixed = len({is_bool_dtype(kind) for kind in frame.dtypes}) > 1  # numpy has no common type of these but object
+    exact = all(isinstance(kind, np.dtype) for kind in frame.dtypes) and not mixed and len(frame)
+    return frame.to_numpy() if exact else frame.to_numpy(dtype=np.float64, na_value=np.nan)
 
 
 def _dense(x: Any, what: str) -> np.ndarray:
@@ -234,7 +233,7 @@ def checked_labels(y: Any, what: str, classes: int | None = None, *, real_values
 
 def check_finite(array: np.ndarray, what: str, *, missing: bool = False) -> None:
     """Raise `DataError` unless every value is finite in float32, or NaN where values may be `missing`."""
-    if array.dtype.kind != "f":
+    if array.dtype.kind != "f" or not array.size:
         return
     with np.errstate(over="ignore"):
         fine = np.isfinite(array.astype(np.float32, copy=False)).reshape(len(array), -1)

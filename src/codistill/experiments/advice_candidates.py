@@ -106,7 +106,7 @@ def copy_of(agent: Agent, rows: Any = slice(None)) -> Agent:
     """An agent with some of the samples and an untouched copy of the model."""
     y = agent.shard.targets if agent.shard.labels is None else agent.shard.labels
     twin = agent.twin()
-    return Agent(agent.name, twin.learner, agent.shard.x[rows], y[rows])
+    return Agent(agent.name, twin.learner, agent.shard.x[rows], y[rows]).named_as(agent)
 
 
 def _limited(agent: Agent, samples: int, setting: Setting) -> Agent:

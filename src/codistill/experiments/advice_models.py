@@ -42,6 +42,7 @@ class ProbedAgent(Agent):
 
     def __init__(self, agent: Agent, models: SentModels) -> None:
         super().__init__(agent.name, agent.learner, *agent._data)
+        self._named = agent._named
         self._models = models
         if Ability.PORTABLE in self.learner.abilities:
             self.learner.export = models.exporter(self.learner)  # type: ignore[method-assign]

@@ -31,7 +31,7 @@ from codistill.federation.serving import HubNode, describe_hub
 from codistill.federation.trained_model import is_onnx, save_model
 from codistill.files import writing
 from codistill.results.summary import Summary
-from codistill.runtimes.description import RunDescription
+from codistill.runtimes.description import RunDescription, agree_on_all_columns
 from codistill.runtimes.network.event_log import HEALTH, EventLog
 from codistill.runtimes.network.options import Network
 from codistill.runtimes.network.terms import terms_of
@@ -186,8 +186,14 @@ def _describe_peer(mine: AgentFile, recipe: Recipe) -> RunDescription:
     if public is not None:
         public.seed = recipe.seed
     encoding = description.encoding
-    test = None if mine.test is None or encoding is None else encoded_samples(*mine.test, encoding, "the test set")
-    return with_agent(replace(description, public=public, test=test, safeguard=mine.safeguard), mine.agent)
+    columns, notes = agree_on_all_columns((mine.agent,), mine.test, public)
+    if public is not None:
+        public.order_columns(columns)
+    test = None
+    if mine.test is not None and encoding is not None:
+        test = encoded_samples(*mine.test, encoding, "the test set", columns)
+    shared = replace(description, public=public, test=test, columns=columns, notes=tuple(notes))
+    return with_agent(replace(shared, safeguard=mine.safeguard), mine.agent)
 
 
 def describe_without_data(recipe: Recipe) -> RunDescription:

@@ -37,7 +37,7 @@ from codistill.federation.runtime_options import RuntimeOptions
 from codistill.hub import Hub
 from codistill.protocol import Protocol
 from codistill.results.scores import Score, as_scores
-from codistill.runtimes.description import RunDescription
+from codistill.runtimes.description import RunDescription, agree_on_all_columns
 from codistill.runtimes.feature_samples import check_features
 from codistill.runtimes.observers import check_observers
 from codistill.runtimes.outgoing import Watcher
@@ -87,10 +87,13 @@ class Federation:
             check_pair(agent._test, f"The test data of agent '{agent.name}'")
         encoding = agree_on_all_labels(agents, test, classes, task)
         classes = encoding.classes
-        for agent in agents:
-            agent.settle(classes, encoding)
         shared = None if public is None else as_public_data(public, seed)
-        tested = None if test is None else encoded_samples(*test, encoding, "the test set")
+        columns, notes = agree_on_all_columns(agents, test, shared)
+        for agent in agents:
+            agent.settle(classes, encoding, columns)
+        if shared is not None:
+            shared.order_columns(columns)
+        tested = None if test is None else encoded_samples(*test, encoding, "the test set", columns)
         check_shapes(agents, tested, shared)
         samples = sum(len(agent.shard) for agent in agents)
         if protocol.pools_data:
@@ -117,6 +120,8 @@ class Federation:
             watchers=tuple(watchers),
             encoding=encoding,
             clock=as_clock(clock, protocol, names),
+            columns=columns,
+            notes=tuple(notes),
         ).introduce()
         self.description = replace(self.description, scores=_scores(self.description, scores))
         check_abilities(agents, protocol, shared)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from codistill.agent import Agent
-from codistill.data.labels import LabelEncoding, agree_on_labels
+from codistill.data.labels import LabelEncoding, agree_on_labels, has_several_labels, several_labels
 from codistill.data.shard import PublicData
 from codistill.data.validation import check_shape, plain_samples
 from codistill.errors import DataError, LearnerError, RecipeError, nearest
@@ -118,9 +118,8 @@ def as_count(count: Any, name: str) -> int:
 
 def as_public_data(public: Any, seed: int) -> PublicData:
     """Public data from samples."""
-    public = plain_samples(public, "the public data")
     try:
-        len(public)
+        len(plain_samples(public, "the public data"))  # a sparse matrix has no length
     except TypeError:
         raise DataError(
             "The public data must be samples.", _shown(public), "Pass the samples themselves as public=..."
@@ -196,6 +195,8 @@ def check_targets(agents: Sequence[Agent]) -> None:
         targets, learner = agent.shard.targets, agent.learner
         if not learner.probabilistic or agent.shard.labels is not None:
             continue
+        if has_several_labels(targets):
+            raise several_labels(f"agent '{agent.name}'", targets)
         if targets.shape[1] > 1 and targets.min() >= 0 and targets.max() <= 1:
             continue  # soft labels
         name = learner.describe()

@@ -150,6 +150,8 @@ class AgentNode:
             except CodistillError as error:
                 audit.refused(error)
                 raise
+            for note in joined[0].notes:
+                log.tell(note)
             return joined[0]
 
         connections = Connections(audited(transport, audit.log, self.policy), self.network, log.tell)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from codistill.data.labels import CLASSIFICATION
+from codistill.data.named_columns import Names, column_names, listed
 from codistill.data.validation import as_floats, check_finite, plain_samples
 from codistill.errors import DataError
 from codistill.results.feature_space import FeatureSpace
@@ -33,6 +35,7 @@ class TrainedAgent:
     def __init__(self, agent: Agent, description: RunDescription) -> None:
         self.name = agent.name
         self._kept, self._description = agent, description
+        self._noted = False  # that columns are taken by position
 
     @property
     def _agent(self) -> Agent:
@@ -74,6 +77,13 @@ class TrainedAgent:
         encoding, codes = self._description.encoding, np.arange(self._description.classes)
         return codes if encoding is None else encoding.decode(codes)
 
+    @property
+    def feature_names_in_(self) -> np.ndarray:
+        """(d,) the names of the columns in their order; no such attribute where samples were plain arrays."""
+        if not self._agent.column_names:
+            raise AttributeError(f"Agent '{self.name}' has no feature_names_in_: it was trained on a plain array.")
+        return np.array(self._agent.column_names, dtype=object)
+
     def predict_proba(self, x: Any) -> np.ndarray:
         """(n, C) class probabilities.
 
@@ -87,7 +97,7 @@ class TrainedAgent:
                 "Use predict(x).",
             )
         answers = self.decision_function(x)
-        if len(answers) and not are_probabilities(answers):
+        if not are_probabilities(answers):
             raise DataError(
                 "Probabilities must be at least 0 and add up to 1.",
                 f"agent '{self.name}' ({self.learner.describe()}) answers otherwise",
@@ -97,9 +107,13 @@ class TrainedAgent:
 
     def decision_function(self, x: Any) -> np.ndarray:
         """(n, C) what the protocol answers, as it is: probabilities, scores or real values."""
-        wanted = self._agent.shape
+        wanted, what = self._agent.shape, f"the samples for agent '{self.name}'"
+        known, given = self._agent.column_names, column_names(x, what)
+        if len(wanted) == 1 and set(given) == set(map(str, range(wanted[0]))):
+            known = known or tuple(map(str, range(wanted[0])))  # columns of arrays by their numbers
+        self._note_positions(known, given)
         try:
-            samples = as_floats(np.asarray(plain_samples(x, "the samples")))
+            samples = as_floats(np.asarray(plain_samples(x, what, known, leave_out=True)))
         except (TypeError, ValueError) as error:
             raise DataError("Samples must be numbers.", f"{error}", "Convert them to an array of numbers.") from None
         if samples.ndim != len(wanted) + 1 or samples.shape[1:] != wanted:
@@ -109,7 +123,18 @@ class TrainedAgent:
                 "Bring them to that shape; a single sample x is x[None].",
             )
         check_finite(samples, "the samples", missing=samples.ndim == 2)
+        if not len(samples):  # models need a row to answer: the answer to one of its own says the form of all others
+            return self._description.answer(self._agent, self._agent.shard.x[:1])[:0]
         return self._description.answer(self._agent, self._agent.prepared(samples))
+
+    def _note_positions(self, known: Names, given: Names) -> None:
+        """Say once that columns are taken by position, where an array meets a data frame."""
+        if bool(known) != bool(given) and not self._noted:
+            self._noted = True
+            met = (
+                f"a plain array, taken as {listed(known)}" if known else "a data frame, but it was trained on an array"
+            )
+            print(f"note: agent '{self.name}' predicts columns by position: {met}", file=sys.stderr)
 
     def save(self, path: str | Path) -> Path:
         """Write the model with which it predicts to a file, which `codistill.load` opens; returns the file's path."""

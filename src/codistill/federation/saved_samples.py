@@ -12,6 +12,7 @@ import numpy as np
 
 from codistill.agent import Agent
 from codistill.data.columns import Columns
+from codistill.data.named_columns import as_frame, column_names
 from codistill.data.preparation import Preparation
 from codistill.data.scale import Scaling
 from codistill.errors import DataError
@@ -35,8 +36,9 @@ class Samples:
 
     def features(self, x: Any, shape: tuple[int, ...], owner: str) -> Any:
         """Samples as the agent was given them, from a frame or an array as they were before they were scaled."""
-        if hasattr(x, "columns") and self.columns is not None:
-            x = self.columns.transform(x, owner)
+        frame = None if self.columns is None else as_frame(x)
+        if frame is not None and self.columns is not None and (column_names(x, owner) or not self._fits(frame)):
+            x = self.columns.transform(frame, owner)
         if self.scaling is None:
             return x
         try:
@@ -44,6 +46,10 @@ class Samples:
         except (TypeError, ValueError):
             return x  # told by what checks the samples next
         return self.scaling.apply(array, owner) if array.shape[1:] == shape else x
+
+    def _fits(self, frame: Any) -> bool:
+        """Whether a frame with numbered columns can be taken by position, as an array."""
+        return self.columns is not None and frame.shape[1] == self.columns.numbers == len(self.columns.columns)
 
     def as_plain(self) -> dict[str, Any]:
         """As arrays and plain values."""

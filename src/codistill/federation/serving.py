@@ -25,7 +25,17 @@ import numpy as np
 from codistill.arguments import checked_arguments
 from codistill.certs.credentials import Credentials
 from codistill.clock import Clock
-from codistill.data.labels import CLASSIFICATION, REGRESSION, LabelEncoding, agree_on_labels, check_task
+from codistill.data.labels import (
+    CLASSIFICATION,
+    REGRESSION,
+    LabelEncoding,
+    agree_on_labels,
+    check_task,
+    has_several_labels,
+    is_one_hot,
+    several_labels,
+)
+from codistill.data.named_columns import agree_on_columns
 from codistill.data.shard import PublicData
 from codistill.data.validation import encoded_samples
 from codistill.errors import RecipeError
@@ -49,7 +59,7 @@ from codistill.hub import Hub
 from codistill.protocol import Protocol
 from codistill.results.outputs import Outputs
 from codistill.results.scores import as_scores
-from codistill.runtimes.description import RunDescription
+from codistill.runtimes.description import RunDescription, shared_columns
 from codistill.runtimes.forked import Channel, ForkedProcess, ForkedRuntime
 from codistill.runtimes.interrupt import GentleInterrupt
 from codistill.runtimes.network.event_log import HEALTH, EventLog
@@ -152,6 +162,9 @@ def describe_hub(
             f"{protocol.name} needs public data on every node.", "none", "Pass the same public=... everywhere."
         )
     check_clock_runtime(clock, "network")
+    columns, notes = agree_on_columns((), shared_columns(test, shared))
+    if shared is not None:
+        shared.order_columns(columns)
     made = RunDescription(
         protocol=protocol,
         topology=topology,
@@ -161,10 +174,12 @@ def describe_hub(
         faults=Faults(faults, names, seed, participation),
         hub=Hub() if topology.hub else None,
         public=shared,
-        test=None if test is None else encoded_samples(*test, encoding, "the test set"),
+        test=None if test is None else encoded_samples(*test, encoding, "the test set", columns),
         compression=as_compression(compression),
         clock=as_clock(clock, protocol, names),
         encoding=encoding,
+        columns=columns,
+        notes=tuple(notes),
     ).introduce()
     unnamed = [one for one in ([scores] if isinstance(scores, str) else scores) if not isinstance(one, str)]
     if unnamed:
@@ -181,7 +196,9 @@ def _encoding(given: Any, task: str | None, test: tuple[Any, Any] | None) -> Lab
     if isinstance(classes, list):
         return agree_on_labels((), classes=classes, task=task or CLASSIFICATION)
     counted = as_count(classes, "classes")
-    real = counted == 1 if test is None else np.ndim(test[1]) == 2
+    if task is None and test is not None and has_several_labels(test[1]):
+        raise several_labels("the test set", test[1])
+    real = counted == 1 if test is None else np.ndim(test[1]) == 2 and not is_one_hot(test[1])
     return LabelEncoding(task or (REGRESSION if real else CLASSIFICATION), counted)
 
 

@@ -61,7 +61,9 @@ def _samples(trained: TrainedModel, frame: pd.DataFrame, label: str | None, tabl
             "Name the column of labels by --label, and remove what was not part of the training.",
         )
     numbers = Columns(dict.fromkeys(map(str, features.columns), "number")).transform(features, f"table {table}")
-    return numbers.reshape(len(features), *trained.shape), []
+    shown = _shown(list(features.columns))
+    note = f"the model does not know the names of its columns: they are taken by position, {shown}"
+    return numbers.reshape(len(features), *trained.shape), [note]
 
 
 def _as_frame(trained: TrainedModel, answers: np.ndarray) -> pd.DataFrame:

@@ -19,6 +19,7 @@ import numpy as np
 from codistill.agent import Agent
 from codistill.arguments import checked_arguments
 from codistill.data.labels import CLASSIFICATION, REGRESSION, LabelEncoding
+from codistill.data.named_columns import column_names
 from codistill.data.preparation import Preparation
 from codistill.errors import CheckpointError, CodistillError, LearnerError, RecipeError
 from codistill.faults import Faults
@@ -65,7 +66,17 @@ class TrainedModel(TrainedAgent):
 
     def decision_function(self, x: Any) -> np.ndarray:
         """(n, C) what the protocol answers, as it is: probabilities, scores or real values."""
-        return super().decision_function(self.samples.features(x, self.shape, f"the samples for agent '{self.name}'"))
+        what = f"the samples for agent '{self.name}'"
+        if self.samples.columns is not None:
+            self._note_positions(tuple(self.samples.columns.feature_names()), column_names(x, what))
+        return super().decision_function(self.samples.features(x, self.shape, what))
+
+    @property
+    def feature_names_in_(self) -> np.ndarray:
+        """(d,) the names of the columns of a table, as they were; no such attribute where they are unknown."""
+        if self.samples.columns is None:
+            return super().feature_names_in_
+        return np.array(list(self.samples.columns.columns), dtype=object)
 
     def __repr__(self) -> str:
         kind = f"{self._description.classes} classes" if self.is_classifier else "real values"

@@ -13,6 +13,7 @@ import numpy as np
 if TYPE_CHECKING:
     import torch
 
+    from codistill.data.named_options import Naming
     from codistill.message import Message
 
     LossOfTwo = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -74,6 +75,9 @@ class Learner(ABC):
 
     def check_travel(self, x: np.ndarray, owner: str) -> None:
         """Before round 0 of a protocol in which models travel: raise a `LearnerError` if this one cannot."""
+
+    def take_names(self, naming: Naming, x: np.ndarray) -> None:
+        """Take the names of columns and classes, which options of the model may use; an error if one is unknown."""
 
     def join(self, federation_samples: int) -> None:
         """Be told how many private samples the federation holds in all."""
@@ -300,6 +304,10 @@ class IsManaged(Protocol):
 
     def memory(self) -> tuple[int, int]:
         """Bytes of its weights, and of what an optimiser keeps beside them; 0 where that is not known."""
+        ...
+
+    def take_names(self, naming: Naming, x: np.ndarray) -> None:
+        """Take the names of columns and classes, which options of the model may use."""
         ...
 
     def is_finite(self) -> bool:

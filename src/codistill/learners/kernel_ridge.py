@@ -75,6 +75,8 @@ class KernelRidge(Learner):
         """
         if self._inputs is None or self._coefficients is None:
             raise LearnerError("A model must be fitted before it predicts.", "kernel ridge without data", "Fit it.")
+        if not len(x):
+            return np.zeros((0, self._coefficients.shape[1]))
         rows = np.asarray(x, dtype=np.float64).reshape(len(x), -1)
         block = max(1, BLOCK // max(len(self._inputs), rows.shape[1]))
         parts = [

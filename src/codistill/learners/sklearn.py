@@ -13,6 +13,7 @@ from sklearn.neural_network import MLPRegressor
 from sklearn.pipeline import Pipeline
 from sklearn.utils import get_tags
 
+from codistill.data.named_options import Naming, by_number, check_names
 from codistill.errors import LearnerError
 from codistill.learners.ability import Ability, Learner
 from codistill.learners.estimator_options import (
@@ -53,6 +54,7 @@ class SklearnLearner(Learner):
         self._seen: np.ndarray | None = None  # labels behind the estimator's codes, if it takes no gaps
         self._constant: ConstantModel | None = None  # answers in place of an estimator that could not be fitted
         self._weight_name = _sample_weight_name(estimator)
+        self._naming = Naming()
         self.takes_missing = takes_missing(estimator)
         self.abilities = Ability.LABELS
         if self._takes_soft_targets():
@@ -67,11 +69,20 @@ class SklearnLearner(Learner):
             return self._weight_name is not None
         return _fits_many_columns(self.estimator)
 
+    def take_names(self, naming: Naming, x: np.ndarray) -> None:
+        """Take the names that its options may use: of columns, and of classes in `class_weight`."""
+        self._naming = naming
+        check_names(self.estimator, naming, x)
+
     def fit(self, x: np.ndarray, targets: np.ndarray) -> None:
         """Fit anew on soft labels or real values."""
         rows = without_empty_columns(np.asarray(x).reshape(len(x), -1))
         self._columns = targets.shape[1]
         self._constant = None
+        with by_number(self.estimator, self._naming, rows):
+            self._fit(rows, targets)
+
+    def _fit(self, rows: np.ndarray, targets: np.ndarray) -> None:
         if not self.classifies:
             self._fit_regressor(rows, targets)
             return
@@ -102,7 +113,7 @@ class SklearnLearner(Learner):
             warnings.simplefilter("ignore")  # a fit of a few rows need not converge
             try:
                 trial = without_empty_columns(rows[np.arange(len(labels)) % len(rows)])
-                clone(self.estimator).fit(trial, labels)
+                clone(self.estimator).fit(trial, labels)  # with what its options name by number, as in fit
             except Exception:  # the estimator may be its owner's code
                 return False
         return True
@@ -154,6 +165,8 @@ class SklearnLearner(Learner):
 
     def predict(self, x: np.ndarray) -> np.ndarray:
         """Class probabilities with a column for every class, seen or not; real values for a regressor."""
+        if not len(x) and self._columns:
+            return np.zeros((0, self._columns), dtype=np.float32)
         rows = np.asarray(x).reshape(len(x), -1)
         if not self._columns:
             raise LearnerError(
@@ -228,6 +241,7 @@ class SklearnLearner(Learner):
             return
         if _is_one_hot(targets) and len(np.unique(targets.argmax(axis=1))) == 1:
             trial = SklearnLearner(clone(self.estimator))
+            trial._naming = self._naming
             try:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")  # a fit of a few rows need not converge
@@ -242,6 +256,7 @@ class SklearnLearner(Learner):
         if not is_boosted(self.estimator):
             return
         trial, rows = SklearnLearner(clone(self.estimator)), np.arange(2 * _TRIAL_ROWS)
+        trial._naming = self._naming
         classes = 3 if "multi" in str(self.estimator.get_params().get("objective")) else 2
         targets = np.eye(classes)[rows % classes] if self._takes_soft_targets() else rows[:, None].astype(np.float64)
         try:

@@ -92,6 +92,8 @@ def view(answers: np.ndarray, y: np.ndarray, *, probabilistic: bool, agents: int
 
 def are_probabilities(answers: np.ndarray) -> bool:
     """Whether answers are at least 0 and add up to 1; those of an ensemble of probabilistic models may not."""
+    if not len(answers):
+        return True
     return bool(answers.min() >= -_UNSURE and np.abs(answers.sum(axis=1) - 1).max() <= _UNSURE)
 
 

@@ -5,7 +5,7 @@ A `Federation` makes one with all agents at hand, `join` one with a single agent
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -16,6 +16,7 @@ from codistill.agent import Agent
 from codistill.base_node import Node
 from codistill.clock import Clock
 from codistill.data.labels import CLASSIFICATION, REGRESSION, LabelEncoding
+from codistill.data.named_columns import Given, Names, agree_on_columns, given_samples, width
 from codistill.data.shard import PublicData
 from codistill.faults import Faults
 from codistill.hub import Hub
@@ -56,6 +57,8 @@ class RunDescription:
     encoding: LabelEncoding | None = None  # of the agents' labels; None: they are numbers of classes or real values
     scores: tuple[Score, ...] = DEFAULT_SCORES  # what is measured
     clock: Clock | None = None  # how fast agents and messages are; None: that does not matter
+    columns: Names = ()  # names of the columns of all samples, in their order; empty: unknown
+    notes: tuple[str, ...] = ()  # on the data, for the user
 
     @property
     def asynchronous(self) -> bool:
@@ -112,7 +115,7 @@ class RunDescription:
             node.seed, node.topology, node.classes = self.seed, self.topology, self.classes
             node.asynchronous, node.sampled = self.asynchronous, self.faults.participation < 1
             if isinstance(node, Agent) and node.shard is None:
-                node.settle(self.classes, self.encoding)
+                node.settle(self.classes, self.encoding, self.columns)
             if self.public is not None:
                 node.public = self.public.prepared(node.prepared) if isinstance(node, Agent) else self.public
             if isinstance(node, Agent):
@@ -159,6 +162,7 @@ class RunDescription:
             tells_class_mix=self.tells_class_mix,
             encoding=self.encoding,
             scores=self.scores,
+            columns=self.columns,
             # In the same time, not in as many rounds of others.
             clock=self.clock if self.asynchronous and protocol.asynchronous else None,
         ).introduce()
@@ -189,3 +193,24 @@ class RunDescription:
         if alone is None or not agent.safeguard.ready:
             return taught, taught
         return agent.safeguard.answer(taught, alone, x), taught
+
+
+def agree_on_all_columns(
+    agents: Sequence[Agent], test: tuple[Any, Any] | None, public: PublicData | None, settled: Names = ()
+) -> tuple[Names, list[str]]:
+    """One order of the columns for the samples of these agents and what they share, and notes for the user."""
+    others = shared_columns(test, public)
+    for agent in agents:
+        if agent._test is not None:
+            owner = f"the test data of agent '{agent.name}'"
+            others.append(given_samples(owner, agent._test[0], owner))
+    given = [agent.given_columns() for agent in agents]
+    columns, notes = agree_on_columns(given, others, settled)
+    moved = [each.owner for each in given if each.names and each.names != columns]
+    return columns, [*notes, *(f"{owner}: its columns are brought into the order of the others" for owner in moved)]
+
+
+def shared_columns(test: tuple[Any, Any] | None, public: PublicData | None) -> list[Given]:
+    """What is known of the columns of the samples that all agents share."""
+    shared = [] if public is None else [Given("the public data", public.columns, width(public.x))]
+    return shared if test is None else [*shared, given_samples("the test set", test[0], "the test set")]

@@ -118,7 +118,7 @@ def _start(description: RunDescription, store: RunFolder | None, told: Observers
     """Where the run goes on, and from what."""
     start, saved, rows = store.latest() if store else (0, None, [])
     outputs = store.outputs(start) if store and start == description.plan.rounds else None
-    notes = tuple(store.notes) if store else ()
+    notes = (*description.notes, *(store.notes if store else ()))
     features = store.features(start) if store else ()
     scores = tuple(score.name for score in description.task_scores)
     name, names, rounds = description.protocol.name, description.names, description.plan.rounds
@@ -254,7 +254,8 @@ def _counts(report: Report) -> dict[str, dict[str, int]]:
 def _events(description: RunDescription, t: int, report: Report, present: set[str]) -> list[str]:
     absent = [name for name in description.names if name not in present]
     names = ", ".join(absent) if len(absent) <= _MOST_NAMED else f"{len(absent):,} of {len(description.names):,} agents"
-    events = [f"round {t + 1}: absent: {names}"] if absent else []
+    events = [f"round 1: {note}" for note in description.notes] if t == 0 else []
+    events += [f"round {t + 1}: absent: {names}"] if absent else []
     events += [f"round {t + 1}: {event}" for event in report.events]
     events += [f"round {t + 1}: {news}" for news in description.faults.news(t)]
     for name, fault in description.faults.byzantine(t + 1).items():

@@ -14,14 +14,14 @@ from trials.fuzz import run_all
 
 import codistill as cd
 from codistill.agent import Hello, Hub
-from codistill.errors import MessageError
+from codistill.errors import MessageError, NetworkError
 from codistill.faults import Faults
 from codistill.message import Message
 from codistill.results.scores import ACCURACY, RMSE, as_scores
 from codistill.runtimes.carrier import Frame
 from codistill.runtimes.host import Host
 from codistill.runtimes.network.answers import checked_scores, checked_view
-from codistill.runtimes.network.terms import hello_of, objection, terms_of
+from codistill.runtimes.network.terms import check_terms, hello_of, objection, terms_of
 from codistill.runtimes.round_report import Report
 from codistill.topology import HUB, Topology
 from codistill.wire.codec import decode, encode, read_json
@@ -209,8 +209,20 @@ def test_hellos_are_checked() -> None:
         {"weights": 7},
         {"body": "x"},
         {"features": 0},
+        {"columns": 7},
+        {"columns": "x" * 63},
+        {"columns": []},
+        {"columns": ["x", 1]},
+        {"columns": ["x", "x"]},
+        {"columns": ["x", "y", "z"]},  # of samples with two
+        {"columns": ["x", "y" * (1 << 17)]},
+        {"columns": {"x": "y"}},
     ):
         assert objection(terms, hello | wrong) == "malformed join request"
+    assert objection(terms, hello | {"columns": ["x", "y"]}) is None
+    for wrong in (7, [], ["x", 1], ["x", "x"], ["y" * (1 << 17)]):
+        with pytest.raises(NetworkError, match="The columns of a federation must be named, each once"):
+            check_terms(terms | {"columns": wrong})
 
 
 # --- what stands beside weights, and gradients ------------------------------------------------------------------------

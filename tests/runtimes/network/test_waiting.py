@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,11 @@ from tests.runtimes.network.fakes import HOOKS, Centre, FakeTransport, Life, Net
 
 from codistill.runtimes.network.event_log import EventLog
 from codistill.runtimes.network.frame_header import FrameKind, Turn
+from codistill.runtimes.network.hub_agents import ColumnOrder
 from codistill.runtimes.network.options import Network
-from codistill.runtimes.network.terms import hello_of
+from codistill.runtimes.network.terms import columns_digest, describe_columns, difference, hello_of, terms_of
 from codistill.runtimes.network.waiting import Grace, MissedRounds, Unreliable, missed_text
+from codistill.topology import Topology
 from codistill.wire.codec import encode
 
 pytestmark = pytest.mark.usefixtures("time_limit")
@@ -338,3 +341,89 @@ def test_an_agent_that_joins_and_is_silent_costs_the_others_few_rounds() -> None
     assert sum("'c' has not completed its last rounds" in text for text in centre.told) == 3
     centre.finish()
     assert lives["a"].end() is True
+
+
+# --- the columns of data frames -----------------------------------------------------------------------------------
+
+
+def order_of(
+    said: dict[str, Any], hub: tuple[str, ...] = (), **changes: Any
+) -> tuple[ColumnOrder, dict[str, str | None]]:
+    """What a hub settles when agents of a roster a, b, c say which columns they have, in this order, twice."""
+    description = replace(describe(("a", "b", "c"), 2), columns=hub)
+    order, why = ColumnOrder(description), {}
+    for _ in range(2):  # each asks again until it is answered
+        for name, columns in said.items():
+            why[name] = order.heard(name, columns, ())
+    return order, why
+
+
+@pytest.mark.parametrize("first", ["abc", "bca", "cab", "cba"])
+def test_neither_columns_nor_their_order_depend_on_who_comes_first(first: str) -> None:
+    said = {"a": ("y", "x"), "b": ("x", "y"), "c": ("x", "z")}
+    order, why = order_of({name: said[name] for name in first})
+    assert order.told(("y", "x")) == ["y", "x"]  # one each: that of the first of the roster
+    assert (why["a"], why["b"]) == (None, None)
+    assert why["c"] == "its columns differ from those of the federation: missing: 'y'; extra: 'z'"
+    said = {"a": ("y", "x"), "b": ("x", "y"), "c": ("x", "y")}
+    assert order_of({name: said[name] for name in first})[0].told(("y", "x")) == ["x", "y"]
+
+
+def test_agents_with_data_frames_wait_for_all_others() -> None:
+    order, why = order_of({"a": ("x", "y"), "b": None})
+    assert why == {"a": None, "b": None}
+    assert order.may_join(None)
+    assert not order.may_join(("x", "y"))
+    order.heard("c", None, ())
+    assert order.heard("a", ("x", "y"), ()) is None
+    assert order.may_join(("x", "y"))
+    assert (order.told(("x", "y")), order.told(None)) == (["x", "y"], None)
+    assert [note.split(":")[0] for note in order.notes] == ["agent 'b'", "agent 'c'"]
+    order, _ = order_of({"a": ("x", "y")})
+    order.waits = False  # patience has ended
+    assert order.heard("a", ("x", "y"), ()) is None
+    assert order.told(("x", "y")) == ["x", "y"]
+    order, _ = order_of({"a": ("x", "y"), "b": ("y", "x")})
+    assert order.heard("a", ("x", "y"), ("c",)) is None  # who is excluded is not waited for
+    assert order.told(("y", "x")) == ["x", "y"]
+
+
+def test_columns_of_the_hub_are_those_of_all() -> None:
+    order, why = order_of({"a": ("x", "z"), "b": ("y", "x"), "c": ("y", "x")}, hub=("x", "y"))
+    assert why["a"] == "its columns differ from those of the federation: missing: 'y'; extra: 'z'"
+    assert not order.may_join(("y", "x"))  # until the first comes again with the right ones
+    assert order.heard("a", ("x", "y"), ()) is None
+    assert order.heard("b", ("y", "x"), ()) is None
+    assert order.told(("x", "y")) == ["y", "x"]
+
+
+def test_an_array_beside_frames_in_different_orders_may_not_join() -> None:
+    _, why = order_of({"a": ("x", "y"), "b": ("y", "x"), "c": None})
+    assert all("all have one order" in str(why[name]) for name in "ab")
+    order, _ = order_of({"a": ("x", "y"), "b": ("y", "x")})
+    order.waits = False
+    order.heard("a", ("x", "y"), ())
+    assert "different orders" in str(order.heard("c", None, ()))
+
+
+def test_very_many_columns_are_compared_by_a_digest() -> None:
+    names = tuple(f"gene {number}" for number in range(20_000))
+    told = describe_columns(names)
+    assert told == columns_digest(names)
+    assert isinstance(told, str)
+    other = columns_digest(names[::-1])
+    order, why = order_of({"a": told, "b": other, "c": told})
+    assert (why["a"], why["c"]) == (None, None)
+    assert "other names, or another order" in str(why["b"])
+    assert order.told(told) is None
+
+
+def test_peers_need_the_same_columns_in_the_same_order() -> None:
+    def terms(*names: str) -> dict[str, Any]:
+        return terms_of(replace(describe(("a", "b"), 2, topology=Topology.ring(("a", "b"))), columns=names))
+
+    assert difference(terms("x", "y"), terms("x", "y")) is None
+    assert difference(terms("x", "y"), terms()) is None  # a plain array
+    assert "in another order there" in str(difference(terms("x", "y"), terms("y", "x")))
+    assert difference(terms("x", "y"), terms("x", "z")) == "columns: missing: 'y'; extra: 'z'"
+    assert difference(terms("x", "y"), terms() | {"columns": 7}) == "columns: other names, or another order"

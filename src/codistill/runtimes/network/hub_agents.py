@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from codistill.errors import NetworkError
+from codistill.data.named_columns import BY_POSITION, Given, Names, agree_on_columns, difference
+from codistill.errors import DataError, NetworkError
 from codistill.runtimes.description import RunDescription
 from codistill.runtimes.network.asking import Commands
 from codistill.runtimes.network.connections import Connections
@@ -16,13 +18,103 @@ from codistill.runtimes.network.event_log import timestamp
 from codistill.runtimes.network.frame_header import FrameKind
 from codistill.runtimes.network.inbox import Refusal
 from codistill.runtimes.network.options import RETURN, WIRE_VERSION
-from codistill.runtimes.network.terms import objection, read_hello, terms_of
+from codistill.runtimes.network.terms import columns_digest, objection, read_columns, read_hello, terms_of
 from codistill.runtimes.network.waiting import AgentStatus, Grace
 from codistill.runtimes.runtime import ShouldStop, Stopped, never
+from codistill.text import printable
 from codistill.version import __version__
 
 POLL = 0.2  # seconds between checks while the hub waits for agents
 _REMIND = 30.0  # seconds between two reminders that say who is waited for
+
+Columns = Names | str  # of the samples of an agent: their names, or of very many a digest
+
+
+class ColumnOrder:
+    """The columns of the agents' data frames, and their order: settled when all agents have said which they have.
+
+    Until then agents with data frames wait: neither the names nor the order may depend on who came first. The names are
+    those of the hub's own data frames, or else those that most agents have; the order is the one that a simulation of
+    the same agents has. Agents with plain arrays do not wait, and are told no names. In a run without rounds nobody
+    waits: the first agent with a data frame is then enough.
+    """
+
+    def __init__(self, description: RunDescription) -> None:
+        self._description = description
+        self._said: dict[str, Columns | None] = {}  # by agents; None: a plain array
+        self._settled: Columns | None = None
+        self._why: str | None = None  # why no order could be settled
+        self.notes: list[str] = []  # for the operator, to be taken
+        self._noted: set[str] = set()
+        self.waits = not description.asynchronous  # for agents that have not said anything yet
+
+    def heard(self, name: str, columns: Columns | None, excluded: Sequence[str]) -> str | None:
+        """An agent has said which columns it has; returns why it may not join with them."""
+        known = self._settled or self._description.columns or None
+        found = None if columns is None or known is None else _difference(columns, known)
+        if found is not None:
+            return printable(f"its columns differ from those of the federation: {found}", 400)
+        if columns is None and self._description.columns:
+            self._note(f"agent '{name}': {BY_POSITION}")
+        if self._settled is None:
+            self._said[name] = columns
+            awaited = [one for one in self._description.names if one not in self._said and one not in excluded]
+            if columns is not None and (not awaited or not self.waits):
+                self._settle()
+                return self._why or self.heard(name, columns, excluded)
+        elif columns is None and any(said not in (None, self._settled) for said in self._said.values()):
+            return "its samples are a plain array, and the data frames of others have their columns in different orders"
+        return None
+
+    def may_join(self, columns: Columns | None) -> bool:
+        """Whether an agent can be told the order, or needs none."""
+        return columns is None or self._settled is not None
+
+    def told(self, columns: Columns | None) -> list[str] | None:
+        """The order of the columns, for an agent that has said which it has."""
+        return list(self._settled) if isinstance(columns, tuple) and isinstance(self._settled, tuple) else None
+
+    def _settle(self) -> None:
+        public, said = self._description.public, self._said
+        given = [said[name] for name in self._description.names if said.get(name) is not None]
+        votes = Counter(map(_kind, given))  # in the order of the roster, by which the first of the most frequent counts
+        common = _kind(self._description.columns) if self._description.columns else votes.most_common(1)[0][0]
+        agreed = {name: each for name, each in said.items() if each is None or _kind(each) == common}
+        self._said, self._why = agreed, None
+        if isinstance(common, str):
+            self._settled = common
+            return
+        names = {name: each if isinstance(each, tuple) else () for name, each in agreed.items()}
+        agents = [Given(f"agent '{one}'", names[one]) for one in self._description.names if one in names]
+        others = [] if public is None else [Given("the public data", public.columns)]
+        others += [Given("the samples of the hub", self._description.columns)] if self._description.columns else []
+        try:
+            self._settled, notes = agree_on_columns(agents, others)
+        except DataError as error:
+            self._why = printable(f"{error.must} Found: {error.found}", 400)
+            return
+        for note in notes:
+            self._note(note)
+        if public is not None:
+            public.order_columns(self._settled)
+
+    def _note(self, text: str) -> None:
+        if text not in self._noted:
+            self._noted.add(text)
+            self.notes.append(text)
+
+
+def _kind(columns: Columns | None) -> frozenset[str] | str:
+    """What must be equal, as long as an order can be told: names in any order, or a digest of them in theirs."""
+    return frozenset(columns) if isinstance(columns, tuple) else str(columns)
+
+
+def _difference(columns: Columns, wanted: Columns) -> str | None:
+    """In what the names of columns differ, in words; of very many only the digest is known."""
+    if isinstance(columns, tuple) and isinstance(wanted, tuple):
+        return difference(columns, wanted)
+    digests = [columns_digest(each) if isinstance(each, tuple) else each for each in (columns, wanted)]
+    return None if digests[0] == digests[1] else "other names, or another order, and too many to be sent"
 
 
 class HubAgents:
@@ -40,6 +132,7 @@ class HubAgents:
         self._started = False  # everybody has joined once, or patience has ended
         self._duplicates: set[int] = set()  # sessions of agents that are already connected by another one
         self.grace = Grace(connections.network.grace)
+        self._columns = ColumnOrder(description)
         self.alone = 0  # the number of the command to train alone
         self.on_ready: Callable[[str], None] = _unnoticed  # takes who has joined
         self.on_report: Callable[[Control], None] | None = None  # takes reports that were not asked for
@@ -104,6 +197,7 @@ class HubAgents:
                     "Restart the hub, which lets excluded agents join again; or lower network.quorum.",
                 )
             everybody = not self._started and (patience is None or now - began < patience)
+            self._columns.waits = everybody
             absent = [name for name in possible if name not in free]
             covered = [name for name in absent if self.grace.covers(name)]
             awaited = [name for name in absent if everybody and not self._joins_late(name)] or covered
@@ -191,6 +285,10 @@ class HubAgents:
         if is_other and session_id not in connections.visible[name]:
             return  # of a session that has ended
         why = objection(self.terms, hello.content)
+        if why is None:
+            excluded = [each for each in self._description.names if self.is_excluded(each)]
+            columns = read_columns(hello.content.get("columns"))
+            why = self._columns.heard(name, columns, excluded)
         if why is not None:
             connections.tell(f"'{name}' may not join: {why}")
             connections.command(name, kind=FrameKind.HELLO, do="refused", why=why, session=session_id)
@@ -200,6 +298,10 @@ class HubAgents:
                 self._duplicates.add(session_id)
                 self.tell(f"'{name}' tries to join a second time: it must wait until its first process has ended")
             return
+        if not self._columns.may_join(columns):
+            return  # it asks again, until all agents have said which columns they have
+        while self._columns.notes:
+            self.tell(self._columns.notes.pop(0))
         connections.open_session(name, session_id, hello.header.number)
         status = self.statuses[name]
         if status.ready and current == session_id:  # a second hello: it has lost the connection, unnoticed here
@@ -211,8 +313,9 @@ class HubAgents:
         if current != session_id:
             status.ready, status.unanswered = False, None
         if not status.ready:
+            terms = {**self.terms, "columns": self._columns.told(columns)}
             connections.command(
-                name, kind=FrameKind.HELLO, do="welcome", run=self._run, done=self.done, terms=self.terms,
+                name, kind=FrameKind.HELLO, do="welcome", run=self._run, done=self.done, terms=terms,
                 version=__version__, wire=WIRE_VERSION, session=session_id,
             )  # fmt: skip
 

@@ -27,7 +27,7 @@ from codistill.runtimes.network.hub_commands import read_command, read_go, read_
 from codistill.runtimes.network.inbox import Refusal
 from codistill.runtimes.network.policy import ANYTHING, Policy
 from codistill.runtimes.network.state_store import START, StateStore
-from codistill.runtimes.network.terms import Terms, check_terms
+from codistill.runtimes.network.terms import Terms, check_terms, describe_columns
 from codistill.runtimes.network.waiting import missed_text
 from codistill.runtimes.runtime import never, one_thread
 from codistill.topology import HUB
@@ -143,6 +143,8 @@ class RemoteAgent:
         if self._description is None:
             self._terms, self._description = content["terms"], self._describe(content["terms"])
             self._agent = self._description.agents[0]
+            if self._hello.get("columns") is not None:  # a restarted hub hears the order that was settled
+                self._hello = {**self._hello, "columns": describe_columns(self._agent.column_names)}
             make = AsynchronousAgent if self._description.asynchronous else CommandedAgent
             self._work: Any = make(self._description, self._connections)
         elif content["terms"] != self._terms:

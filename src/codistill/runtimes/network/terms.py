@@ -19,6 +19,8 @@ import numpy as np
 from codistill.agent import Agent
 from codistill.clock import Clock, clock_from_table
 from codistill.data.labels import CLASSIFICATION, TASKS, LabelEncoding
+from codistill.data.named_columns import Names, unclear_order
+from codistill.data.named_columns import difference as difference_of_columns
 from codistill.data.shard import PublicData
 from codistill.data.validation import encoded_samples
 from codistill.errors import CodistillError, NetworkError
@@ -27,10 +29,11 @@ from codistill.hub import Hello
 from codistill.protocol import Protocol
 from codistill.protocols import PROTOCOLS
 from codistill.results.scores import MOST_SCORES, Score, as_scores, find_score
-from codistill.runtimes.description import RunDescription
+from codistill.runtimes.description import RunDescription, agree_on_all_columns
 from codistill.runtimes.network.options import WIRE_VERSION
 from codistill.runtimes.plan import Plan
 from codistill.settings import from_table
+from codistill.text import printable
 from codistill.topology import Topology
 from codistill.version import __version__
 from codistill.wire.compression import Compression
@@ -38,6 +41,7 @@ from codistill.wire.compression import Compression
 Terms = dict[str, Any]
 _MOST = {"rounds": 1 << 31, "seed": 1 << 256, "classes": 1 << 20}  # an agent sets memory aside for its classes
 _LONGEST_NAME = 200  # letters of a class
+_COLUMNS = 1 << 17  # bytes of the names of columns that are sent, which are half of a join request
 
 
 def terms_of(description: RunDescription) -> Terms:
@@ -56,6 +60,8 @@ def terms_of(description: RunDescription) -> Terms:
         "links": None if topology.hub else _digest(topology),
         "shape": None if description.shape is None else list(description.shape),
         "public": describe_public(public) if description.protocol.needs_public else None,
+        "public_by_name": None if public is None else public.digest_by_name(),
+        "columns": describe_columns(description.columns),
         "compression": None if compression is None else dataclasses.asdict(compression),
         "faults": [dataclasses.asdict(fault) for fault in description.faults.injected],
         "participation": description.faults.participation,
@@ -86,7 +92,10 @@ def description_under(
             f"{agent.task} for '{agent.name}', {encoding.task} at the hub",
             "Ask whoever runs the hub, or leave task out.",
         )
-    tested = None if test is None else encoded_samples(*test, encoding, "the test set")
+    columns, notes = _columns(terms, agent, public, test)
+    if public is not None:
+        public.order_columns(columns)
+    tested = None if test is None else encoded_samples(*test, encoding, "the test set", columns)
     try:
         names = tuple(map(str, terms["roster"]))
         faults = [from_table(Fault, fault, "faults") for fault in terms["faults"]]
@@ -107,6 +116,8 @@ def description_under(
             encoding=encoding,
             scores=_scores(terms),
             clock=_clock(terms, protocol, names),
+            columns=columns,
+            notes=tuple(notes),
         )
     except (TypeError, KeyError, AttributeError, ValueError, OverflowError) as error:
         raise NetworkError(
@@ -127,6 +138,18 @@ def _encoding(terms: Terms) -> LabelEncoding:
             "Ask whoever runs the hub.",
         )
     return LabelEncoding(CLASSIFICATION, classes, tuple(names))
+
+
+def _columns(
+    terms: Terms, agent: Agent, public: PublicData | None, test: tuple[Any, Any] | None
+) -> tuple[Names, list[str]]:
+    """The order of the columns of this agent's samples: as the hub tells it, where it does."""
+    told = terms.get("columns")
+    columns, notes = agree_on_all_columns((agent,), test, public, tuple(told) if isinstance(told, list) else ())
+    by_position = terms.get("public") is not None and terms.get("public_by_name") is None
+    if public is not None and by_position and public.columns not in ((), columns):
+        raise unclear_order("the public data at the hub", "that of this agent")
+    return columns, notes
 
 
 def _clock(terms: Terms, protocol: Protocol, names: tuple[str, ...]) -> Clock | None:
@@ -183,6 +206,28 @@ def describe_public(public: PublicData | None) -> dict[str, Any] | None:
     return None if public is None else {"samples": len(public), "digest": public.digest}
 
 
+def describe_columns(names: Names) -> list[str] | str | None:
+    """The names of columns; of very many the digest, by which it can be seen whether others have the same order."""
+    if not names:
+        return None
+    return list(names) if len(json.dumps(names)) <= _COLUMNS else columns_digest(names)
+
+
+def columns_digest(names: Names) -> str:
+    """Of the names of columns in their order."""
+    return hashlib.sha256(json.dumps(names).encode()).hexdigest()
+
+
+def read_columns(told: Any) -> Names | str | None:
+    """What another node tells of its columns, as `describe_columns` has it; a ValueError if it is anything else."""
+    if told is None or (isinstance(told, str) and len(told) == 64 and told.isalnum()):
+        return told
+    listed = isinstance(told, list) and all(isinstance(name, str) for name in told)
+    if not listed or not told or len(set(told)) < len(told) or len(json.dumps(told)) > _COLUMNS:
+        raise ValueError(f"columns {told!r}"[:80])
+    return tuple(told)
+
+
 def hello_of(agent: Agent, public: PublicData | None) -> dict[str, Any]:
     """What an agent says of itself when it joins: not a sample, not a label."""
     x = np.asarray(agent._data[0])  # its shard is made when the hub has told the number of classes
@@ -190,6 +235,8 @@ def hello_of(agent: Agent, public: PublicData | None) -> dict[str, Any]:
         "version": __version__,
         "wire": WIRE_VERSION,
         "public": describe_public(public),
+        "public_by_name": None if public is None else public.digest_by_name(),
+        "columns": describe_columns(agent.column_names),
         "shape": list(x.shape[1:]),
         "model": agent.learner.describe(),
     }
@@ -215,8 +262,16 @@ def objection(terms: Mapping[str, Any], hello: Mapping[str, Any]) -> str | None:
         )
     if read_hello(hello) is None or not isinstance(hello.get("model"), str):
         return "malformed join request"
+    try:
+        columns = read_columns(hello.get("columns"))
+    except (ValueError, RecursionError):
+        return "malformed join request"
+    if isinstance(columns, tuple) and hello.get("shape") != [len(columns)]:
+        return "malformed join request"
     wanted, has = terms["public"], hello.get("public")
-    if wanted is not None and has != wanted:
+    by_name, theirs = terms.get("public_by_name"), hello.get("public_by_name")
+    same = by_name == theirs if by_name and theirs else has == wanted  # of data frames, columns in any order
+    if wanted is not None and not same:
         return (
             f"its public data differ: {_shown(has)} instead of {_shown(wanted)}; every node needs the same samples "
             "in the same order"
@@ -229,11 +284,22 @@ def objection(terms: Mapping[str, Any], hello: Mapping[str, Any]) -> str | None:
 def difference(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> str | None:
     """In what the terms of two peers differ, in words; None if they do not."""
     for key in ("wire", "version", *mine):
+        if key == "columns" and None in (mine[key], theirs.get(key)):
+            continue  # a plain array has no names
         if mine[key] != theirs.get(key):
+            if key == "columns":
+                return _columns_difference(mine[key], theirs[key])
             if key == "protocol" and isinstance(theirs.get(key), dict):
                 return _protocol_difference(mine[key], theirs[key])
             return f"{key}: {_shown(mine[key])} here, {_shown(theirs.get(key))} there"
     return None
+
+
+def _columns_difference(mine: Any, theirs: Any) -> str:
+    """Peers have nobody who brings their columns into one order."""
+    both = isinstance(mine, list) and isinstance(theirs, list) and all(isinstance(name, str) for name in theirs)
+    found = difference_of_columns(tuple(theirs), tuple(mine)) if both else "other names, or another order"
+    return f"columns: {printable(found, 300) if found else 'in another order there; all peers need the same one'}"
 
 
 def _protocol_difference(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
@@ -274,6 +340,14 @@ def check_terms(terms: Any) -> None:
             f"task {_shown(task)}, scores {_shown(scores)}, class_names {_shown(classes)}",
             "Ask whoever runs the hub.",
         )
+    try:
+        read_columns(terms.get("columns"))
+    except (ValueError, RecursionError):
+        raise NetworkError(
+            "The columns of a federation must be named, each once.",
+            _shown(terms.get("columns")),
+            "Ask whoever runs the hub.",
+        ) from None
     names = terms["roster"]
     if not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
         raise NetworkError("A roster must name each agent once.", _shown(names), "Ask whoever runs the hub.")
