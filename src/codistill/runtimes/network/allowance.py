@@ -1,4 +1,4 @@
-"""How much another node may make this one do: commands beyond what was asked for, and lines of the log."""
+"""How much another node may make this one do: join requests, commands beyond what was asked for, lines of the log."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from collections.abc import Callable
 
 _BURST, _PER_SECOND = 60.0, 2.0  # unasked commands: at once, and per second on average
 _ANSWERS = 3.0  # commands that one sent command entitles the other side to
+# Join requests: an honest node repeats one every second; neighbours whose link comes and goes send three each time.
+_JOINS, _JOINS_PER_SECOND = 60.0, 5.0
 _SAVED = 1000.0  # that can be saved up
 _LINES, _LINES_PER_SECOND = 10.0, 0.1  # lines of one cause
 # Messages in a run without rounds: an honest sender keeps to a fifth of what the receiver allows, so that it is never
@@ -25,12 +27,15 @@ class Bucket:
 
     def __init__(self, size: float, per_second: float, clock: Clock = time.monotonic) -> None:
         self._size, self._per_second, self._clock = size, per_second, clock
-        self._left, self._at = size, clock()
+        self._left = size
+        self._at: float | None = None  # of the last one
 
-    def take(self) -> bool:
-        """Whether one more is allowed."""
-        now = self._clock()
-        self._left = max(self._left, min(self._size, self._left + (now - self._at) * self._per_second))
+    def take(self, at: float | None = None) -> bool:
+        """Whether one more is allowed; `at`: when it came, if that is not now."""
+        now = self._clock() if at is None else at
+        before = now if self._at is None else self._at
+        now = max(now, before)
+        self._left = max(self._left, min(self._size, self._left + (now - before) * self._per_second))
         self._at = now
         if self._left < 1:
             return False
@@ -49,9 +54,9 @@ class CommandAllowance:
         self._clock = clock
         self._buckets: dict[str, Bucket] = {}
 
-    def take(self, sender: str) -> bool:
-        """Whether a sender may send one more command, answer or join request."""
-        return self._bucket(sender).take()
+    def take(self, sender: str, at: float | None = None) -> bool:
+        """Whether a sender may send one more command or answer, which came at this time."""
+        return self._bucket(sender).take(at)
 
     def grant(self, receiver: str) -> None:
         """A command was sent there, which may be answered."""
@@ -59,6 +64,20 @@ class CommandAllowance:
 
     def _bucket(self, name: str) -> Bucket:
         return self._buckets.setdefault(name, Bucket(_BURST, _PER_SECOND, self._clock))
+
+
+class JoinAllowance:
+    """How many join requests each node may send, in all its sessions: no answer to one entitles to another."""
+
+    def __init__(self, lease: float, clock: Clock = time.monotonic) -> None:
+        """`lease`: for so long a node can have repeated its request while this process was stopped."""
+        self._size, self._clock = max(_JOINS, _JOINS_PER_SECOND * lease), clock
+        self._buckets: dict[str, Bucket] = {}
+
+    def take(self, sender: str, at: float | None = None) -> bool:
+        """Whether a node may send one more join request, which came at this time."""
+        bucket = self._buckets.setdefault(sender, Bucket(self._size, _JOINS_PER_SECOND, self._clock))
+        return bucket.take(at)
 
 
 class MessageAllowance:

@@ -276,7 +276,7 @@ class Stream:
         if header[0] == FrameKind.REFUSED:
             self._hand_refusal(payload)
         else:
-            self._hand(ReceivedFrame(self.name or "", header, payload))
+            self._hand(ReceivedFrame(self.name or "", header, payload, self.heard))
 
     def take_oversized(self, header: FrameHeader, length: int, limit: int) -> None:
         """A frame above the limit has begun to arrive, and is discarded."""

@@ -18,6 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from codistill.errors import NetworkError
+from codistill.runtimes.network.allowance import JoinAllowance
 from codistill.runtimes.network.descriptors import LINKS, reserve_descriptors
 from codistill.runtimes.network.dialling import keep_connected
 from codistill.runtimes.network.frame_header import MESSAGES, FrameHeader, FrameKind, Turn
@@ -71,6 +72,7 @@ class Transport:
             credentials.set_list_grace(network.list_grace)
         self._links: dict[str, list[Stream]] = {name: [] for name in self.others}
         self._numbers = dict.fromkeys(self.others, 0)
+        self._openings = JoinAllowance(network.lease)
         self._barred: dict[str, str] = {}  # nodes that are not admitted any more, and why
         self._revoked: set[str] = set()  # nodes whose link was closed because of their certificate
         self._troubles: dict[str, float] = {}  # what the operator was told, and when
@@ -230,6 +232,8 @@ class Transport:
         if stream.expected not in (None, name):
             raise Refused(f"this is not '{stream.expected}'", final=False)
         links = self._links[name]
+        if not self._openings.take(name):
+            raise Refused(f"'{name}' connects too often", final=False)
         if len(links) >= LINKS:
             raise Refused(f"'{name}' has {len(links)} connections already", final=False)
         theirs = stream.theirs
