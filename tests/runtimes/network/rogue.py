@@ -419,7 +419,8 @@ def joins(spec: dict[str, Any]) -> None:
     """Join requests of a member as fast as its link takes them, with the answers read, until the link is closed."""
     me = Rogue(spec["certs"], spec["name"], spec["port"], others=(spec["to"],))
     me.is_linked()
-    content = spec["hello"] or {"at": -1, "samples": 1, "terms": me.hear("hello")["terms"]}  # the terms of a neighbour
+    if (content := spec["hello"]) is None:  # to a peer, whose own request has the terms
+        content = {"at": -1, "samples": 1, "terms": me.hear("hello")["terms"] | spec["terms"]}
     request = encode({}, {"json": json.dumps({"do": "hello", **content})})
     counts = dict.fromkeys(("sent", "answered"), 0)
     began = time.monotonic()

@@ -438,14 +438,16 @@ def test_a_flood_of_join_requests_costs_strikes_whatever_is_answered(make: Calla
     assert not any(row["present"] for row in rows if row["agent"] == "flood")
 
 
-def test_a_flood_of_join_requests_at_a_peer(make: Callable[..., Scene]) -> None:
-    """The graph b - a - flood: 'a' answers the first request of a session by one of its own."""
+@pytest.mark.parametrize("terms", [{}, {"seed": 99}])
+def test_a_flood_of_join_requests_at_a_peer(make: Callable[..., Scene], terms: dict[str, Any]) -> None:
+    """The graph b - a - flood: 'a' answers the first request of a session, and with other terms it refuses each one."""
     graph = {"kind": "edges", "edges": [["a", "b"], ["a", "flood"]]}
     tables = {"protocol": {"name": "d_distillation", "rounds": 2}, "evaluation": {"alone": False}, "topology": graph}
     scene = make("flood", quorum=0.5, lease=10.0, tables=tables)
     scene.start_peer("a", scene.port)
     scene.start_peer("b", _free_port(), a=scene.port)
-    scene.rogue("joins", name="flood", to="a", certs=str(scene.certs("flood")), hello=None, seconds=PATIENCE)
+    certs = str(scene.certs("flood"))
+    scene.rogue("joins", name="flood", to="a", certs=certs, hello=None, terms=terms, seconds=PATIENCE)
     assert scene.end("a", "b") == {"a": 0, "b": 0}
     check_flood(scene, "a")
     for name in ("a", "b"):
