@@ -18,6 +18,8 @@ _MESSAGES_PER_SECOND = 500.0
 _OWN_MESSAGES, _OWN_PER_SECOND = 100.0, 100.0
 _CAUSES = 500  # that are told apart
 _ALL_LINES, _ALL_PER_SECOND = 300.0, 20.0  # lines of all causes together
+_CALLER_EVERY = 600.0  # seconds between two lines about the same caller
+_CALLER_LINES, _CALLER_LINES_PER_SECOND = 20.0, 1 / 30  # lines about all callers
 
 Clock = Callable[[], float]
 
@@ -121,3 +123,25 @@ class LineLimit:
         else:
             left_out += 1
         self._causes[cause] = bucket, left_out
+
+
+class CallerLog:
+    """Tells which callers are refused and why: each one now and then, few lines in all, none of them uncounted."""
+
+    def __init__(self, tell: Callable[[str], None], clock: Clock = time.monotonic) -> None:
+        self._tell, self._clock = tell, clock
+        self._callers: dict[tuple[str, str], tuple[float, int]] = {}  # when it was told, and how many were not since
+        self._lines = Bucket(_CALLER_LINES, _CALLER_LINES_PER_SECOND, clock)
+
+    def __call__(self, who: str, why: str) -> None:
+        """A connection of this caller was refused."""
+        now = self._clock()
+        told, left_out = self._callers.pop((who, why), (-_CALLER_EVERY, 0))
+        if len(self._callers) >= _CAUSES:
+            self._callers.pop(next(iter(self._callers)))  # the one that has been silent for longest
+        if now - told >= _CALLER_EVERY and self._lines.take():
+            self._tell(f"refused {who}: {why}" + (f" (and {left_out} more times before)" if left_out else ""))
+            told, left_out = now, 0
+        else:
+            left_out += 1
+        self._callers[who, why] = told, left_out
