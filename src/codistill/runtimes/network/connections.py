@@ -282,6 +282,8 @@ class Connections:
     def next_control(self, timeout: float) -> Control | None:
         """The next command or answer; None if there is none in time."""
         end = time.monotonic() + timeout
+        while self._control and self._control[0].sender in self.sessions.excluded:
+            self._control.popleft()  # sent before its exclusion
         while not self._control:
             left = end - time.monotonic()
             if left <= 0 or not (self._take(min(left, _POLL)) or time.monotonic() < end):
