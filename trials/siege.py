@@ -274,9 +274,8 @@ def report(siege: Siege) -> int:
     print(f"rounds per second: {', '.join(f'{part} {rate:.1f}' for part, rate in rates.items())}")
     print(f"first round after the kill: {back - killed:.0f} s later")
     excluded = [name for line in lines for name in (*HONEST, *MEMBERS) if f"'{name}' is excluded from the rest" in line]
-    print(
-        f"excluded: {', '.join(f'{name} ({excluded.count(name)} times)' for name in dict.fromkeys(excluded)) or 'nobody'}"
-    )
+    counts = ", ".join(f"{name} ({excluded.count(name)} times)" for name in dict.fromkeys(excluded))
+    print(f"excluded: {counts or 'nobody'}")
     print(f"memory of the hub: quiet {before:.0f} MB, at most {most:.0f} MB (allowed: {before + MEMORY:.0f})")
     print(f"descriptors of the hub: at most {max(count for *_, count in siege.curve)} of 1024")
     print(f"log of the hub, without a line for each round: {log:,} bytes (allowed: {allowed:,.0f})")

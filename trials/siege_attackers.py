@@ -186,9 +186,8 @@ def joiner(folder: Path, port: int) -> None:
 def drip(folder: Path, port: int) -> None:
     """A valid member that sends the messages of a round one by one, each within the deadline, and then answers."""
     hello = json.loads((folder / "hello.json").read_text("utf-8"))
-    report = dict.fromkeys(("sent", "received", "steps", "exchanges"), {}) | {
-        key: [] for key in ("refused", "remarks", "measures")
-    }
+    counts, lists = ("sent", "received", "steps", "exchanges"), ("refused", "remarks", "measures")
+    report: dict[str, Any] = {key: {} for key in counts} | {key: [] for key in lists}
     usual = {"run": {"report": report}, "evaluate": {"scores": {}}}
     outputs = encode({"f": np.zeros((32, 10), np.float32)}, {})
     while True:
