@@ -148,6 +148,14 @@ def test_the_time_at_which_join_requests_arrived_counts_and_not_the_time_at_whic
     assert all(stopped.take("a", 600.0) for _ in range(600))
 
 
+def test_commands_of_a_node_that_was_excluded_meanwhile_are_not_handled() -> None:
+    connections, other, _ = connected()
+    other.send(("hub",), FrameKind.CONTROL, Turn(0), encode({}, {"json": '{"do": "ready"}'}))
+    connections.arrived()
+    connections.sessions.exclude("a", "3 bad messages")
+    assert connections.next_control(0.0) is None
+
+
 def test_commands_are_not_free() -> None:
     connections, other, told = connected()
     for _ in range(1000):

@@ -19,7 +19,7 @@ import pytest
 from codistill.certs.authority import Authority
 from codistill.certs.credentials import read_credentials
 from codistill.errors import NetworkError
-from codistill.runtimes.network import stream
+from codistill.runtimes.network import allowance, stream
 from codistill.runtimes.network.allowance import CallerLog
 from codistill.runtimes.network.frame_header import FrameHeader, FrameKind, Turn
 from codistill.runtimes.network.frame_reader import FrameReader
@@ -194,6 +194,26 @@ def test_callers_that_are_refused_are_named_in_the_log(site: Site) -> None:
     ]
     wait_for(lambda: len(told()) >= len(expected), "four callers")
     assert sorted(told()) == sorted(expected)
+
+
+def test_a_node_that_connects_again_and_again_is_refused_for_a_while(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three connections are in the allowance here: the fourth is refused, one of another node is not."""
+    monkeypatch.setattr(allowance, "_JOINS", 3.0)
+    monkeypatch.setattr(allowance, "_JOINS_PER_SECOND", 0.0)
+    hub = site.hub(("a", "b"))
+    for number in range(4):
+        with site.caller("a") as caller:
+            caller.sendall(preface("a"))
+            if number < 3:
+                wait_for(lambda: bool(hub._links["a"]), "a link")
+            else:
+                assert b"'a' connects too often" in _all_of(caller)
+        wait_for(lambda: not hub._links["a"], "the link has ended")
+    with site.caller("b") as caller:
+        caller.sendall(preface("b"))
+        wait_for(lambda: bool(hub._links["b"]), "a link")
 
 
 def test_lines_about_callers_are_bounded_and_none_is_uncounted() -> None:
