@@ -268,7 +268,14 @@ def test_outsiders_change_nothing(make: Callable[..., Scene], tmp_path: Path) ->
     assert refusals == {"foreign": [], "expired": [], "revoked": [REVOKED], "stranger": [STRANGER]}
     assert not any(outcome[kind]["heard"] for kind in refusals)
     assert not scene.said("hub", "strike")
-    assert [event for event in scene.log("hub") if "'a'" in event] == ["'a' joined"]
+    refused = [event for event in scene.log("hub") if event.startswith("refused")]
+    named = {f"refused a caller at 127.0.0.1: {REVOKED}", f"refused 'stranger' at 127.0.0.1: {STRANGER}"}
+    assert named <= {*refused}  # the operator sees who has called; the others by their address
+    assert {event.partition(" (")[0] for event in refused} - named == {
+        "refused a caller at 127.0.0.1: no TLS handshake"
+    }
+    assert len(refused) == len({*refused}) <= 20
+    assert [event for event in scene.log("hub") if "'a'" in event and event not in refused] == ["'a' joined"]
     assert scene.told("crowd", "noise")["noise"]["sent"] > 0
     rows = [_rows(folder) for folder in (scene.folder / "run", tmp_path / "alone")]
     assert rows[0] == rows[1]
