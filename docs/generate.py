@@ -149,9 +149,10 @@ and what it was taught, by samples that it holds out. See [the safeguard](safegu
 
 
 CLOCK = """\
-Unset: no times are computed. With it the metrics say at which virtual time (`time`, in seconds) a round has ended; it
-needs `kind = "simulation"` in `[runtime]`. With `asynchronous = true` there are no rounds: every agent starts its next
-round when it has ended the one before. See [runs without rounds](how-to/run-without-rounds.md)."""
+Unset: no times are computed. With it the metrics say at which virtual time (`time`, in seconds) a round has ended; over
+the network, at which real time. It needs `kind = "simulation"` or `kind = "network"` in `[runtime]`, or machines of
+their own (`codistill hub`); `[[clock.offline]]` needs the simulation. With `asynchronous = true` there are no rounds:
+every agent starts its next round when it has ended the one before. See [runs without rounds](how-to/run-without-rounds.md)."""
 
 
 MACHINES = """\

@@ -1,11 +1,13 @@
-"""A siege: strangers, a revoked member and two valid ones attack a hub at the same time, for ten minutes.
+"""A siege: strangers, a revoked member and four valid ones attack a hub at the same time, for ten minutes.
 
     python -m trials.siege --seconds 600 [--picture siege.png]
 
 Real commands in processes of their own, over loopback with mutual TLS, the hub with `ulimit -n 1024`. First it is
 quiet for a while, then all attack (trials/siege_attackers.py), and after some time the hub is killed and started again
-in the middle of it. The trial passes if the three honest agents are in every round, the hub holds no more memory than
-its bounds allow, its log stays small, and nothing but the kill has ended it.
+in the middle of it; the time after the kill counts from the first round of the new hub. The trial passes if the three
+honest agents are in every round, there are rounds in each part (quiet, attacked, after the kill), members that send too
+much are excluded by name and no honest agent is, the hub holds no more memory than its bounds allow, its log stays
+small, and nothing but the kill has ended it.
 """
 
 from __future__ import annotations
@@ -48,6 +50,12 @@ learner = "naive_bayes"
 name = "deaf"
 learner = "naive_bayes"
 [[agents]]
+name = "joiner"
+learner = "naive_bayes"
+[[agents]]
+name = "drip"
+learner = "naive_bayes"
+[[agents]]
 name = "revoked"
 learner = "naive_bayes"
 [protocol]
@@ -59,16 +67,18 @@ every = 100
 [network]
 lease = 5
 deadline = 5
-quorum = 0.5
+quorum = 0.3
 patience = 5
 linger = 0
 """
 HONEST = ("north", "south", "west")
-ATTACKERS = ("strangers", "revoked", "member", "deaf")
+ATTACKERS = ("strangers", "revoked", "member", "deaf", "joiner", "drip")
+MEMBERS = ("member", "deaf", "joiner", "drip", "revoked")  # of the recipe, besides the honest ones
+EXCLUDED = ("member", "joiner")  # for what they send, before the kill and after it
 CODISTILL = [sys.executable, "-m", "codistill.cli"]
 QUIET = 0.1  # share of the time before the attack
 KILLED = 0.7  # share of the time after which the hub is killed
-MEMORY = 250.0  # megabytes that the hub may grow by: four messages for each of six agents, and what Python keeps
+MEMORY = 250.0  # megabytes that the hub may grow by: four messages for each of eight agents, and what Python keeps
 LOG = 1 << 16  # bytes of its log per ten minutes, besides a line for each round
 START = 120.0  # seconds until the first round
 
@@ -108,7 +118,11 @@ class Siege:
                 self.marks["killed"] = now
                 self.processes["hub"].kill()
                 self.processes["hub"].wait()
+                done = self._rounds()
                 self._start_hub()
+                self._wait_for_rounds(done + 1)
+                self.marks["back"] = time.monotonic() - began
+                self.seconds += self.marks["back"] - now  # what it takes to start is not part of the time after it
             self._measure(now)
             for name in ("hub", *HONEST):
                 if self.processes[name].poll() is not None:
@@ -118,7 +132,7 @@ class Siege:
     def _make_certificates(self) -> None:
         self._call("certs", "init")
         self._call("certs", "hub", "127.0.0.1")
-        for name in (*HONEST, "member", "deaf", "revoked"):
+        for name in (*HONEST, *MEMBERS):
             self._call("certs", "agent", name)
         shutil.copytree(self.folder / "certs" / "revoked", self.folder / "revoked")
         self._call("certs", "revoke", "revoked")
@@ -244,8 +258,12 @@ def report(siege: Siege) -> int:
     rows = rows_of(siege.folder / "run")
     missed = [row for row in rows if row["agent"] in HONEST and not row["present"]]
     rounds = {row["round"] for row in rows}
-    gapless = rounds == set(range(1, len(rounds) + 1)) and len(rows) == 6 * len(rounds)
-    attack, killed = siege.marks["attack"], siege.marks["killed"]
+    gapless = rounds == set(range(1, len(rounds) + 1)) and len(rows) == len((*HONEST, *MEMBERS)) * len(rounds)
+    attack, killed, back = siege.marks["attack"], siege.marks["killed"], siege.marks["back"]
+    rates = {
+        "quiet": siege.rate(0, attack), "attacked": siege.rate(attack, killed),
+        "after the kill": siege.rate(back, siege.seconds),
+    }  # fmt: skip
     before = max(memory for at, _, memory, _ in siege.curve if at < attack)
     most = max(memory for at, _, memory, _ in siege.curve)
     lines = (siege.folder / "hub.log").read_text("utf-8").splitlines()
@@ -253,10 +271,11 @@ def report(siege: Siege) -> int:
     allowed = LOG * max(1.0, siege.seconds / 600)
     print(f"\n{len(rounds)} rounds in {siege.seconds:.0f} s; every one counted once: {'yes' if gapless else 'NO'}")
     print(f"rounds that honest agents missed: {len(missed)}")
-    print(
-        f"rounds per second: quiet {siege.rate(0, attack):.1f}, attacked {siege.rate(attack, killed):.1f}, "
-        f"after the kill {siege.rate(killed, siege.seconds):.1f}"
-    )
+    print(f"rounds per second: {', '.join(f'{part} {rate:.1f}' for part, rate in rates.items())}")
+    print(f"first round after the kill: {back - killed:.0f} s later")
+    excluded = [name for line in lines for name in (*HONEST, *MEMBERS) if f"'{name}' is excluded from the rest" in line]
+    counts = ", ".join(f"{name} ({excluded.count(name)} times)" for name in dict.fromkeys(excluded))
+    print(f"excluded: {counts or 'nobody'}")
     print(f"memory of the hub: quiet {before:.0f} MB, at most {most:.0f} MB (allowed: {before + MEMORY:.0f})")
     print(f"descriptors of the hub: at most {max(count for *_, count in siege.curve)} of 1024")
     print(f"log of the hub, without a line for each round: {log:,} bytes (allowed: {allowed:,.0f})")
@@ -264,7 +283,9 @@ def report(siege: Siege) -> int:
         path = siege.folder / f"{kind}.count"
         done = json.loads(path.read_text("utf-8")) if path.exists() else {}
         print(f"{kind}: {', '.join(f'{count:,} {what}' for what, count in done.items()) or 'nothing'}")
-    return 0 if gapless and not missed and most <= before + MEMORY and log <= allowed else 1
+    fair = not {*HONEST} & {*excluded} and all(excluded.count(name) == 2 for name in EXCLUDED)
+    going = all(rate > 0 for rate in rates.values())
+    return 0 if gapless and not missed and going and fair and most <= before + MEMORY and log <= allowed else 1
 
 
 if __name__ == "__main__":

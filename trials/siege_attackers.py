@@ -17,20 +17,24 @@ import threading
 import time
 import zlib
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from codistill.runtimes.network.frame_header import FrameHeader, FrameKind, Turn
-from codistill.runtimes.network.preface import Preface
-from codistill.wire.codec import encode, encode_packed
+import numpy as np
+
+from codistill.runtimes.network.frame_header import HEADER_SIZE, FrameHeader, FrameKind, Turn
+from codistill.runtimes.network.preface import Preface, read_preface
+from codistill.wire.codec import decode, encode, encode_packed
 
 HELD = 600  # idle connections of a stranger at a time: within the descriptors of its own process
 LARGE = 1 << 26  # bytes that a message claims to have
+PAUSE = 3.0  # seconds between two messages of a round: within the deadline of 5, which two of them exceed
 COUNT: Counter[str] = Counter()
 
 
 class Caller:
-    """A connection with a certificate that sends whatever it is told to, and reads nothing."""
+    """A connection with a certificate that sends whatever it is told to, and reads only if it is asked to."""
 
     def __init__(self, certs: Path, name: str, port: int) -> None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -60,6 +64,36 @@ class Caller:
         self.tell(FrameKind.HELLO, do="hello", **hello)
         time.sleep(0.3)
         self.tell(do="ready", at=0)
+
+    def take(self, seconds: float) -> bytes:
+        """What arrives within this time, with a sign of life."""
+        self.send(FrameKind.PING, b"")
+        self.link.settimeout(seconds)
+        try:
+            data = self.link.recv(1 << 16)
+            if not data:
+                raise ConnectionError
+        except TimeoutError:
+            return b""
+        finally:
+            self.link.settimeout(5)
+        return data
+
+    def commands(self) -> Iterator[dict[str, Any]]:
+        """The commands of the hub, as they arrive, after its preface."""
+        data = b""
+        while (found := read_preface(memoryview(data))) is None:
+            data += self.take(0.5)
+        data = data[found[1] :]
+        while True:
+            data += self.take(0.5)
+            while len(data) >= 8 + HEADER_SIZE:
+                end = 8 + HEADER_SIZE + int.from_bytes(data[:8], "little")
+                if end > len(data):
+                    break
+                kind, payload, data = data[8], data[8 + HEADER_SIZE : end], data[end:]
+                if kind == FrameKind.CONTROL:
+                    yield json.loads(decode(payload, finite=False)[1]["json"])
 
 
 def strangers(folder: Path, port: int) -> None:
@@ -135,7 +169,48 @@ def deaf(folder: Path, port: int) -> None:
         time.sleep(0.2)
 
 
-KINDS = {"strangers": strangers, "revoked": revoked, "member": member, "deaf": deaf}
+def joiner(folder: Path, port: int) -> None:
+    """A valid member that asks to join, as fast as its link takes it, and reads the answers."""
+    hello = json.loads((folder / "hello.json").read_text("utf-8"))
+    request = encode({}, {"json": json.dumps({"do": "hello", **hello})})
+    while True:
+        with contextlib.suppress(OSError):
+            me = Caller(folder / "certs" / "joiner", "joiner", port)
+            while True:
+                for _ in range(200):
+                    me.send(FrameKind.HELLO, request)
+                COUNT["bytes of answers"] += len(me.take(0.001))
+        time.sleep(0.05)
+
+
+def drip(folder: Path, port: int) -> None:
+    """A valid member that sends the messages of a round one by one, each within the deadline, and then answers."""
+    hello = json.loads((folder / "hello.json").read_text("utf-8"))
+    counts, lists = ("sent", "received", "steps", "exchanges"), ("refused", "remarks", "measures")
+    report: dict[str, Any] = {key: {} for key in counts} | {key: [] for key in lists}
+    usual = {"run": {"report": report}, "evaluate": {"scores": {}}}
+    outputs = encode({"f": np.zeros((32, 10), np.float32)}, {})
+    while True:
+        with contextlib.suppress(OSError):
+            me = Caller(folder / "certs" / "drip", "drip", port)
+            me.join(hello)
+            for command in me.commands():
+                if command["do"] == "run":
+                    COUNT["rounds"] += 1
+                    turn = command["turn"][0]
+                    for _ in range(2):
+                        for _ in range(int(PAUSE)):
+                            time.sleep(1.0)
+                            me.send(FrameKind.PING, b"")
+                        me.send(FrameKind.MESSAGE, outputs, turn)
+                if "number" in command and command["do"] != "stop":
+                    me.tell(do="answer", number=command["number"], **usual.get(command["do"], {}))
+        time.sleep(0.5)
+
+
+KINDS = {
+    "strangers": strangers, "revoked": revoked, "member": member, "deaf": deaf, "joiner": joiner, "drip": drip,
+}  # fmt: skip
 
 
 def main() -> None:

@@ -193,6 +193,23 @@ def test_a_mistake_is_told_before_anything_starts(mistake: str, here: Path, caps
 
 
 @pytest.mark.parametrize(
+    "arguments",
+    [
+        ["hub", "held.toml", "--listen", "localhost:7447", "--out", "open"],
+        ["hub", "recipe.toml", "--listen", "localhost:7447", "--out", "open"],
+        ["join", "my_agent.py", "--hub", "localhost:7447", "--name", "north", "--state", "open"],
+        ["join", "ring.toml", "--listen", "localhost:2", "--name", "logistic_regression-1", "--state", "open"],
+    ],
+)
+def test_a_node_does_not_start_in_a_folder_that_others_may_write(arguments: list[str], here: Path, capsys: Any) -> None:
+    (here / "open").mkdir()
+    (here / "open").chmod(0o777)
+    assert main(arguments) == 7
+    assert "open must be writable by its owner alone." in capsys.readouterr().err
+    assert not list((here / "open").iterdir()), "nothing was written there"
+
+
+@pytest.mark.parametrize(
     ("text", "code", "words"),
     [
         ("def agent(name): return 5", 2, "must return an Agent"),

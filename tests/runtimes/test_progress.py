@@ -39,6 +39,18 @@ def test_plain_lines_where_there_is_no_terminal(clock, capsys):
     assert err == "fedmd: round 1/5 · 2 agents · accuracy 0.500 · 2.0 kB · 8 s left\n"
 
 
+def test_only_agents_that_are_present_are_counted(clock, capsys):
+    progress = begun("fedmd", 3)
+    progress.round_ended(record(1))
+    for done, present in ((2, 1), (3, 2)):
+        clock[0] += 6
+        ended = record(done)
+        for row in ended.rows[present:]:
+            row.update(present=False, sent=0, received=0)
+        progress.round_ended(ended)
+    assert re.findall(r"· (.*agents?) ·", capsys.readouterr().err) == ["2 agents", "1 of 2 agents", "2 agents"]
+
+
 def test_a_log_stays_short(clock, capsys):
     """The first and the last round, and between them one line in 5 seconds."""
     progress = begun("fedmd", 12)

@@ -34,7 +34,7 @@ from codistill.certs.signing import alternative_name, check_common_name, key_byt
 from codistill.certs.signing_request import SigningRequest
 from codistill.certs.validity import life
 from codistill.errors import NetworkError, RecipeError
-from codistill.files import LOCK
+from codistill.files import LOCK, check_own
 
 # isort: split
 # after node_identity, whose error says how to install cryptography
@@ -171,6 +171,7 @@ class Authority:
     @contextmanager
     def _open(self, *, update: bool = True) -> Iterator[AuthorityFiles]:
         self._check_complete()
+        check_own(self.folder)
         with locked(self.folder):
             records = AuthorityFiles(self.folder, self.now)
             if update:

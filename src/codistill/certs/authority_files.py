@@ -24,6 +24,7 @@ from codistill.certs.safe_files import PRIVATE, put, writing
 from codistill.certs.signing import check_common_name, extend_list, key_bytes, new_key, pem, signed
 from codistill.certs.validity import CLOCK_SKEW
 from codistill.errors import NetworkError, nearest
+from codistill.files import subfolder
 
 # isort: split
 # after node_identity, whose error says how to install cryptography
@@ -94,8 +95,7 @@ class AuthorityFiles:
         certificate = signed(issued, public_key or key.public_key(), self.certificate, self.key, self.now)
         self.write_ledger([*self.ledger, issued])
         folder = self.folder / issued.name
-        with writing(folder):
-            folder.mkdir(mode=0o700, exist_ok=True)
+        subfolder(folder, mode=0o700)
         put(folder / AUTHORITY_CERTIFICATE, pem(self.certificate))
         put(folder / REVOCATIONS, pem(self.list))
         if issued.by_request:

@@ -32,7 +32,7 @@ def writing(path: Path) -> AbstractContextManager[None]:
 def locked(folder: Path) -> Iterator[None]:
     """Let one command at a time use a folder. Others take milliseconds, so wait for them."""
     with writing(folder):
-        handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, PRIVATE)
+        handle = files.open_patiently(folder / LOCK, os.O_RDWR | os.O_CREAT, PRIVATE)
     try:
         _wait_for_lock(handle, folder)
         yield

@@ -29,7 +29,7 @@ from codistill.federation.result import ELSEWHERE, TrainedAgent
 from codistill.federation.run_facts import versions
 from codistill.federation.serving import HubNode, describe_hub
 from codistill.federation.trained_model import is_onnx, save_model
-from codistill.files import writing
+from codistill.files import own_folder
 from codistill.results.summary import Summary
 from codistill.runtimes.description import RunDescription, agree_on_all_columns
 from codistill.runtimes.network.event_log import HEALTH, EventLog
@@ -83,6 +83,7 @@ def run_hub(
     check_clock_runtime(recipe.clock, "network")
     plan_of(recipe).check_for_network()
     resume = _goes_on(recipe, folder, data_dir)
+    own_folder(folder, 0o755)
     if recipe.data.held_by_agents:
         description = describe_without_data(recipe)
         if not resume:
@@ -157,8 +158,7 @@ def join_peers(
     node = PeerNode(description, listen, dial, own, recipe.network, folder, progress, form, mine.policy)
     # Before anything else is written: a folder that already holds a health file would not be vacant.
     resume = _goes_on(recipe, folder, None)
-    with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    own_folder(folder)
     models = {mine.agent.name: mine.agent.learner.describe()}
     make_folder(
         folder, recipe.source, {**_facts(recipe, description), "agents": models, "topology": None}, resume=resume

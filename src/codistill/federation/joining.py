@@ -27,7 +27,7 @@ from codistill.federation.nodes import (
     open_store,
 )
 from codistill.federation.result import TrainedAgent
-from codistill.files import locked, writing
+from codistill.files import locked, own_folder
 from codistill.protocol import Protocol
 from codistill.runtimes.description import RunDescription
 from codistill.runtimes.forked import Channel, ForkedProcess
@@ -118,8 +118,7 @@ class AgentNode:
         log = EventLog(self.agent.name, form=self.log_format, health=health, quiet=self.quiet)
         with ExitStack() as stack:
             if self.folder is not None:
-                with writing(self.folder):
-                    self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+                own_folder(self.folder)
                 stack.enter_context(locked(self.folder))  # two processes would overwrite each other's states
             stack.callback(log.closed)
             audit = Audit.open(self.folder, self.policy, log, stack)
@@ -226,6 +225,7 @@ class PeerNode:
         warm_up()
         log = EventLog(name, form=self.log_format, health=self.folder / HEALTH)
         with ExitStack() as stack:
+            own_folder(self.folder)
             store = open_store(self.folder, stack)
             audit = Audit.open(self.folder, self.policy, log, stack)
             audit.start(name, self.own, self.dial)

@@ -55,6 +55,7 @@ from codistill.federation.clock_checks import as_clock, check_clock_runtime
 from codistill.federation.nodes import BackgroundNode, check_has_hub, check_no_pooling, credentials_for, open_store
 from codistill.federation.result import Result
 from codistill.federation.run_facts import write_facts
+from codistill.files import own_folder
 from codistill.hub import Hub
 from codistill.protocol import Protocol
 from codistill.results.outputs import Outputs
@@ -268,6 +269,7 @@ class HubNode:
     def _store(self, stack: ExitStack) -> RunFolder | None:
         if self.folder is None:
             return None
+        own_folder(self.folder, 0o755)
         store = open_store(self.folder, stack)
         write_facts(self.folder, self.description.of_hub())
         return store

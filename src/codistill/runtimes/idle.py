@@ -20,7 +20,7 @@ from pathlib import Path
 
 from codistill.agent import Agent
 from codistill.base_node import Node
-from codistill.files import writing
+from codistill.files import open_patiently, subfolder, writing
 from codistill.runtimes.host import BEGIN
 from codistill.runtimes.runtime import save_nodes
 from codistill.runtimes.stored_state import STATES, Saved, StoredState, content_of
@@ -32,8 +32,7 @@ class IdleStates:
 
     def __init__(self, folder: Path | None, names: Sequence[str]) -> None:
         self.folder = _temporary_folder(self) if folder is None else folder / STATES
-        with writing(self.folder):
-            self.folder.mkdir(parents=True, exist_ok=True)
+        subfolder(self.folder)
         self._numbers = {name: number for number, name in enumerate(names)}
         self.stored: dict[str, StoredState] = {}
         self._in_checkpoint: set[Path] = set()  # these are removed by the owner of the checkpoints
@@ -48,7 +47,8 @@ class IdleStates:
         body = pack(agent.dump())
         path = self.folder / f"{self._numbers[agent.name]:06d}-{phase + 1:06d}.state"
         # Neither synced nor renamed: a file counts only when a checkpoint names it, which syncs it first.
-        with writing(path), path.open("wb", buffering=0) as file:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+        with writing(path), open(open_patiently(path, flags), "wb", buffering=0) as file:
             file.write(hashlib.sha256(body).digest())
             file.write(body)
             size = file.tell()

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from codistill import files
 from codistill.errors import CheckpointError, MessageError, RecipeError
-from codistill.files import LOCK, lock, write_atomically, writing
+from codistill.files import LOCK, cut_file, lock, subfolder, write_atomically, writing
 from codistill.results.feature_space import FeatureSpace
 from codistill.results.outputs import Outputs
 from codistill.results.records import RoundEnded, Row
@@ -43,8 +43,8 @@ class RunFolder:
         self._checkpoints = folder / "checkpoints"
         self._synced: set[Path] = set()  # states of agents that are on the disk
         self.notes: list[str] = []  # about damaged checkpoints, for the person who resumes
+        subfolder(self._checkpoints)
         with writing(folder):
-            self._checkpoints.mkdir(parents=True, exist_ok=True)
             self._lock = lock(folder)
 
     def open(self, *, resume: bool) -> None:
@@ -68,8 +68,7 @@ class RunFolder:
 
     def write_baseline(self, rows: Sequence[Row]) -> None:
         """Keep what the agents reach alone, where that was not a run of its own."""
-        with writing(self.folder):
-            (self.folder / BASELINE).mkdir(exist_ok=True)
+        subfolder(self.folder / BASELINE)
         write_atomically(self.folder / BASELINE / METRICS, _lines(rows).encode())
 
     def baseline_rows(self) -> list[Row] | None:
@@ -155,7 +154,7 @@ class RunFolder:
             )
         with writing(self.folder):
             for name in _FILES:  # metrics of rounds after which no checkpoint was reached
-                os.truncate(self.folder / name, 0)
+                cut_file(self.folder / name, 0)
         return 0, None, []
 
     def _cut_back(self, content: dict[str, Any]) -> tuple[int, Saved, list[Row]]:
@@ -168,7 +167,7 @@ class RunFolder:
                     "Restore the file, or start the run again with 'codistill run', in another folder.",
                 )
             with writing(path):
-                os.truncate(path, size)
+                cut_file(path, size)
         return content["round"], content["nodes"], read_rows(self.folder / METRICS)
 
     def outputs(self, done: int) -> Outputs | None:

@@ -382,11 +382,20 @@ def turncoat(me: Rogue, spec: dict[str, Any]) -> None:
         me.finish(turn, command)
 
 
+def drip(me: Rogue, spec: dict[str, Any]) -> None:
+    """One message of a round at a time, each within the deadline."""
+    for turn, command in me.rounds():
+        for _ in range(spec["batches"]):
+            time.sleep(spec["pause"])
+            me.say(FrameKind.MESSAGE, turn, outputs(shape=spec["shape"]))
+        me.finish(turn, command)
+
+
 INSIDERS: dict[str, Callable[[Rogue, dict[str, Any]], None]] = {
     "nan": nan, "shape": shape, "claim": claim, "pickle": pickled, "large": large, "replay": replay,
     "headers": noisy_headers, "commands": noisy_commands, "messages": noisy_messages, "flood": flood, "hoard": hoard,
     "chatter": chatter, "report": report, "scores": scores, "text": text, "unknown": unknown, "forge": forge,
-    "old": old, "turncoat": turncoat,
+    "old": old, "turncoat": turncoat, "drip": drip,
 }  # fmt: skip
 
 
@@ -401,6 +410,31 @@ def insiders(spec: dict[str, Any]) -> None:
     threads = [threading.Thread(target=live, args=(name,), daemon=True) for name in spec["certs"]]
     for thread in threads:
         thread.start()
+
+
+# --- members that ask to join, again and again ---------------------------------------------------------------
+
+
+def joins(spec: dict[str, Any]) -> None:
+    """Join requests of a member as fast as its link takes them, with the answers read, until the link is closed."""
+    me = Rogue(spec["certs"], spec["name"], spec["port"], others=(spec["to"],))
+    me.is_linked()
+    if (content := spec["hello"]) is None:  # to a peer, whose own request has the terms
+        content = {"at": -1, "samples": 1, "terms": me.hear("hello")["terms"] | spec["terms"]}
+    request = encode({}, {"json": json.dumps({"do": "hello", **content})})
+    counts = dict.fromkeys(("sent", "answered"), 0)
+    began = time.monotonic()
+    while (links := me._links[spec["to"]]) and time.monotonic() - began < spec["seconds"]:
+        if sum(link.waiting for link in links) < 1 << 16:
+            for _ in range(100):
+                me.say(FrameKind.HELLO, Turn(0), request, to=spec["to"])
+            counts["sent"] += 100
+        time.sleep(0.001)
+    seconds = time.monotonic() - began
+    with contextlib.suppress(queue.Empty):
+        while True:
+            counts["answered"] += me.heard.get_nowait()[1].kind is FrameKind.HELLO
+    tell(joins={**counts, "seconds": seconds, "open": bool(links)})
 
 
 # --- members of a run without rounds that flood its relay ---------------------------------------------------
@@ -530,7 +564,10 @@ def _command(me: Rogue, name: str, command: dict[str, Any]) -> Any:
     return me.hear("answer", sender=name) if command.get("answer") else None
 
 
-KINDS = {"insiders": insiders, "outsiders": outsiders, "crowd": crowd, "false_hub": false_hub, "relay": relay}
+KINDS = {
+    "insiders": insiders, "outsiders": outsiders, "crowd": crowd, "false_hub": false_hub, "relay": relay,
+    "joins": joins,
+}  # fmt: skip
 
 
 def tell(**outcome: Any) -> None:

@@ -38,6 +38,7 @@ from codistill.errors import CodistillError, MessageError
 from codistill.experiments.agent_file import read_agent_file
 from codistill.federation import joining
 from codistill.protocols import PROTOCOLS
+from codistill.runtimes.network import allowance
 from codistill.runtimes.network.answers import checked_report, checked_scores, checked_steps, checked_view
 from codistill.runtimes.network.connections import Connections
 from codistill.runtimes.network.frame_header import FrameKind, Turn
@@ -113,6 +114,9 @@ class Scene:
             arguments = ["hub", str(self.recipe), "--listen", there, "--out", str(self.folder / "run"), *own]
         else:
             arguments = ["join", str(self.recipe), "--hub", there, "--state", str(self.folder / "states" / name), *own]
+        self._spawn(name, arguments)
+
+    def _spawn(self, name: str, arguments: list[str]) -> None:
         (self.folder / f"{name}.log").touch()
         context = multiprocessing.get_context("fork")
         process = context.Process(target=_command, args=(arguments, self.folder / f"{name}.log"), daemon=True)
@@ -120,6 +124,13 @@ class Scene:
             warnings.simplefilter("ignore", DeprecationWarning)  # of forks that copy only one thread
             process.start()
         self.processes[name] = process
+
+    def start_peer(self, name: str, port: int, **dial: int) -> None:
+        """A peer, as the command line starts it; `dial`: the ports of neighbours to connect to."""
+        peers = [f"--peer={other}=127.0.0.1:{there}" for other, there in dial.items()]
+        state = ["--state", str(self.folder / "states" / name), "--certs", str(self.certs(name))]
+        listen = ["--listen", f"127.0.0.1:{port}", "--log-format", "json", "--quiet"]
+        self._spawn(name, ["join", str(self.recipe), *listen, *state, *peers])
 
     def rogue(self, kind: str, **spec: Any) -> None:
         """Start a process of attackers; its outcomes are in its log."""
@@ -257,7 +268,14 @@ def test_outsiders_change_nothing(make: Callable[..., Scene], tmp_path: Path) ->
     assert refusals == {"foreign": [], "expired": [], "revoked": [REVOKED], "stranger": [STRANGER]}
     assert not any(outcome[kind]["heard"] for kind in refusals)
     assert not scene.said("hub", "strike")
-    assert [event for event in scene.log("hub") if "'a'" in event] == ["'a' joined"]
+    refused = [event for event in scene.log("hub") if event.startswith("refused")]
+    named = {f"refused a caller at 127.0.0.1: {REVOKED}", f"refused 'stranger' at 127.0.0.1: {STRANGER}"}
+    assert named <= {*refused}  # the operator sees who has called; the others by their address
+    assert {event.partition(" (")[0] for event in refused} - named == {
+        "refused a caller at 127.0.0.1: no TLS handshake"
+    }
+    assert len(refused) == len({*refused}) <= 20
+    assert [event for event in scene.log("hub") if "'a'" in event and event not in refused] == ["'a' joined"]
     assert scene.told("crowd", "noise")["noise"]["sent"] > 0
     rows = [_rows(folder) for folder in (scene.folder / "run", tmp_path / "alone")]
     assert rows[0] == rows[1]
@@ -386,6 +404,85 @@ def _start_with_insiders(scene: Scene, names: tuple[str, ...], honest: tuple[str
         "insiders", certs={name: str(scene.certs(name)) for name in names}, hello=scene.hello(), limit=LIMIT,
         canary=str(scene.folder / "canary"), revoked=str(scene.folder / "revoked"),
     )  # fmt: skip
+
+
+# --- join requests without end, and messages one by one -------------------------------------------------------
+
+# What a member says, again and again: welcomed each time, or refused each time.
+REQUESTS: dict[str, dict[str, Any]] = {"welcomed": {}, "refused": {"version": "0.0.1"}}
+
+
+def check_flood(scene: Scene, node: str) -> None:
+    """Its strikes and its exclusion by name; how many of its requests were answered."""
+    outcome = scene.told("joins", "joins")["joins"]
+    assert not outcome["open"], "the node that it floods closes its link"
+    assert outcome["sent"] > 2 * allowance._JOINS
+    # Those that the bucket holds and those that it gets while the flood goes on; two before the flood, to join.
+    assert 0 < outcome["answered"] <= allowance._JOINS + allowance._JOINS_PER_SECOND * outcome["seconds"] + 2
+    log = [event for event in scene.log(node) if event.startswith("'flood'") and "joined" not in event]
+    found = [event for event in log if "strike" in event or "excluded" in event]
+    strikes = [f"'flood': strike {number} of 3: more join requests than a node needs" for number in (1, 2, 3)]
+    assert found == [*strikes, "'flood' is excluded from the rest of the run: 3 bad messages"]
+    assert not any(event.startswith(("'a': strike", "'b': strike")) for event in scene.log(node))
+    assert len(log) < 25, "lines of one cause are bounded"
+
+
+@pytest.mark.parametrize("kind", REQUESTS)
+def test_a_flood_of_join_requests_costs_strikes_whatever_is_answered(make: Callable[..., Scene], kind: str) -> None:
+    """A hub as it is: each answer is sent, and none of them pays for the next request."""
+    scene = make("flood", quorum=0.5, lease=10.0)
+    for name in ("hub", "a", "b"):
+        scene.start(name)
+    scene.rogue(
+        "joins", name="flood", to="hub", certs=str(scene.certs("flood")), hello=scene.hello() | REQUESTS[kind],
+        seconds=PATIENCE,
+    )  # fmt: skip
+    assert scene.end("hub", "a", "b") == {"hub": 0, "a": 0, "b": 0}
+    check_flood(scene, "hub")
+    rows = _rows(scene.folder / "run")
+    assert [row["present"] for row in rows if row["agent"] == "a"] == [True] * ROUNDS
+    assert [row["present"] for row in rows if row["agent"] == "b"] == [True] * ROUNDS
+    assert not any(row["present"] for row in rows if row["agent"] == "flood")
+
+
+@pytest.mark.parametrize("terms", [{}, {"seed": 99}])
+def test_a_flood_of_join_requests_at_a_peer(make: Callable[..., Scene], terms: dict[str, Any]) -> None:
+    """The graph b - a - flood: 'a' answers the first request of a session, and with other terms it refuses each one."""
+    graph = {"kind": "edges", "edges": [["a", "b"], ["a", "flood"]]}
+    tables = {"protocol": {"name": "d_distillation", "rounds": 2}, "evaluation": {"alone": False}, "topology": graph}
+    scene = make("flood", quorum=0.5, lease=10.0, tables=tables)
+    scene.start_peer("a", scene.port)
+    scene.start_peer("b", _free_port(), a=scene.port)
+    certs = str(scene.certs("flood"))
+    scene.rogue("joins", name="flood", to="a", certs=certs, hello=None, terms=terms, seconds=PATIENCE)
+    assert scene.end("a", "b") == {"a": 0, "b": 0}
+    check_flood(scene, "a")
+    for name in ("a", "b"):
+        assert [row["present"] for row in _rows(scene.folder / "states" / name)] == [True] * 2
+
+
+def test_messages_one_by_one_do_not_make_a_round_last_longer_than_the_deadline(make: Callable[..., Scene]) -> None:
+    """12 public samples in batches of 2: six messages in a round, each after 0.6 of the deadline, so 3.6 of it.
+
+    With the second one its share of the round is used up: the others go on, and meet it again when it has answered.
+    """
+    deadline = 3.0
+    tables = {"protocol": {"name": "fedmd", "rounds": ROUNDS, "batch_size": 2}, "evaluation": {"alone": False}}
+    scene = make("drip", quorum=0.5, deadline=deadline, tables=tables)
+    for name in ("hub", "a", "b"):
+        scene.start(name)
+    scene.rogue(
+        "insiders", certs={"drip": str(scene.certs("drip"))}, hello=scene.hello(), batches=6, pause=0.6 * deadline,
+        shape=[2, 10],
+    )  # fmt: skip
+    assert scene.end("hub", "a", "b") == {"hub": 0, "a": 0, "b": 0}
+    log, rows = scene.log("hub"), _rows(scene.folder / "run")
+    late = f"continues without 'drip': this round has waited {deadline:g} s for it"
+    assert any(event.endswith(late) for event in log)
+    assert not any(row["present"] for row in rows if row["agent"] == "drip"), "it has completed no round"
+    for name in ("a", "b"):
+        assert [row["present"] for row in rows if row["agent"] == name] == [True] * ROUNDS
+    assert not any("strike" in event or "excluded" in event for event in log), "slow is not malicious"
 
 
 # --- a hub that misbehaves ----------------------------------------------------------------------------------

@@ -154,8 +154,20 @@ def test_a_peer_that_is_late_is_not_waited_for_beyond_the_deadline(tmp_path: Pat
     network = Network(deadline=0.3, patience=5)
     peers = {name: Peer(net, name, 6, tmp_path, network=network) for name in NAMES}
     assert [peer.end() for peer in peers.values()] == [True] * 4
-    assert any("continues without 'b': nothing received from it for 0.3 s" in text for text in peers["a"].told)
+    assert any("continues without 'b': this round has waited 0.3 s for it" in text for text in peers["a"].told)
     assert ["b" in item for item in peers["a"].heard][:4] == [True, True, False, False]
+
+
+def test_a_peer_that_sends_one_message_after_the_other_is_not_waited_for_beyond_the_deadline(tmp_path: Path) -> None:
+    """Two messages in a round, each after 0.7 of the deadline: with the second one it has used up its share."""
+    net = Net()
+    for step in range(2):
+        HOOKS["b", 1, step] = lambda me: time.sleep(1.4)
+    network = Network(deadline=2.0, patience=5)
+    peers = {name: Peer(net, name, 3, tmp_path, network=network, names=("a", "b")) for name in ("a", "b")}
+    assert [peer.end() for peer in peers.values()] == [True] * 2
+    assert any("round 2: continues without 'b': this round has waited 2 s for it" in text for text in peers["a"].told)
+    assert "b" not in peers["a"].heard[3]
 
 
 def test_peers_with_other_terms_are_told_and_do_not_start(tmp_path: Path) -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-import pytest
-from tests.runtimes.network.fakes import FakeTransport, Net
+import json
+from functools import partial
 
-from codistill.runtimes.network.allowance import LineLimit
+import pytest
+from tests.runtimes.network.fakes import Centre, FakeTransport, Net, agent, describe
+
+from codistill.runtimes.network.allowance import JoinAllowance, LineLimit
 from codistill.runtimes.network.connections import Connections
 from codistill.runtimes.network.frame_header import FrameHeader, FrameKind, Turn
 from codistill.runtimes.network.inbox import ReceivedFrame
 from codistill.runtimes.network.options import Network
 from codistill.runtimes.network.sessions import Sessions
+from codistill.runtimes.network.terms import hello_of
 from codistill.wire.codec import encode
 
 
@@ -108,21 +112,78 @@ def test_a_message_above_the_receivers_limit_is_not_sent() -> None:
     ]
 
 
-def test_join_requests_and_commands_are_not_free() -> None:
-    """A few more than were asked for are let pass; then each one is a strike, and the third ends it."""
-    connections, other, told = connected()
-    hellos = []
-    connections.on_hello = hellos.append
-    for _ in range(1000):
-        other.send(("hub",), FrameKind.HELLO, Turn(0), encode({}, {"json": '{"do": "hello"}'}))
-    connections.arrived()
-    assert len(hellos) == 60
-    assert told[:3] == [
-        f"'a': strike {number} of 3: more commands or join requests than were asked for" for number in (1, 2, 3)
+@pytest.mark.parametrize("kind", ["of one session", "each of a new session", "refused"])
+def test_join_requests_are_not_free_whatever_a_hub_answers(kind: str) -> None:
+    """Some are let pass; then each one is a strike, and the third ends it. Over TLS: see `test_attacks.py`."""
+    net, whole = Net(), describe(("a",), 1)
+    centre = Centre(net, whole)
+    said = {"do": "hello", **hello_of(agent("a"), None)} | ({"version": "0.0.1"} if kind == "refused" else {})
+    answers = 0
+    wire = FakeTransport(net, "a", ("hub",))
+    for _ in range(100):
+        wire.send(("hub",), FrameKind.HELLO, Turn(0), encode({}, {"json": json.dumps(said)}))
+        centre.lines.arrived()
+        answers += sum(isinstance(event, ReceivedFrame) for event in iter(partial(wire.take, 0), None))
+        if kind == "each of a new session" and net.joined("a", "hub"):
+            wire.kill()
+            wire = FakeTransport(net, "a", ("hub",))
+    assert 60 <= answers < 65, "as many as the bucket holds, and those that it gets meanwhile"
+    bad = [text for text in centre.told if "strike" in text or "excluded" in text]
+    assert bad == [
+        *(f"'a': strike {number} of 3: more join requests than a node needs" for number in (1, 2, 3)),
+        "'a' is excluded from the rest of the run: 3 bad messages",
     ]
+    assert len(centre.told) < 20
+    assert centre.wire.barred == {"a": "it is excluded from the run: 3 bad messages"}
+    centre.runtime.close()
+
+
+def test_the_time_at_which_join_requests_arrived_counts_and_not_the_time_at_which_they_are_read() -> None:
+    """A hub that has computed for ten minutes reads 600 requests: of an agent that has repeated its own each second."""
+    joins = JoinAllowance(lease=10.0, clock=lambda: 600.0)
+    assert all(joins.take("a", float(second)) for second in range(600))
+    at_once = JoinAllowance(lease=10.0, clock=lambda: 600.0)
+    assert sum(at_once.take("a", 600.0) for _ in range(600)) == 60
+    stopped = JoinAllowance(lease=600.0, clock=lambda: 600.0)  # its links were read late, too
+    assert all(stopped.take("a", 600.0) for _ in range(600))
+
+
+def test_commands_of_a_node_that_was_excluded_meanwhile_are_not_handled() -> None:
+    connections, other, _ = connected()
+    other.send(("hub",), FrameKind.CONTROL, Turn(0), encode({}, {"json": '{"do": "ready"}'}))
+    connections.arrived()
+    connections.sessions.exclude("a", "3 bad messages")
+    assert connections.next_control(0.0) is None
+
+
+def test_commands_are_not_free() -> None:
+    connections, other, told = connected()
+    for _ in range(1000):
+        other.send(("hub",), FrameKind.CONTROL, Turn(0), encode({}, {"json": '{"do": "answer"}'}))
+    connections.arrived()
+    assert told[:3] == [f"'a': strike {number} of 3: more commands than were asked for" for number in (1, 2, 3)]
     assert told[3] == "'a' is excluded from the rest of the run: 3 bad messages"
     assert len(told) == 4
-    assert connections.transport.barred == {"a": "it is excluded from the run: 3 bad messages"}  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("kind", "do"),
+    [
+        (FrameKind.HELLO, "welcome"),
+        (FrameKind.HELLO, "refused"),
+        (FrameKind.CONTROL, "go"),
+        (FrameKind.CONTROL, "jump"),
+    ],
+)
+def test_what_a_node_makes_others_send_entitles_it_to_nothing(kind: FrameKind, do: str) -> None:
+    """A node that is sent something after each of its commands has as many of them as one that is sent nothing."""
+    connections, other, told = connected()
+    for _ in range(100):
+        other.send(("hub",), FrameKind.CONTROL, Turn(0), encode({}, {"json": '{"do": "ready"}'}))
+        connections.arrived()
+        if connections.next_control(0.0) is not None:
+            connections.command("a", kind=kind, do=do)
+    assert told[-1] == "'a' is excluded from the rest of the run: 3 bad messages"
 
 
 def test_each_command_entitles_to_answers() -> None:

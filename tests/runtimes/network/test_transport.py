@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ import pytest
 from codistill.certs.authority import Authority
 from codistill.certs.credentials import read_credentials
 from codistill.errors import NetworkError
-from codistill.runtimes.network import stream
+from codistill.runtimes.network import allowance, stream
+from codistill.runtimes.network.allowance import CallerLog
 from codistill.runtimes.network.frame_header import FrameHeader, FrameKind, Turn
 from codistill.runtimes.network.frame_reader import FrameReader
 from codistill.runtimes.network.inbox import Event, Inbox, Oversized, Presence, ReceivedFrame, Refusal
@@ -160,6 +162,74 @@ def test_an_agent_that_is_not_on_the_roster_is_told_so(site: Site) -> None:
     hub, c = site.hub(("a", "b")), site.agent("c")
     assert until(c, Refusal) == Refusal("hub", "'c' is not on the roster of 'hub'", final=True)
     assert hub.take(0.1) is None
+
+
+def test_callers_that_are_refused_are_named_in_the_log(site: Site) -> None:
+    """By name and address, with the reason; however often they call, once in a while."""
+    hub = site.hub(("a", "b"))
+    old = site.folder("b").with_name("old")
+    shutil.copytree(site.folder("b"), old)
+    site.authority.revoke("b")
+    hub.bar("a", "it is excluded from the run: 3 bad messages")
+    site.agent("c")
+
+    def call(folder: Path | None) -> None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        if folder:
+            context.load_cert_chain(folder / "cert.pem", folder / "key.pem")
+        with suppress(OSError), context.wrap_socket(socket.create_connection(("127.0.0.1", site.port), SOON)) as caller:
+            _all_of(caller)
+
+    def told() -> list[str]:
+        return [text for text in site.told if text.startswith("refused")]
+
+    for folder in (old, site.folder("a"), None) * 3:
+        call(folder)
+    expected = [
+        "refused 'c' at 127.0.0.1: 'c' is not on the roster of 'hub'",
+        "refused a caller at 127.0.0.1: The certificate of agent 'b' must be valid. Found: generation 1 is revoked",
+        "refused 'a' at 127.0.0.1: it is excluded from the run: 3 bad messages",
+        "refused a caller at 127.0.0.1: no TLS handshake (peer did not return a certificate)",
+    ]
+    wait_for(lambda: len(told()) >= len(expected), "four callers")
+    assert sorted(told()) == sorted(expected)
+
+
+def test_a_node_that_connects_again_and_again_is_refused_for_a_while(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three connections are in the allowance here: the fourth is refused, one of another node is not."""
+    monkeypatch.setattr(allowance, "_JOINS", 3.0)
+    monkeypatch.setattr(allowance, "_JOINS_PER_SECOND", 0.0)
+    hub = site.hub(("a", "b"))
+    for number in range(4):
+        with site.caller("a") as caller:
+            caller.sendall(preface("a"))
+            if number < 3:
+                wait_for(lambda: bool(hub._links["a"]), "a link")
+            else:
+                assert b"'a' connects too often" in _all_of(caller)
+        wait_for(lambda: not hub._links["a"], "the link has ended")
+    with site.caller("b") as caller:
+        caller.sendall(preface("b"))
+        wait_for(lambda: bool(hub._links["b"]), "a link")
+
+
+def test_lines_about_callers_are_bounded_and_none_is_uncounted() -> None:
+    now, told = [0.0], list[str]()
+    log = CallerLog(told.append, lambda: now[0])
+    for _ in range(1000):
+        log("'x' at 10.0.0.1", "unknown")
+    assert told == ["refused 'x' at 10.0.0.1: unknown"]
+    for number in range(10_000):
+        log(f"'x{number}' at 10.0.0.1", "unknown")
+    assert len(told) == 20  # all that there are at once
+    assert len(log._callers) <= 500
+    now[0] = 600.0  # a twentieth of a line per second would be 30, a thirtieth is 20, as many as can be saved up
+    log("'x9999' at 10.0.0.1", "unknown")
+    log("'x9999' at 10.0.0.1", "unknown")
+    assert told[20:] == ["refused 'x9999' at 10.0.0.1: unknown (and 1 more times before)"]
 
 
 def test_a_name_in_the_preface_other_than_that_of_the_certificate(site: Site) -> None:

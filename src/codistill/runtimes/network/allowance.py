@@ -1,4 +1,4 @@
-"""How much another node may make this one do: commands beyond what was asked for, and lines of the log."""
+"""How much another node may make this one do: join requests, commands beyond what was asked for, lines of the log."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from collections.abc import Callable
 
 _BURST, _PER_SECOND = 60.0, 2.0  # unasked commands: at once, and per second on average
 _ANSWERS = 3.0  # commands that one sent command entitles the other side to
+# Join requests: an honest node repeats one every second; neighbours whose link comes and goes send three each time.
+_JOINS, _JOINS_PER_SECOND = 60.0, 5.0
 _SAVED = 1000.0  # that can be saved up
 _LINES, _LINES_PER_SECOND = 10.0, 0.1  # lines of one cause
 # Messages in a run without rounds: an honest sender keeps to a fifth of what the receiver allows, so that it is never
@@ -16,6 +18,8 @@ _MESSAGES_PER_SECOND = 500.0
 _OWN_MESSAGES, _OWN_PER_SECOND = 100.0, 100.0
 _CAUSES = 500  # that are told apart
 _ALL_LINES, _ALL_PER_SECOND = 300.0, 20.0  # lines of all causes together
+_CALLER_EVERY = 600.0  # seconds between two lines about the same caller
+_CALLER_LINES, _CALLER_LINES_PER_SECOND = 20.0, 1 / 30  # lines about all callers
 
 Clock = Callable[[], float]
 
@@ -25,12 +29,15 @@ class Bucket:
 
     def __init__(self, size: float, per_second: float, clock: Clock = time.monotonic) -> None:
         self._size, self._per_second, self._clock = size, per_second, clock
-        self._left, self._at = size, clock()
+        self._left = size
+        self._at: float | None = None  # of the last one
 
-    def take(self) -> bool:
-        """Whether one more is allowed."""
-        now = self._clock()
-        self._left = max(self._left, min(self._size, self._left + (now - self._at) * self._per_second))
+    def take(self, at: float | None = None) -> bool:
+        """Whether one more is allowed; `at`: when it came, if that is not now."""
+        now = self._clock() if at is None else at
+        before = now if self._at is None else self._at
+        now = max(now, before)
+        self._left = max(self._left, min(self._size, self._left + (now - before) * self._per_second))
         self._at = now
         if self._left < 1:
             return False
@@ -49,9 +56,9 @@ class CommandAllowance:
         self._clock = clock
         self._buckets: dict[str, Bucket] = {}
 
-    def take(self, sender: str) -> bool:
-        """Whether a sender may send one more command, answer or join request."""
-        return self._bucket(sender).take()
+    def take(self, sender: str, at: float | None = None) -> bool:
+        """Whether a sender may send one more command or answer, which came at this time."""
+        return self._bucket(sender).take(at)
 
     def grant(self, receiver: str) -> None:
         """A command was sent there, which may be answered."""
@@ -59,6 +66,20 @@ class CommandAllowance:
 
     def _bucket(self, name: str) -> Bucket:
         return self._buckets.setdefault(name, Bucket(_BURST, _PER_SECOND, self._clock))
+
+
+class JoinAllowance:
+    """How many join requests each node may send, in all its sessions: no answer to one entitles to another."""
+
+    def __init__(self, lease: float, clock: Clock = time.monotonic) -> None:
+        """`lease`: for so long a node can have repeated its request while this process was stopped."""
+        self._size, self._clock = max(_JOINS, _JOINS_PER_SECOND * lease), clock
+        self._buckets: dict[str, Bucket] = {}
+
+    def take(self, sender: str, at: float | None = None) -> bool:
+        """Whether a node may send one more join request, which came at this time."""
+        bucket = self._buckets.setdefault(sender, Bucket(self._size, _JOINS_PER_SECOND, self._clock))
+        return bucket.take(at)
 
 
 class MessageAllowance:
@@ -102,3 +123,25 @@ class LineLimit:
         else:
             left_out += 1
         self._causes[cause] = bucket, left_out
+
+
+class CallerLog:
+    """Tells which callers are refused and why: each one now and then, few lines in all, none of them uncounted."""
+
+    def __init__(self, tell: Callable[[str], None], clock: Clock = time.monotonic) -> None:
+        self._tell, self._clock = tell, clock
+        self._callers: dict[tuple[str, str], tuple[float, int]] = {}  # when it was told, and how many were not since
+        self._lines = Bucket(_CALLER_LINES, _CALLER_LINES_PER_SECOND, clock)
+
+    def __call__(self, who: str, why: str) -> None:
+        """A connection of this caller was refused."""
+        now = self._clock()
+        told, left_out = self._callers.pop((who, why), (-_CALLER_EVERY, 0))
+        if len(self._callers) >= _CAUSES:
+            self._callers.pop(next(iter(self._callers)))  # the one that has been silent for longest
+        if now - told >= _CALLER_EVERY and self._lines.take():
+            self._tell(f"refused {who}: {why}" + (f" (and {left_out} more times before)" if left_out else ""))
+            told, left_out = now, 0
+        else:
+            left_out += 1
+        self._callers[who, why] = told, left_out

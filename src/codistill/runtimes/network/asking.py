@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from codistill.errors import MessageError
@@ -39,11 +40,17 @@ class Commands:
         return self._number
 
     def collect(
-        self, number: int, names: Sequence[str], pump: Callable[[], Any], should_stop: ShouldStop = never
+        self,
+        number: int,
+        names: Sequence[str],
+        pump: Callable[[], Any],
+        should_stop: ShouldStop = never,
+        waited: Mapping[str, float] = MappingProxyType({}),
     ) -> dict[str, Control]:
         """The answers to a command, of the agents that answer before they disconnect or are late.
 
         An answer that is waited for restarts the deadline of all; progress in training alone, that of its sender.
+        `waited`: seconds of their deadline that agents have used up before.
         """
         since, deadline = time.monotonic(), self._connections.network.deadline
         before = len(names)
@@ -52,8 +59,8 @@ class Commands:
             now = time.monotonic()
             if len(pending) < before:
                 since, before = now, len(pending)
-            heard = [max(since, self._statuses[name].progressed) for name in pending]
-            late = deadline is not None and all(now - at > deadline for at in heard)
+            spent = [waited.get(name, 0.0) + now - max(since, self._statuses[name].progressed) for name in pending]
+            late = deadline is not None and all(each >= deadline for each in spent)
             if not pending or late or should_stop():
                 for name in pending:
                     self._tell(f"'{name}' is late: it takes part again once it has answered")

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from codistill.errors import CheckpointError
-from codistill.files import replace_file, write_all, writing
+from codistill.files import open_patiently, replace_file, write_all, writing
 
 AUDIT = "audit.jsonl"
 START = "0" * 64  # in place of the digest of a line before the first
@@ -118,15 +118,23 @@ class AuditLog:
         with writing(self.path, _FREE):
             if not self.path.exists():
                 replace_file(self.path, b"", self.path.with_name(f"{AUDIT}.part"), 0o600)
+            # Before it is read: a link or a pipe is refused.
+            self._file = FileIO(open_patiently(self.path, os.O_WRONLY | os.O_APPEND), "a")
+        try:
+            self._read_chain()
+        except BaseException:
+            self._file.close()
+            raise
+        self._lock = threading.Lock()
+
+    def _read_chain(self) -> None:
         chain = ChainReader(self.path)
         for _, entry in chain:
             self.usage.add(entry)
         self.lines, self.head, self._size, self.cut = chain.lines, chain.head, chain.size, chain.cut
-        with writing(self.path, _FREE):
-            self._file = FileIO(os.open(self.path, os.O_WRONLY | os.O_APPEND), "a")
-            if chain.cut:
+        if chain.cut:
+            with writing(self.path, _FREE):
                 os.ftruncate(self._file.fileno(), self._size)  # it was never released, see `append`
-        self._lock = threading.Lock()
 
     def append(self, event: str, **content: Any) -> None:
         """Write a line to disk; when this returns, what it says may be released."""

@@ -7,13 +7,13 @@ arrives from it: between two nodes the order of frames is kept. A node that wait
 from __future__ import annotations
 
 import time
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from codistill.runtimes.carrier import Frame, Waiting
 from codistill.runtimes.message_in_transit import EACH
-from codistill.runtimes.network.allowance import CommandAllowance, LineLimit, MessageAllowance
+from codistill.runtimes.network.allowance import CommandAllowance, JoinAllowance, LineLimit, MessageAllowance
 from codistill.runtimes.network.control import Control, encode_control, read_control
 from codistill.runtimes.network.frame_header import MESSAGES, FrameHeader, FrameKind, Turn
 from codistill.runtimes.network.inbox import Oversized, Presence, ReceivedFrame, Refusal
@@ -28,7 +28,6 @@ ROOM = 4  # messages of the largest size that one sender may have here
 _LATE = 1000  # messages of one sender in a turn that are not wanted any more
 _COMMANDS = 100  # of one sender that may be queued
 _UNREAD = 10_000  # messages of one sender in a run without rounds that may be read at once
-_COMMANDING = frozenset({FrameKind.HELLO, FrameKind.CONTROL})
 _WORDS, _EVENTS = 600, 1000  # characters of an event, and events of a round: parts are written by other nodes
 
 
@@ -59,8 +58,8 @@ class Connections:
         self.messages = MessageAllowance(_UNREAD if leads else 10 * _UNREAD)
         self._held: dict[str, int] = {}  # bytes of early frames and of this turn's, by sender
         self._late: Counter[str] = Counter()  # frames of this turn that came too late, by sender
-        self._allowance = CommandAllowance()
-        self._since, self._waits = 0.0, {}  # type: float, dict[str, list[str]]
+        self._allowance, self._joins = CommandAllowance(), JoinAllowance(network.lease)
+        self.waited: defaultdict[str, float] = defaultdict(float)  # seconds that this turn has waited for each node
         self._frames: list[Frame] = []
         self._early: list[tuple[Turn, Frame]] = []
         self._ended: set[str] = set()
@@ -73,7 +72,7 @@ class Connections:
         """Enter a turn in which these other nodes are waited for."""
         self.turn, self._expected = turn, tuple(expected)
         self._ended, self.dropped, self._frames, self._held = set(), {}, [], {}
-        self._over, self._late = False, Counter()
+        self._over, self._late, self.waited = False, Counter(), defaultdict(float)
         early, self._early = self._early, []
         for at, frame in early:
             self._sort(at, frame)
@@ -82,7 +81,7 @@ class Connections:
 
     def finish(self) -> None:
         """This node waits for no more frames of this turn."""
-        self._over, self._frames, self._waits = True, [], {}
+        self._over, self._frames = True, []
 
     def post(self, phase: int, sender: str, receivers: Sequence[str], data: bytes | None) -> None:
         """Send a message; None stands for one that an injected fault has dropped."""
@@ -118,16 +117,28 @@ class Connections:
         return self._handed()
 
     def wait(self, host: Waiting) -> list[Frame]:
-        """Frames of this turn; waits for the next if there is none."""
-        # Only a frame that was waited for resets the deadline.
-        if self._deadline and (waits := host.waits()) != self._waits:
-            self._since, self._waits = time.monotonic(), waits
-        while not self._frames:
-            self._take(_POLL)
-            if self._deadline and time.monotonic() - self._since > self._deadline:
-                for name in {name for names in host.waits().values() for name in names}:
-                    self.drop(name, f"nothing received from it for {self._deadline:g} s")
+        """Frames of this turn; waits for the next if there is none.
+
+        The deadline is a node's share of the whole turn: what it has sent before does not make it wait anew.
+        """
+        if self._deadline is None:
+            while not self._frames:
+                self._take(_POLL)
+        elif not self._frames:
+            self._wait_for({name for names in host.waits().values() for name in names}, self._deadline)
         return self._handed()
+
+    def _wait_for(self, names: set[str], deadline: float) -> None:
+        while not self._frames:
+            before = time.monotonic()
+            left = min((deadline - self.waited[name] for name in names - self._ended), default=_POLL)
+            self._take(min(_POLL, max(left, 0.0)))
+            # Not more than it was to wait for: time in which this process was stopped is nobody's fault.
+            spent = min(time.monotonic() - before, 2 * _POLL)
+            for name in names:
+                self.waited[name] += spent
+                if self.waited[name] >= deadline:
+                    self.drop(name, f"this round has waited {deadline:g} s for it")
 
     # --- a run without rounds -------------------------------------------------------------------
 
@@ -257,15 +268,22 @@ class Connections:
         arrays: Mapping[str, Any] | None = None,
         **content: Any,
     ) -> None:
-        """Send a command or an answer; `reached`: the turn that this node goes to, if it is not in it yet."""
+        """Send a command or an answer; `reached`: the turn that this node goes to, if it is not in it yet.
+
+        What has a number may be answered. Nothing else entitles to an answer: otherwise a node could pay for its next
+        command by what its last one made this node send.
+        """
         payload = encode_control(content, arrays or {})
-        for name in receivers:
-            self._allowance.grant(name)
+        if kind is FrameKind.CONTROL and "number" in content:
+            for name in receivers:
+                self._allowance.grant(name)
         self.transport.send(receivers, kind, reached or self.turn, payload)
 
     def next_control(self, timeout: float) -> Control | None:
         """The next command or answer; None if there is none in time."""
         end = time.monotonic() + timeout
+        while self._control and self._control[0].sender in self.sessions.excluded:
+            self._control.popleft()  # sent before its exclusion
         while not self._control:
             left = end - time.monotonic()
             if left <= 0 or not (self._take(min(left, _POLL)) or time.monotonic() < end):
@@ -300,8 +318,11 @@ class Connections:
 
     def _receive(self, received: ReceivedFrame, header: FrameHeader) -> None:
         sender = received.sender
-        if header.kind in _COMMANDING and not self._allowance.take(sender):
-            self.sessions.strike(sender, "more commands or join requests than were asked for")
+        if header.kind is FrameKind.HELLO and not self._joins.take(sender, received.at):
+            self.sessions.strike(sender, "more join requests than a node needs")
+            return
+        if header.kind is FrameKind.CONTROL and not self._allowance.take(sender, received.at):
+            self.sessions.strike(sender, "more commands than were asked for")
             return
         if header.kind is FrameKind.HELLO:
             hello = self._read(received, header)

@@ -229,6 +229,10 @@ class HubAgents:
         """The answers of these agents to a command."""
         return self.commands.collect(number, names, lambda: self.pump(POLL), should_stop)
 
+    def collect_rounds(self, number: int, names: Sequence[str]) -> dict[str, Control]:
+        """Their answers to the command to run a round: what it has waited for their messages counts as well."""
+        return self.commands.collect(number, names, lambda: self.pump(POLL), waited=self._connections.waited)
+
     def pump(self, timeout: float) -> bool:
         """Handle the next command or answer of an agent; False if there is none in time."""
         control = self._connections.next_control(timeout)

@@ -111,7 +111,7 @@ class HubRuntime(Runtime):
         for _, sender, reason in report.refused:
             if sender in self.agents.statuses:
                 self._connections.sessions.strike(sender, reason)
-        for name, answer in self.agents.collect(number, present).items():
+        for name, answer in self.agents.collect_rounds(number, present).items():
             own = self.agents.commands.checked(
                 name, checked_report, name, answer.content.get("report"), self.description.names,
                 self.description.scores,

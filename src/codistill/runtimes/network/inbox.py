@@ -25,6 +25,7 @@ class ReceivedFrame:
     sender: str
     header: bytes
     payload: bytes
+    at: float | None = None  # when it arrived; it may be handled much later
 
     @property
     def size(self) -> int:

@@ -27,6 +27,7 @@ _QUEUE = 512  # connections that the system holds until they are accepted
 _PAUSE = 0.2  # seconds without accepting when there are no descriptors left
 
 Handshake = Callable[[socket.socket], Awaitable[Any]]
+Failed = Callable[[str, str], None]  # takes the address of a caller, and why its handshake has failed
 
 
 @dataclass(eq=False)
@@ -42,10 +43,15 @@ class Listener:
     """The listening socket of a node and the connections that have not said who they are."""
 
     def __init__(
-        self, listening: socket.socket, most: int, handshake: Handshake, loop: asyncio.AbstractEventLoop
+        self,
+        listening: socket.socket,
+        most: int,
+        handshake: Handshake,
+        loop: asyncio.AbstractEventLoop,
+        failed: Failed | None = None,
     ) -> None:
         """`handshake`: ends when it is known who the other end is, or raises; `most`: pending connections."""
-        self._most, self._handshake, self._loop = most, handshake, loop
+        self._most, self._handshake, self._loop, self._failed = most, handshake, loop, failed
         self._socket = listening
         listening.setblocking(False)
         self._pending: dict[_Pending, None] = {}  # the oldest first
@@ -121,7 +127,10 @@ class Listener:
             await self._handshake(pending.connection)
         except (OSError, EOFError, TimeoutError, NetworkError, RuntimeError) as error:  # SSLError is an OSError
             reason = getattr(error, "reason", None) or type(error).__name__
-            self.turned_away[str(reason).lower().replace("_", " ")[:60]] += 1
+            why = str(reason).lower().replace("_", " ")[:60]
+            self.turned_away[why] += 1
+            if self._failed is not None:
+                self._failed(pending.host, why)
             pending.connection.close()
         finally:
             self._forget(pending)

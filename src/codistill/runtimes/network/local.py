@@ -14,7 +14,7 @@ from typing import Any
 
 from codistill.certs.authority import Authority
 from codistill.certs.credentials import Credentials, read_credentials
-from codistill.files import writing
+from codistill.files import subfolder
 from codistill.results.outputs import View
 from codistill.results.records import Baseline, Scores
 from codistill.runtimes.description import RunDescription
@@ -95,8 +95,7 @@ class LocalNetwork(Runtime):
         run = run_name(self._folder)
         for agent in self.description.agents:
             home = self._folder / "agents" / agent.name
-            with writing(home):
-                home.mkdir(parents=True, exist_ok=True)
+            subfolder(home)
             self._members[agent.name] = ForkedProcess(agent.name, partial(self._be_agent, agent.name, home, address))
             self._closing.callback(self._members[agent.name].end)
         own = self.description.of_hub()

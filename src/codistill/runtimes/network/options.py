@@ -19,8 +19,8 @@ class Network(Settings):
     )
     deadline: float | None = setting(
         None,
-        "seconds without a message after which a round, an evaluation or a baseline continues without the agents it "
-        "waits for; unset: drop only disconnected agents",
+        "seconds that a round waits for one agent, all its messages together, before it continues without it; also an "
+        "evaluation, and each round of a baseline; unset: drop only disconnected agents",
         above=0,
     )
     patience: float | None = setting(None, "seconds that the start waits for all agents; unset: no limit", above=0)

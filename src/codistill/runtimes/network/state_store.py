@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from codistill.errors import StorageError
-from codistill.files import write_atomically, writing
+from codistill.files import subfolder, write_atomically, writing
 
 ASIDE = "aside"  # in the folder of a run: states that the hub does not count
 START = "start-state"  # in the folder of an agent: the state with which it begins when it joins next
@@ -58,8 +58,7 @@ class StateStore:
             if old not in self._checkpoints and old not in self._stored:
                 del self._states[old]
         if store and self._folder is not None:
-            with writing(self._folder):
-                self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            subfolder(self._folder, mode=0o700)
             write_state(self._path(done), state)
             self._stored.add(done)
             for old in sorted(self._stored)[:-_KEPT]:
@@ -126,8 +125,8 @@ class StateStore:
                 self._check_room(aside, done - back_to)
                 path = folder / f"state-{done:06d}-back-to-{back_to:06d}-{datetime.now(UTC):{_TIME}}"
                 try:
+                    subfolder(folder, mode=0o700)
                     with writing(folder):
-                        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
                         if done in self._stored:
                             self._path(done).replace(path)  # needs no space on the disk
                         else:

@@ -57,6 +57,10 @@ class Owner(Protocol):
         """Something for the inbox; False if no more should be read for now."""
         ...
 
+    def refused(self, stream: Stream, why: str) -> None:
+        """The other end is not admitted."""
+        ...
+
     def closed(self, stream: Stream, why: str) -> None:
         """The connection has ended."""
         ...
@@ -113,7 +117,15 @@ class Stream:
         try:
             step(*given)
         except Refused as refused:
+            self._owner.refused(self, str(refused))
             self.refuse(str(refused), final=refused.final)
+
+    @property
+    def address(self) -> str:
+        """Where the other end is, without its port."""
+        with suppress(OSError):
+            return str(self._socket.getpeername()[0])
+        return "an unknown address"
 
     def refuse(self, why: str, *, final: bool) -> None:
         """Tell the other end why it is not admitted, and close the connection."""
@@ -276,7 +288,7 @@ class Stream:
         if header[0] == FrameKind.REFUSED:
             self._hand_refusal(payload)
         else:
-            self._hand(ReceivedFrame(self.name or "", header, payload))
+            self._hand(ReceivedFrame(self.name or "", header, payload, self.heard))
 
     def take_oversized(self, header: FrameHeader, length: int, limit: int) -> None:
         """A frame above the limit has begun to arrive, and is discarded."""

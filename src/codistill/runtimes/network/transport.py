@@ -18,6 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from codistill.errors import NetworkError
+from codistill.runtimes.network.allowance import CallerLog, JoinAllowance
 from codistill.runtimes.network.descriptors import LINKS, reserve_descriptors
 from codistill.runtimes.network.dialling import keep_connected
 from codistill.runtimes.network.frame_header import MESSAGES, FrameHeader, FrameKind, Turn
@@ -66,11 +67,12 @@ class Transport:
         self.loop = asyncio.new_event_loop()
         self.preface = Preface(self.session_id, network.lease, limit or SIZE_LIMIT, me)
         self.inbox = Inbox(self.others, self.limit + CONTROL_LIMIT, self._read_on)
-        self._credentials, self._tell = credentials, tell
+        self._credentials, self._tell, self._callers = credentials, tell, CallerLog(tell)
         if credentials is not None:
             credentials.set_list_grace(network.list_grace)
         self._links: dict[str, list[Stream]] = {name: [] for name in self.others}
         self._numbers = dict.fromkeys(self.others, 0)
+        self._openings = JoinAllowance(network.lease)
         self._barred: dict[str, str] = {}  # nodes that are not admitted any more, and why
         self._revoked: set[str] = set()  # nodes whose link was closed because of their certificate
         self._troubles: dict[str, float] = {}  # what the operator was told, and when
@@ -192,7 +194,7 @@ class Transport:
     def _listen(self, address: str) -> Listener:
         try:
             most = reserve_descriptors(len(self.others))
-            return Listener(listen(address), most, self._shake_hands, self.loop)
+            return Listener(listen(address), most, self._shake_hands, self.loop, self._handshake_failed)
         except BaseException:
             self.loop.close()
             raise
@@ -220,6 +222,7 @@ class Transport:
         if stream.expected is not None and name != stream.expected:
             self._tell_once(f"the node at the address of '{stream.expected}' is '{name}'")
             raise Refused(f"this is not '{stream.expected}'", final=False)
+        stream.name = name
         self._check_known(name)
         return name
 
@@ -230,6 +233,8 @@ class Transport:
         if stream.expected not in (None, name):
             raise Refused(f"this is not '{stream.expected}'", final=False)
         links = self._links[name]
+        if not self._openings.take(name):
+            raise Refused(f"'{name}' connects too often", final=False)
         if len(links) >= LINKS:
             raise Refused(f"'{name}' has {len(links)} connections already", final=False)
         theirs = stream.theirs
@@ -263,6 +268,16 @@ class Transport:
     def arrived(self, stream: Stream, event: Event) -> bool:
         """Something for the inbox; False if no more should be read for now."""
         return self.inbox.put(event) if stream in self._links.get(event.sender, ()) else True
+
+    def refused(self, stream: Stream, why: str) -> None:
+        """Tell the operator who has called and is not admitted."""
+        if stream.expected is None:
+            self._callers(
+                f"'{stream.name}' at {stream.address}" if stream.name else f"a caller at {stream.address}", why
+            )
+
+    def _handshake_failed(self, host: str, why: str) -> None:
+        self._callers(f"a caller at {host}", f"no TLS handshake ({why})")
 
     def closed(self, stream: Stream, why: str) -> None:
         """The connection has ended."""

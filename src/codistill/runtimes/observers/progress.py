@@ -23,13 +23,14 @@ class Progress:
         self._bar: Bar | None = None
         self._score = ""
         self._scores: tuple[str, ...] = ("accuracy", "rmse")
-        self._bytes = self._rounds = self._agents = self._start = 0
+        self._bytes = self._rounds = self._agents = self._present = self._start = 0
         self._spent = self._said = 0.0
 
     def started(self, record: RunStarted) -> None:
         """Show that the run begins."""
         self._title = self._title or record.protocol
-        self._rounds, self._agents, self._start = record.rounds, len(record.agents), record.done
+        self._rounds, self._start = record.rounds, record.done
+        self._agents = self._present = len(record.agents)
         self._scores = record.scores
         self._said = time.monotonic()
         if self._console.is_terminal:
@@ -47,6 +48,7 @@ class Progress:
     def round_ended(self, record: RoundEnded) -> None:
         """Show where the run is."""
         self._bytes += sum(row["sent"] + row["received"] for row in record.rows)
+        self._present = sum(bool(row["present"]) for row in record.rows)
         honest = [row for row in record.rows if not row.get("lies")]
         word = next((key for key in self._scores for row in honest if key in row), None)
         if word is not None:
@@ -76,4 +78,6 @@ class Progress:
 
     def _head(self, done: int) -> str:
         agents = "1 agent" if self._agents == 1 else f"{self._agents} agents"
+        if self._present < self._agents:
+            agents = f"{self._present} of {agents}"
         return f"{self._title}: round {done}/{self._rounds} · {agents}"
