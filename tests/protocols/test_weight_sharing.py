@@ -15,6 +15,7 @@ from torch.nn.functional import cross_entropy, log_softmax, softmax
 
 import codistill as cd
 from codistill.agent import Hello
+from codistill.errors import LearnerError
 from codistill.protocols.parts import (
     Generator,
     accepted_heads,
@@ -396,6 +397,78 @@ def test_a_round_of_feddkd_has_one_exchange_and_one_for_each_step_of_distillatio
     for row in rows[2:]:
         assert 6 * 268 < row["sent"] < 6 * 268 + 6 * 500
         assert 6 * 268 < row["received"] < 6 * 268 + 6 * 500
+
+
+# --- the head ---------------------------------------------------------------------------------------
+
+
+class Net(nn.Module):
+    """The two layers of `net`, registered in the order in which they are used, or the other way round."""
+
+    def __init__(self, order: tuple[str, str], scale: float = 1.0) -> None:
+        super().__init__()
+        layers = {"body": nn.Linear(4, 8), "head": nn.Linear(8, CLASSES)}
+        for name in order:
+            self.add_module(name, layers[name])
+        self.scale = scale
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.head(torch.tanh(self.body(x)))
+        return out if self.scale == 1 else out * self.scale
+
+
+def run_nets(
+    protocol: cd.Protocol, order: tuple[str, str], rounds: int = ROUNDS, **options: Any
+) -> dict[str, dict[str, np.ndarray]]:
+    torch.manual_seed(1)
+    first, agents = Net(("body", "head")).state_dict(), []
+    for name in SIZES:
+        module = Net(order, options.get("scale", 1.0))
+        module.load_state_dict(first)
+        learner = cd.TorchLearner(module, optimiser="sgd", lr=RATE, head=options.get("head"))
+        agents.append(cd.Agent(name, learner, *data()[name]))
+    made = cd.Federation(agents, protocol, classes=CLASSES, seed=SEED)
+    result = made.run(rounds, runtime="simulation", alone=False, progress=False)
+    return {name: agent.learner.weights() for name, agent in result.agents.items()}
+
+
+USE_FEATURES = [
+    cd.FedMAX(batch_size=4, activation_weight=3.0, synchronise=False),
+    cd.FedDKD(batch_size=4, local="max", activation_weight=3.0, synchronise=False, **STEPS),
+    cd.FedGen(batch_size=4, synchronise=False),
+    cd.FedProto(batch_size=4),
+    cd.CRS(batch_size=4),
+]
+
+
+@pytest.mark.parametrize("protocol", USE_FEATURES, ids=lambda protocol: protocol.name)
+def test_the_order_in_which_layers_are_registered_does_not_matter(protocol: cd.Protocol) -> None:
+    """The features are the input of the layer that gives the outputs, not of the last one that was registered."""
+    expected, found = (run_nets(protocol, order) for order in (("body", "head"), ("head", "body")))
+    for name in SIZES:
+        assert all(np.array_equal(found[name][key], array) for key, array in expected[name].items())
+
+
+@pytest.mark.parametrize("protocol", USE_FEATURES, ids=lambda protocol: protocol.name)
+def test_a_network_whose_outputs_no_layer_gives_is_refused_by_name(protocol: cd.Protocol) -> None:
+    with pytest.raises(LearnerError, match=rf"{protocol.name} needs.*'a' has Net, which lacks 'features'.*head=\.\.\."):
+        run_nets(protocol, ("body", "head"), scale=0.5)
+    run_nets(protocol, ("body", "head"), rounds=2, scale=0.5, head="head")  # the way out
+
+
+@pytest.mark.parametrize("protocol", [cd.FedGen(), cd.CRS()], ids=lambda protocol: protocol.name)
+def test_where_the_head_is_applied_to_received_features_it_must_be_one_map(protocol: cd.Protocol) -> None:
+    """A head that is used at two places of a sample has 8 inputs, where a sample has 16 features."""
+
+    class Places(Net):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = self.head(torch.tanh(self.body(x.repeat(1, 2).view(-1, 2, 4)))).mean(dim=1)
+            return out
+
+    agents = [cd.Agent(name, Places(("body", "head")), *data()[name]) for name in SIZES]
+    with pytest.raises(LearnerError, match=rf"{protocol.name} applies the head.*: 16 to 3\..*the head 'head', 8 to 3"):
+        cd.Federation(agents, protocol, classes=CLASSES)
+    assert cd.Federation(agents, cd.FedMAX(), classes=CLASSES)
 
 
 # --- parts ------------------------------------------------------------------------------------------

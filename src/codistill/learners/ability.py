@@ -123,7 +123,7 @@ class GradientLearner(Learner):
 
     @abstractmethod
     def features(self, x: torch.Tensor) -> torch.Tensor:
-        """The input of the last linear layer."""
+        """The input of the head, the linear layer that gives the outputs."""
 
     @abstractmethod
     def with_features(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -235,11 +235,16 @@ class HasFeatures(Protocol):
 
     @property
     def head(self) -> torch.nn.Linear:
-        """The last linear layer, from features to outputs."""
+        """The linear layer that gives the outputs, from features to outputs."""
+        ...
+
+    @property
+    def head_name(self) -> str:
+        """Its name in the module; empty where the module itself is the head."""
         ...
 
     def features(self, x: torch.Tensor) -> torch.Tensor:
-        """The input of the last linear layer, with a graph."""
+        """The input of the head, with a graph."""
         ...
 
     def with_features(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -19,7 +19,7 @@ HELD = "classes held"  # no weight of a module has a space in its name
 class FedGen(Protocol):
     """Zhu, Hong, Zhou. Data-Free Knowledge Distillation for Heterogeneous Federated Learning. ICML 2021. Algorithm 1.
 
-    h_k: the last linear layer of agent k; G(y, ε): a generator of features, from a label and noise. The hub averages
+    h_k: the head of agent k, its last layer; G(y, ε): a generator of features, from a label and noise. The hub averages
     the weights, as in FedAvg, and trains G so that the agents' last layers recognise what it makes up for a class:
     min_G E_{y, ε} Σ_k α_k(y) ℓ(h_k(G(y, ε)), y) + η L_div. From round 1 on an agent trains on
 
@@ -125,6 +125,6 @@ class FedGen(Protocol):
         await me.scatter(parts.to_groups(me, means))
 
     def check(self, agents: Sequence[Agent]) -> None:
-        """All agents must have the same weights by name and shape; and there must be classes."""
+        """All agents must have the same weights by name and shape; there must be classes, and a head to give them."""
         parts.check_equal_weights(agents, self.name)
-        parts.check_classes(agents, self.name)
+        parts.check_head(agents, self.name, is_sent=True)

@@ -15,7 +15,7 @@ class FedMAX(Protocol):
     Federated Learning. ECML PKDD 2020; in the form of Li, Chen, Lu. FedDKD. Algorithm 3.
 
     As FedAvg, but the loss of local training is F(w; b) + β 1/B Σ_i KL(a_i ‖ U): a_i is the softmax of the features of
-    sample i, the input of the last linear layer, and U the uniform distribution. With β = 0 it is FedAvg.
+    sample i, the input of the head, and U the uniform distribution. With β = 0 it is FedAvg.
 
     Deviations: as of FedAvg here (`cap`, `aggregate`, when an agent gets the mean).
     """

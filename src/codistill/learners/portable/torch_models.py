@@ -37,6 +37,8 @@ def export_torch(learner: TorchLearner) -> Message:
         "options": json.dumps(dict(known.options), sort_keys=True),
         "probabilistic": learner.probabilistic,
     }
+    if learner.named_head is not None:  # any other is found by the samples, there as here
+        plain["head"] = learner.named_head
     return Message(learner.weights(), plain)
 
 
@@ -75,7 +77,8 @@ def open_torch(message: Message, shape: tuple[int, ...], classes: int) -> tuple[
     with in_host_memory():
         module = zoo.build(plain["name"], shape, classes, **options)
         _compare(found, module)
-        learner = TorchLearner(module, loss="cross_entropy" if plain["probabilistic"] is True else "squared")
+        loss = "cross_entropy" if plain["probabilistic"] is True else "squared"
+        learner = TorchLearner(module, loss=loss, head=plain.get("head"))
         learner.load(message.arrays)
     here = current_device()
     if here is not None:  # it predicts where its receiver computes

@@ -15,7 +15,14 @@ from codistill.protocols.parts.classes import (
 from codistill.protocols.parts.contrast import contrast, log_complement, log_other_class, log_same_class
 from codistill.protocols.parts.discriminator import Discriminator
 from codistill.protocols.parts.dkd import accepted_gradients, dkd_gradient, floats, stepped
-from codistill.protocols.parts.generator import Generator, accepted_heads, class_weights, diversity_loss, head_name
+from codistill.protocols.parts.generator import (
+    Generator,
+    accepted_heads,
+    check_head,
+    class_weights,
+    diversity_loss,
+    head_name,
+)
 from codistill.protocols.parts.latest_outputs import expected_latest, keep_latest, latest_of_others
 from codistill.protocols.parts.losses import clip_rows, distillation
 from codistill.protocols.parts.newest_weights import keep_newest, newest_weights, round_held, take_over
@@ -60,7 +67,7 @@ from codistill.protocols.parts.weights import (
 __all__ = [
     "AVERAGES", "KINDS", "PLAIN_KINDS", "SCHEDULES", "Aggregation", "Discriminator", "Generator", "accepted_gradients",
     "accepted_heads", "accepted_probabilities", "accepted_weights", "accepts_representations", "activation_divergence",
-    "as_targets", "check_classes", "check_equal_weights", "check_features", "chosen", "class_means",
+    "as_targets", "check_classes", "check_equal_weights", "check_features", "check_head", "chosen", "class_means",
     "class_means_of_others",
     "class_targets", "class_weights", "classes_by_holders", "clip_rows", "combined_weights", "communication_steps",
     "contrast", "coverage", "disagreement", "distillation", "diversity_loss", "dkd_gradient", "drawn_representations",

@@ -11,7 +11,8 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, one_hot
 
-from codistill.protocol import Agent, Hub, Message
+from codistill.protocol import Agent, Hub, LearnerError, Message
+from codistill.protocols.parts.classes import check_classes
 
 PREFIX = "generator "  # of its arrays in a message: no weight of a module has a space in its name
 
@@ -124,9 +125,28 @@ def diversity_loss(noise: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
 
 
 def head_name(me: Agent) -> str:
-    """The name of the matrix of the last linear layer among an agent's weights."""
-    head = me.learner.head.weight
-    return next(name for name, parameter in me.learner.parameters().items() if parameter is head)
+    """The name of the head's matrix among an agent's weights."""
+    prefix = me.learner.head_name
+    return f"{prefix}.weight" if prefix else "weight"
+
+
+def check_head(agents: Sequence[Agent], protocol: str, *, is_sent: bool = False) -> None:
+    """There must be classes, and the head a linear map from all features to them: it gets features of others.
+
+    `is_sent`: and its matrix one of the weights, not computed from other ones (`torch.nn.utils.parametrizations`).
+    """
+    check_classes(agents, protocol)
+    for agent in agents:
+        head, x = agent.learner.head, agent.shard.x[:1]
+        width, wanted = agent.learner.evaluated_features(x).shape[1], (head.in_features, head.out_features)
+        if wanted != (width, agent.shard.classes) or (is_sent and head_name(agent) not in agent.learner.weights()):
+            raise LearnerError(
+                f"{protocol} applies the head to features of others, so it must be a plain linear layer from all "
+                f"features to all classes: {width} to {agent.shard.classes}.",
+                f"agent '{agent.name}' has {agent.learner.describe()} with the head '{agent.learner.head_name}', "
+                f"{wanted[0]} to {wanted[1]}",
+                "End the module with one nn.Linear that gets each sample once, without a parametrization.",
+            )
 
 
 def accepted_heads(
