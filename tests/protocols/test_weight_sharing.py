@@ -399,6 +399,31 @@ def test_a_round_of_feddkd_has_one_exchange_and_one_for_each_step_of_distillatio
         assert 6 * 268 < row["received"] < 6 * 268 + 6 * 500
 
 
+def weight_sharing() -> list[cd.Protocol]:
+    return [
+        cd.FedAvg(batch_size=4), cd.FedProx(batch_size=4), cd.FedMAX(batch_size=4), cd.FedBN(batch_size=4),
+        cd.FedDistill(batch_size=4), cd.FedGen(batch_size=4, generator_steps=2), cd.FedDKD(batch_size=4),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("protocol", weight_sharing(), ids=lambda protocol: protocol.name)
+@pytest.mark.parametrize("participation", [1.0, 0.75, 0.5])
+def test_a_round_has_as_many_exchanges_as_in_the_paper_for_any_participation(
+    protocol: cd.Protocol, participation: float
+) -> None:
+    """One, and J = 10 more in FedDKD where others take part: to get weights that one missed is none."""
+    agents = []
+    for name in "abcd":
+        torch.manual_seed(1)
+        x, y = data()["a"]
+        agents.append(cd.Agent(name, cd.TorchLearner(net(norm=True), optimiser="sgd", lr=RATE), x, y))
+    made = cd.Federation(agents, protocol, classes=CLASSES, seed=SEED, participation=participation)
+    rows = made.run(5, runtime="simulation", alone=False, progress=False).rows
+    assert {row["present"] for row in rows} == ({True} if participation == 1 else {True, False})
+    expected = 11 if protocol.name == "feddkd" else 1
+    assert [row["exchanges"] for row in rows] == [expected * row["present"] for row in rows]
+
+
 # --- the head ---------------------------------------------------------------------------------------
 
 

@@ -45,7 +45,7 @@ class FedBN(Protocol):
         """Train, send all of w_k but batch norm, take over the mean of these."""
         if me.sampled and t > 0:  # who missed the last round first gets its common weights
             body = parts.shared_weights(me, "except batch norm")
-            newest = await me.ask_hub(holds=parts.round_held(me), expect=body)
+            newest = await me.catch_up(holds=parts.round_held(me), expect=body)
             parts.take_over(me, newest, t - 1)
         parts.set_lr(me, self.lr_decay**t, None)
         parts.train_locally(me, me.shard.batches(t, self.batch_size, self.local_epochs, self.local_steps))

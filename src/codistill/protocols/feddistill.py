@@ -52,7 +52,7 @@ class FedDistill(Protocol):
         """Train towards labels and F̂, send w_k and F_k, take over the means of both."""
         if me.sampled and t > 0:  # who missed the last round first gets its common weights
             expect = me.learner.weights() | self._like(me)
-            self._take_over(me, await me.ask_hub(holds=parts.round_held(me), expect=expect), t - 1)
+            self._take_over(me, await me.catch_up(holds=parts.round_held(me), expect=expect), t - 1)
         parts.set_lr(me, self.lr_decay**t, None)
         sums, shares = np.zeros((me.shard.classes, me.shard.classes)), np.zeros(me.shard.classes)
         for x, y in me.shard.batches(t, self.batch_size, self.local_epochs, self.local_steps):

@@ -67,7 +67,7 @@ class FedDKD(Protocol):
         """Algorithm 1, for one client k."""
         if me.sampled and t > 0:  # who missed the last round first gets its common weights
             shared = parts.shared_weights(me, self.average)
-            parts.take_over(me, await me.ask_hub(holds=parts.round_held(me), expect=shared), t - 1)
+            parts.take_over(me, await me.catch_up(holds=parts.round_held(me), expect=shared), t - 1)
         self._train(me, t)  # line 5: w_k ← Client-LocalTrain(k, w*_{t-1})
         own = parts.shared_weights(me, self.average)
         reply = await me.ask_hub(Message(own, {"samples": len(me.shard)}), expect=own)

@@ -68,7 +68,7 @@ class FedGen(Protocol):
         """Train with generated features, send w_k, take over the mean and the generator."""
         if me.sampled and t > 0:  # who missed the last round first gets its common weights
             expect = me.learner.weights() | self._generator.like(me)
-            self._take_over(me, await me.ask_hub(holds=parts.round_held(me), expect=expect), t - 1)
+            self._take_over(me, await me.catch_up(holds=parts.round_held(me), expect=expect), t - 1)
         self._train(me, t)
         weights, held = me.learner.weights(), me.shard.targets.mean(axis=0, dtype=np.float32)
         beside = {HELD: held if self.class_shares == "coverage" else held > 0}

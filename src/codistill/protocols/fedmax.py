@@ -43,7 +43,7 @@ class FedMAX(Protocol):
     async def round(self, me: Agent, t: int) -> None:
         """Train with activations of high entropy, send w_k with n_k, take over the mean."""
         if me.sampled and t > 0:  # who missed the last round first gets its common weights
-            newest = await me.ask_hub(holds=parts.round_held(me), expect=me.learner.weights())
+            newest = await me.catch_up(holds=parts.round_held(me), expect=me.learner.weights())
             parts.take_over(me, newest, t - 1)
         parts.set_lr(me, self.lr_decay**t, None)
         for x, y in me.shard.batches(t, self.batch_size, self.local_epochs, self.local_steps):

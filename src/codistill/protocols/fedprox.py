@@ -45,7 +45,7 @@ class FedProx(Protocol):
     async def round(self, me: Agent, t: int) -> None:
         """Train near the common weights w^t, send w_k with n_k, take over the mean."""
         if me.sampled and t > 0:  # who missed the last round first gets its common weights
-            newest = await me.ask_hub(holds=parts.round_held(me), expect=me.learner.weights())
+            newest = await me.catch_up(holds=parts.round_held(me), expect=me.learner.weights())
             parts.take_over(me, newest, t - 1)
         parts.set_lr(me, self.lr_decay**t, None)
         start = parts.parameters_of(me, me.learner.weights())  # w^t
