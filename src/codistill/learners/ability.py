@@ -113,6 +113,9 @@ class GradientLearner(Learner):
     def set_lr(self, factor: float, lr: float | None = None) -> None:
         """From now on take steps of `factor` times `lr`; unset: times the owner's learning rate."""
 
+    def reset_optimiser(self) -> None:
+        """Forget what the optimiser has kept of its steps; a learner whose optimiser keeps nothing does nothing."""
+
     @abstractmethod
     def snapshot(self, *, training: bool = False) -> Callable[[torch.Tensor], torch.Tensor]:
         """A frozen copy of the model: call it for outputs without a graph; `training`: as in a gradient step."""
@@ -169,6 +172,10 @@ class GradientLearner(Learner):
     def gradient_at(self, weights: dict[str, np.ndarray], x: torch.Tensor, loss: LossOfTwo) -> dict[str, np.ndarray]:
         """The gradient of loss(outputs with these weights, own outputs) by these weights; see `HasWeights`."""
 
+    @abstractmethod
+    def outputs_at(self, weights: dict[str, np.ndarray], x: torch.Tensor) -> np.ndarray:
+        """Outputs with these weights; see `HasWeights`."""
+
 
 # --- what a protocol's file sees of `me.learner`: one class per ability ----------------------------------------
 
@@ -219,6 +226,10 @@ class CanDescend(Protocol):
 
     def set_lr(self, factor: float, lr: float | None = None) -> None:
         """From now on take steps of `factor` times `lr`; unset: times the owner's learning rate."""
+        ...
+
+    def reset_optimiser(self) -> None:
+        """Forget what the optimiser has kept of its steps (momentum, Adam's moments); the learning rate stays."""
         ...
 
     def snapshot(self, *, training: bool = False) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -283,6 +294,10 @@ class HasWeights(Protocol):
         its own weights, which also stand in for names that are left out of `weights`. There is an array for each
         floating-point weight; of running statistics it is 0.
         """
+        ...
+
+    def outputs_at(self, weights: dict[str, np.ndarray], x: torch.Tensor) -> np.ndarray:
+        """Outputs before the softmax with given weights instead of the model's own, as they would predict."""
         ...
 
 

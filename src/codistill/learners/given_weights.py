@@ -44,6 +44,13 @@ def gradient_at(
     }
 
 
+def outputs_at(module: nn.Module, weights: Mapping[str, np.ndarray], x: torch.Tensor) -> torch.Tensor:
+    """Φ(x; w) with the given weights, in evaluation mode and without a graph; names left out are the module's own."""
+    module.eval()
+    with torch.no_grad():
+        return _outputs(module, {name: _tensor(array, x.device) for name, array in weights.items()}, x)
+
+
 def _outputs(module: nn.Module, given: Mapping[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
     """Outputs with the given weights, on copies of the module's buffers: batch norm writes to them."""
     buffers = {name: buffer.clone() for name, buffer in module.named_buffers() if name not in given}

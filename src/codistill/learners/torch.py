@@ -15,7 +15,7 @@ from codistill.devices import check_device
 from codistill.errors import LearnerError
 from codistill.learners.ability import Ability
 from codistill.learners.batch_norm import forward, names_of_batch_norm
-from codistill.learners.given_weights import gradient_at
+from codistill.learners.given_weights import gradient_at, outputs_at
 from codistill.learners.head_input import (
     Head,
     checked_head,
@@ -285,6 +285,10 @@ class TorchLearner(TrainedModule):
     ) -> dict[str, np.ndarray]:
         """The gradient of loss(Φ(x; w), Φ(x; w_k)) by w, for given weights w and the model's own w_k."""
         return gradient_at(self.module, weights, self._uploaded(x), loss)
+
+    def outputs_at(self, weights: dict[str, np.ndarray], x: torch.Tensor) -> np.ndarray:
+        """Outputs before the softmax with given weights instead of the model's own, as they would predict."""
+        return outputs_at(self.module, weights, self._uploaded(x)).cpu().numpy()
 
     # --- travel, checks -------------------------------------------------------------------------
 

@@ -129,6 +129,13 @@ class TrainedModule(GradientLearner):
             own = group.setdefault("own_lr", group["lr"])
             group["lr"] = factor * (own if lr is None else lr)
 
+    def reset_optimiser(self) -> None:
+        """An optimiser as it was made first, with the learning rate that was set last."""
+        before, self._optimiser = self._optimiser, None
+        if before is not None and len(before.param_groups) == len(self.optimiser.param_groups):
+            for group, old in zip(self.optimiser.param_groups, before.param_groups, strict=True):
+                group |= {name: old[name] for name in ("lr", "own_lr") if "own_lr" in old}
+
     # --- weights --------------------------------------------------------------------------------
 
     def reset(self) -> None:

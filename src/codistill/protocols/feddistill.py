@@ -41,6 +41,7 @@ class FedDistill(Protocol):
     aggregate: str = setting("mean", "how the weights of all become one", choices=parts.PLAIN_KINDS)
     trim: float = setting(0.2, "share that 'trimmed' leaves out at each end", at_least=0, at_most=0.49)
     cap: float = setting(10.0, "largest n_k in the mean, in medians of all n_k", at_least=1)
+    optimiser_state: str = setting("fresh", "its moments, where weights are replaced", choices=parts.OPTIMISER_STATES)
     synchronise: bool = setting(True, "start all agents from the same initial weights")
 
     async def begin(self, me: Agent) -> None:
@@ -73,7 +74,7 @@ class FedDistill(Protocol):
 
     def _take_over(self, me: Agent, reply: Message | None, t: int) -> None:
         if reply is not None:  # where it was lost, the last weights and F̂ stay
-            parts.take_over(me, {name: reply[name] for name in me.learner.weights()}, t)
+            parts.take_over(me, {name: reply[name] for name in me.learner.weights()}, t, self.optimiser_state)
             if len(me.roster) > 1:  # a lone agent does not learn from its own past
                 me.state |= {"told": reply[MEANS].astype(np.float32), "known": reply[SEEN].copy()}
 

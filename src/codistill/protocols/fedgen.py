@@ -28,9 +28,8 @@ class FedGen(Protocol):
     ŷ uniform over all classes: so its last layer does not forget classes of which it has no samples.
 
     Deviations: the objective is as in the authors' code (the sum of the agents' losses, a diversity loss, the term
-    with β), where the paper prints the loss of their mean output and the term with α. α_k(y) is by default equal for
-    all who have class y, which tells the hub which classes an agent has, and not how many samples of each ("coverage":
-    its share of each class, as the authors' counts). `cap`, `aggregate`, when the mean is sent: as of FedAvg here.
+    with β), where the paper prints the loss of their mean output and the term with α. α_k(y) is equal for all who have
+    class y; "coverage": its share of each class, as the authors' counts. Others: as of FedAvg here.
     """
 
     name = "fedgen"
@@ -57,6 +56,7 @@ class FedGen(Protocol):
     aggregate: str = setting("mean", "how the weights of all become one", choices=parts.PLAIN_KINDS)
     trim: float = setting(0.2, "share that 'trimmed' leaves out at each end", at_least=0, at_most=0.49)
     cap: float = setting(10.0, "largest n_k in the mean, in medians of all n_k", at_least=1)
+    optimiser_state: str = setting("fresh", "its moments, where weights are replaced", choices=parts.OPTIMISER_STATES)
     synchronise: bool = setting(True, "start all agents from the same initial weights")
 
     async def begin(self, me: Agent) -> None:
@@ -100,7 +100,7 @@ class FedGen(Protocol):
 
     def _take_over(self, me: Agent, reply: Message | None, t: int) -> None:
         if reply is not None:  # it was not lost, nor does the agent have the newest already
-            parts.take_over(me, {name: reply[name] for name in me.learner.weights()}, t)
+            parts.take_over(me, {name: reply[name] for name in me.learner.weights()}, t, self.optimiser_state)
             if len(me.roster) > 1:  # a lone agent does not learn from its own past
                 me.state["generator"] = {name: reply[name] for name in self._generator.like(me)}
 

@@ -13,6 +13,7 @@ from torch.nn.functional import cross_entropy, one_hot
 
 from codistill.protocol import Agent, Hub, LearnerError, Message
 from codistill.protocols.parts.classes import check_classes
+from codistill.protocols.parts.weights import is_far_beyond, size_of
 
 PREFIX = "generator "  # of its arrays in a message: no weight of a module has a space in its name
 
@@ -75,7 +76,7 @@ class Generator:
         module, optimiser = self._module(me, features)
         if not heads:
             return _arrays(module)
-        optimiser.param_groups[0]["lr"] = self.lr * lr_factor
+        optimiser.param_groups[0]["lr"], before = self.lr * lr_factor, size_of(_arrays(module))
         matrices, biases = (torch.from_numpy(np.stack(each)) for each in zip(*heads, strict=True))
         alpha, known = torch.from_numpy(shares.astype(np.float32)), torch.from_numpy(np.flatnonzero(shares.sum(axis=0)))
         for _ in range(steps if len(known) else 0):
@@ -89,7 +90,7 @@ class Generator:
             loss.backward()  # type: ignore[no-untyped-call]
             optimiser.step()
         arrays = _arrays(module)
-        if not all(np.isfinite(array).all() for array in arrays.values()):
+        if is_far_beyond(size_of(arrays), before, arrays):
             me.memo.pop(("generator", features))
             me.state.get("generators", {}).pop(str(features), None)
             me.remark("the generator diverged; it is initialised anew.")
