@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,8 @@ from codistill.protocols.parts import (
     diversity_loss,
     dkd_gradient,
     head_name,
+    note_effect,
+    watch_growth,
 )
 
 RATE, ROUNDS, CLASSES, SEED = 0.1, 3, 3, 5
@@ -424,6 +427,91 @@ def test_a_round_has_as_many_exchanges_as_in_the_paper_for_any_participation(
     assert [row["exchanges"] for row in rows] == [expected * row["present"] for row in rows]
 
 
+# --- the optimiser's state ----------------------------------------------------------------------------
+
+
+def optimised(
+    protocol: cd.Protocol, optimiser: Any, names: str = "ab", norm: bool = True, **options: Any
+) -> dict[str, cd.TorchLearner]:
+    """The learners after a run in which all agents have this optimiser."""
+    torch.manual_seed(1)
+    agents = [
+        cd.Agent(name, cd.TorchLearner(net(norm), optimiser=optimiser, lr=RATE, momentum=0.9), *data()[name])
+        for name in names
+    ]
+    public = np.zeros((4, 4), np.float32) if protocol.needs_public else None
+    made = cd.Federation(agents, protocol, classes=CLASSES, seed=SEED, public=public, **options)
+    result = made.run(ROUNDS, runtime="simulation", alone=False, progress=False)
+    return {name: agent.learner for name, agent in result.agents.items()}
+
+
+def stepped_by(optimiser: str, module: nn.Module) -> torch.optim.Optimizer:
+    if optimiser == "sgd":
+        return torch.optim.SGD(module.parameters(), RATE, momentum=0.9)
+    return torch.optim.Adam(module.parameters(), RATE)
+
+
+@pytest.mark.parametrize("optimiser", ["sgd", "adam"])
+@pytest.mark.parametrize("state", ["fresh", "kept"])
+@pytest.mark.parametrize("decay", [1.0, 0.5])
+def test_an_optimiser_starts_afresh_from_the_downloaded_weights_unless_kept(
+    optimiser: str, state: str, decay: float
+) -> None:
+    """Beside plain torch: a new optimiser in each round, or one for all rounds, at the rate 0.1 · decay^t."""
+    protocol = cd.FedAvg(batch_size=4, lr_decay=decay, optimiser_state=state)
+    found, nets = optimised(protocol, optimiser, norm=False), initial()
+    kept = {name: stepped_by(optimiser, module) for name, module in nets.items()}
+    for t in range(ROUNDS):
+        for name, module in nets.items():
+            steps = kept[name] if state == "kept" else stepped_by(optimiser, module)
+            steps.param_groups[0]["lr"] = RATE * decay**t
+            module.train()
+            for x, y in batches(name, t, 4):
+                steps.zero_grad()
+                cross_entropy(module(x), y).backward()
+                steps.step()
+        average(nets)
+    for name, module in nets.items():
+        for key, tensor in module.state_dict().items():
+            np.testing.assert_allclose(found[name].weights()[key], tensor.numpy(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("optimiser", ["sgd", "adam"])
+@pytest.mark.parametrize(
+    "protocol", [*weight_sharing(), cd.FedDF(transfer_steps=0)], ids=lambda protocol: protocol.name
+)
+def test_what_an_optimiser_kept_is_forgotten_where_weights_are_replaced(protocol: cd.Protocol, optimiser: str) -> None:
+    for state, is_empty in (("fresh", True), ("kept", False)):
+        learners = optimised(replace(protocol, optimiser_state=state), optimiser)
+        assert [not each.optimiser.state for each in learners.values()] == [is_empty, is_empty]
+        alone = optimised(replace(protocol, optimiser_state=state), optimiser, names="a")
+        assert alone["a"].optimiser.state  # who gets back its own weights goes on
+
+
+def test_without_its_own_term_it_is_fedavg_with_momentum_and_adam_too() -> None:
+    for optimiser in ("sgd", "adam"):
+        fedavg = optimised(cd.FedAvg(batch_size=4), optimiser, participation=0.5)
+        for protocol in (cd.FedProx(batch_size=4, proximal_weight=0.0), cd.FedDKD(batch_size=4, dkd_steps=0)):
+            found = optimised(protocol, optimiser, participation=0.5)
+            assert all(same(found[name].weights(), fedavg[name].weights()) for name in SIZES)
+
+
+def test_an_optimiser_of_ones_own_is_made_anew_where_weights_are_replaced() -> None:
+    """Once for each agent at the start, and once for each of three rounds."""
+    made: list[torch.optim.Optimizer] = []
+
+    def nesterov(parameters: Any) -> torch.optim.Optimizer:
+        made.append(torch.optim.SGD(parameters, 0.1, momentum=0.9, nesterov=True))
+        return made[-1]
+
+    learners = optimised(cd.FedAvg(batch_size=4, lr_decay=0.5), nesterov)
+    assert len(made) == len(SIZES) * (1 + ROUNDS)
+    assert learners["a"].optimiser.param_groups[0]["lr"] == pytest.approx(0.1 * 0.5 ** (ROUNDS - 1))
+    made.clear()
+    optimised(cd.FedAvg(batch_size=4, optimiser_state="kept"), nesterov)
+    assert len(made) == len(SIZES)
+
+
 # --- the head ---------------------------------------------------------------------------------------
 
 
@@ -496,6 +584,73 @@ def test_where_the_head_is_applied_to_received_features_it_must_be_one_map(proto
     assert cd.Federation(agents, cd.FedMAX(), classes=CLASSES)
 
 
+# --- divergence -----------------------------------------------------------------------------------------
+
+
+def logged(protocol: cd.Protocol, folder: Path, **options: Any) -> tuple[dict[str, dict[str, np.ndarray]], str, Any]:
+    """Weights, events and rows of a run."""
+    made = federation(protocol, **options)
+    result = made.run(ROUNDS, runtime="simulation", alone=False, progress=False, folder=folder)
+    log = folder / "log.txt"
+    events = log.read_text() if log.exists() else ""
+    return {name: agent.learner.weights() for name, agent in result.agents.items()}, events, result.rows
+
+
+@pytest.mark.parametrize("rate", [1e3, 1e6, 1e30])
+def test_distillation_that_diverges_is_an_event_and_leaves_the_mean(rate: float, tmp_path: Path) -> None:
+    """Each step leads more than ten times as far as the largest w_k: every round ends with the mean, as FedAvg."""
+    fedavg = run(cd.FedAvg(batch_size=4))
+    found, events, _ = logged(cd.FedDKD(batch_size=4, dkd_steps=4, dkd_lr=rate), tmp_path / "run")
+    assert all(same(found[name], fedavg[name]) for name in SIZES)
+    assert events.count("'hub': diverged: distillation made weights") == ROUNDS
+    _, events, _ = logged(cd.FedDKD(batch_size=4, dkd_steps=4), tmp_path / "other")
+    assert "diverged" not in events
+
+
+def test_what_distillation_made_of_the_mean_is_measured() -> None:
+    """Accuracy and cross-entropy of w̄_0 and w̄_J on the samples of the last step, in evaluation mode."""
+    nets = initial()
+    train(nets, 0, plain)
+    before = copy.deepcopy(nets)
+    average(before)
+    distil(nets, 0, steps=2, rate=0.5)
+    protocol = cd.FedDKD(batch_size=4, **STEPS)
+    rows = federation(protocol).run(1, runtime="simulation", alone=False, progress=False).rows
+    for row in rows:
+        x, y = batches(row["agent"], 0, 5, "distillation", 2)[-1]
+        for when, made in (("before", before), ("after", nets)):
+            with torch.no_grad():
+                outputs = made[row["agent"]](x)
+            accuracy = (outputs.argmax(dim=1) == y.argmax(dim=1)).float().mean().item()
+            assert row[f"accuracy_{when}_dkd"] == pytest.approx(accuracy)
+            assert row[f"loss_{when}_dkd"] == pytest.approx(cross_entropy(outputs, y).item(), rel=1e-4)
+    rows = federation(replace(protocol, warm_up=1)).run(1, runtime="simulation", alone=False, progress=False).rows
+    assert not any("dkd" in key for row in rows for key in row)
+
+
+def test_a_loss_that_distillation_raises_is_an_event() -> None:
+    """Outputs w x with x = 1 and w = 0, so log 2, become those of w = (-9, 0) for class 0: log (1 + e^9)."""
+    agent = cd.Agent("a", nn.Linear(1, 2, bias=False), np.ones((4, 1)), np.zeros(4, int))
+    agent.topology = cd.Topology.star(["a"])
+    agent.settle(2)
+    x, y = torch.ones(4, 1), torch.tensor([[1.0, 0.0]] * 4)
+    start = {"weight": np.zeros((2, 1), np.float32)}
+    note_effect(agent, start, {"weight": np.array([[-9.0], [0.0]], np.float32)}, (x, y))
+    assert agent.remarks == ["distillation raised the loss on its own samples from 0.693 to 9."]
+    assert agent.measures[1][2] == pytest.approx(np.log(2))
+    note_effect(agent, start, {"weight": np.array([[-0.5], [0.0]], np.float32)}, (x, y))
+    assert len(agent.remarks) == 1
+
+
+def test_combined_weights_far_beyond_those_of_the_round_before_are_an_event() -> None:
+    """Norms: 4 weights of 0.5 are 1, of 6 are 12, below ten times √4; of 60 are 120, ten times 12 or more."""
+    hub = cd.Hub()
+    for value, events in ((0.5, 0), (6.0, 0), (59.9, 0), (599.0, 0), (6000.0, 1), (6000.0, 1), (np.inf, 2)):
+        watch_growth(hub, ["a"], {"w": np.full((2, 2), value, np.float32), "count": np.array(10**9)})
+        assert len(hub.remarks) == events, value
+    assert all(text.startswith("diverged: the combined weights are") for text in hub.remarks)
+
+
 # --- parts ------------------------------------------------------------------------------------------
 
 
@@ -552,3 +707,14 @@ def test_a_generator_learns_features_that_the_heads_recognise() -> None:
         generator.train(hub, 4, heads, shares, steps=steps, batch_size=32, lr_factor=1.0)
         assert recognised() >= at_least
         assert (recognised() < 0.9) == (steps == 0)
+
+
+def test_a_generator_whose_weights_explode_begins_anew() -> None:
+    """Steps of Adam at a rate of 1000 leave finite weights of some thousands; at 0.001 it is kept."""
+    heads, shares = [(np.eye(CLASSES, 4, dtype=np.float32), np.zeros(CLASSES, np.float32))], np.ones((1, CLASSES))
+    for rate, events in ((1e-3, []), (1e3, ["the generator diverged; it is initialised anew."])):
+        hub = cd.Hub()
+        hub.classes = CLASSES
+        arrays = Generator(lr=rate).train(hub, 4, heads, shares, steps=5, batch_size=8, lr_factor=1.0)
+        assert hub.remarks == events
+        assert max(abs(array).max() for array in arrays.values()) < 10
