@@ -584,6 +584,130 @@ def test_where_the_head_is_applied_to_received_features_it_must_be_one_map(proto
     assert cd.Federation(agents, cd.FedMAX(), classes=CLASSES)
 
 
+# --- tied weights ---------------------------------------------------------------------------------------
+
+
+class Tied(nn.Module):
+    """A layer that is used twice; matrices that two layers share; a head whose matrix is that of the first layer."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.first, self.back, self.head = nn.Linear(4, CLASSES), nn.Linear(CLASSES, 4), nn.Linear(4, CLASSES)
+        self.norm = nn.BatchNorm1d(4) if kind == "norm" else nn.Identity()
+        self.again = self.norm
+        if kind == "layer":
+            self.head = self.first
+        elif kind == "matrix":
+            self.other = nn.Linear(CLASSES, 4)
+            self.other.weight = self.back.weight
+        elif kind == "head":
+            self.head.weight = self.first.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        middle = torch.tanh(self.back(torch.tanh(self.first(x))))
+        if hasattr(self, "other"):
+            middle = middle + self.other(torch.tanh(self.first(middle)))
+        out: torch.Tensor = self.head(self.again(self.norm(middle)))
+        return out
+
+
+TIED = ("layer", "matrix", "head", "norm")
+
+
+def run_tied(protocol: cd.Protocol, kind: str, rounds: int = 2, **options: Any) -> tuple[Nets, Nets]:
+    """The federation's modules after some rounds, and copies of them before."""
+    torch.manual_seed(1)
+    start, agents = Tied(kind), []
+    for name in SIZES:
+        learner = cd.TorchLearner(copy.deepcopy(start), optimiser="sgd", lr=RATE)
+        agents.append(cd.Agent(name, learner, *data()[name]))
+    result = cd.Federation(agents, protocol, classes=CLASSES, seed=SEED, **options).run(
+        rounds, runtime="simulation", alone=False, progress=False
+    )
+    found = {name: agent.learner.module for name, agent in result.agents.items()}
+    return found, {name: copy.deepcopy(start) for name in SIZES}
+
+
+@pytest.mark.parametrize("kind", TIED)
+@pytest.mark.parametrize(
+    ("way", "protocol"),
+    [
+        ("fedavg", cd.FedAvg(batch_size=4, synchronise=False)),
+        ("fedprox", cd.FedProx(batch_size=4, proximal_weight=2.0, synchronise=False)),
+        ("feddkd", cd.FedDKD(batch_size=4, synchronise=False, **STEPS)),
+    ],
+)
+def test_shared_weights_count_once_with_the_sum_of_their_gradients(way: str, protocol: cd.Protocol, kind: str) -> None:
+    """Beside plain torch, which sums the gradients of a parameter over the places where it is used."""
+    found, nets = run_tied(protocol, kind)
+    for t in range(2):
+        train(nets, t, proximal if way == "fedprox" else plain)
+        if way == "feddkd":
+            distil(nets, t, steps=2, rate=0.5)
+        else:
+            average(nets)
+    for name, module in nets.items():
+        assert found[name].state_dict().keys() == module.state_dict().keys()
+        for key, tensor in module.state_dict().items():
+            np.testing.assert_allclose(found[name].state_dict()[key], tensor, atol=2e-6)
+
+
+@pytest.mark.parametrize("kind", TIED)
+@pytest.mark.parametrize("protocol", weight_sharing(), ids=lambda protocol: protocol.name)
+def test_shared_weights_stay_shared_and_are_sent_once(protocol: cd.Protocol, kind: str) -> None:
+    found, _ = run_tied(protocol, kind)
+    for module in found.values():
+        learner = cd.TorchLearner(module)
+        names = {id(parameter): name for name, parameter in reversed([*module.named_parameters()])}
+        assert {*learner.weights()} >= {*names.values()}
+        state = module.state_dict()
+        assert len(learner.weights()) == len({tensor.data_ptr() for tensor in state.values()}) < len(state)
+        # By the other name, too, as in a file that was written before.
+        learner.load({name: np.full(tensor.shape, 2) for name, tensor in state.items()})
+        assert all((tensor == 2).all() for tensor in state.values())
+
+
+def test_tied_heads_of_fedgen_have_their_own_bias() -> None:
+    module = Tied("head")
+    agent = cd.Agent("a", module, *data()["a"])
+    agent.settle(CLASSES)
+    agent.learner.check(agent.shard.x, agent.shard.targets, "a")
+    assert head_name(agent) == "first.weight head.bias"
+    hub = cd.Hub()
+    hub.classes, hub.hellos = CLASSES, {"a": Hello(12, None, 4)}
+    sent = {"a": cd.Message(agent.learner.weights())}
+    matrix, bias = accepted_heads(hub, sent, {"a": cd.Message.of(head=head_name(agent))})["a"]
+    np.testing.assert_array_equal(matrix, module.head.weight.detach())
+    np.testing.assert_array_equal(bias, module.head.bias.detach())
+    module.head.bias = None
+    assert head_name(agent) == "first.weight -"  # not the bias of the first layer
+    _, bias = accepted_heads(hub, sent, {"a": cd.Message.of(head=head_name(agent))})["a"]
+    assert not bias.any()
+
+
+@pytest.mark.parametrize("kind", TIED)
+@pytest.mark.parametrize("protocol", [cd.DSGD(local_steps=3, batch_size=4), cd.FedDF(batch_size=4)])
+def test_shared_weights_survive_a_resume_and_a_file(protocol: cd.Protocol, kind: str, tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    public = np.ones((8, 4), np.float32) if protocol.needs_public else None
+
+    def made() -> cd.Federation:
+        torch.manual_seed(1)
+        agents = [cd.Agent(name, cd.TorchLearner(Tied(kind), momentum=0.9), *data()[name]) for name in SIZES]
+        return cd.Federation(agents, protocol, classes=CLASSES, seed=SEED, public=public)
+
+    options: dict[str, Any] = {"runtime": "simulation", "alone": False, "progress": False}
+    whole = made().run(3, **options)
+    made().run(2, folder=tmp_path / "run", **options)
+    resumed = made().run(3, folder=tmp_path / "run", resume=True, **options)
+    for name, agent in resumed.agents.items():
+        assert same(agent.learner.weights(), whole.agents[name].learner.weights())
+        loaded = cd.load(agent.save(tmp_path / "model"), model=Tied(kind))
+        assert same(loaded.learner.weights(), agent.learner.weights())
+        for key, tensor in agent.learner.module.state_dict().items():
+            np.testing.assert_array_equal(loaded.learner.module.state_dict()[key], tensor)
+
+
 # --- divergence -----------------------------------------------------------------------------------------
 
 

@@ -44,18 +44,23 @@ def checked_head(module: nn.Module, name: str) -> str:
     return next(each for each, part in linear_layers(module).items() if part is known[name])
 
 
-def find_head(module: nn.Module, x: torch.Tensor, name: str | None = None) -> Head | None:
+def find_head(
+    module: nn.Module,
+    x: torch.Tensor,
+    name: str | None = None,
+    run: Callable[[torch.Tensor], torch.Tensor] | None = None,
+) -> Head | None:
     """The linear layer whose output is the module's output, found in one forward pass; None if there is none.
 
-    `name`: the layer that its owner has named, of which only the call is looked for; None if it is not used. Nothing
-    of the module changes, nor what is drawn next.
+    `name`: the layer that its owner has named, of which only the call is looked for; None if it is not used. `run`: how
+    the module is called, in which precision. Nothing of the module changes, nor what is drawn next.
     """
     pass_ = _Pass()
     hooks = [part.register_forward_hook(pass_.hook_of(each)) for each, part in linear_layers(module).items()]
     devices = [x.device] if x.device.type == "cuda" else []
     try:
         with torch.random.fork_rng(devices=devices), torch.no_grad(), _left_as_it_is(module), pass_:
-            outputs = module(x.clone())
+            outputs = (run or module)(x.clone())
     finally:
         for hook in hooks:
             hook.remove()

@@ -201,28 +201,27 @@ class TorchLearner(TrainedModule):
     @property
     def head_name(self) -> str:
         """The head's name in the module; empty where the module itself is the head."""
-        if self._head is None and self.named_head is not None:
-            return self.named_head
-        if self._head is None:
-            known = getattr(self.module, "architecture", None)
-            shape = self.sample_shape if known is None else known.shape
-            if shape is None:
-                head = head_in_sequence(self.module)
-                if head is not None:
-                    return head
-                raise LearnerError(
-                    "The head is found by a pass of samples.",
-                    f"{self.describe()} has not seen any",
-                    "Let it predict first, or name its head: TorchLearner(module, head=...).",
-                )
-            return self._found_head(self._uploaded(torch.zeros(2, *shape))).name
-        return self._head.name
+        if self._head is not None or self.named_head is not None:
+            return self._head.name if self._head is not None else str(self.named_head)
+        known = getattr(self.module, "architecture", None)
+        shape = self.sample_shape if known is None else known.shape
+        if shape is None and head_in_sequence(self.module) is None:
+            raise LearnerError(
+                "The head is found by a pass of samples.",
+                f"{self.describe()} has not seen any",
+                "Let it predict first, or name its head: TorchLearner(module, head=...).",
+            )
+        return self._found_head(self._uploaded(torch.zeros(2, *(shape or ())))).name
 
     def _found_head(self, x: torch.Tensor) -> Head:
         """The head, found by the first samples that there are."""
         if self._head is None:
-            sample = x[:2] if len(x) else x.new_zeros((2, *x.shape[1:]))
-            head = find_head(self.module, sample, self.named_head)
+            in_sequence = head_in_sequence(self.module) if self.named_head is None else None
+            if in_sequence is not None:
+                head: Head | None = Head(in_sequence, -1)
+            else:
+                sample = x[:2] if len(x) else x.new_zeros((2, *x.shape[1:]))
+                head = find_head(self.module, sample, self.named_head, partial(self._outputs, self.module))
             if head is None and self.named_head is not None:
                 raise unused(self.describe(), self.named_head)
             if head is None:

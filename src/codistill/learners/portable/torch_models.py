@@ -13,6 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from codistill.errors import LearnerError
 from codistill.learners import zoo
+from codistill.learners.module_memory import distinct_tensors
 from codistill.learners.portable.model_limits import Cost
 from codistill.message import Message
 from codistill.on_device import current_device, in_host_memory
@@ -45,7 +46,7 @@ def export_torch(learner: TorchLearner) -> Message:
 def check_registered(learner: TorchLearner, owner: str) -> None:
     """Before round 0: a model that receivers would refuse as too large is an error of its owner."""
     known: zoo.Architecture = learner.module.architecture  # type: ignore[assignment]
-    sizes = [tuple(tensor.shape) for tensor in learner.module.state_dict().values()]
+    sizes = [tuple(tensor.shape) for tensor in distinct_tensors(learner.module).values()]
     options = json.dumps(dict(known.options), sort_keys=True)
     try:
         _cost(known.name, known.shape, known.classes, options, sizes)(_CHUNK).check()
@@ -88,7 +89,7 @@ def open_torch(message: Message, shape: tuple[int, ...], classes: int) -> tuple[
 
 
 def _compare(found: dict[str, tuple[int, ...]], module: torch.nn.Module) -> None:
-    if found != {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}:
+    if found != {name: tuple(tensor.shape) for name, tensor in distinct_tensors(module).items()}:
         raise ValueError("weights that do not fit the architecture")
 
 

@@ -126,9 +126,19 @@ def diversity_loss(noise: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
 
 
 def head_name(me: Agent) -> str:
-    """The name of the head's matrix among an agent's weights."""
-    prefix = me.learner.head_name
-    return f"{prefix}.weight" if prefix else "weight"
+    """The name of the head's matrix among an agent's weights; after a space that of its bias, if of another layer.
+
+    A matrix that layers share is sent under the name of the first of them; no name has a space, and "-" is no bias.
+    """
+    head, layer = me.learner.head, f"{me.learner.head_name}.".removeprefix(".")
+    names = {id(each): name for name, each in me.learner.parameters().items()}
+    matrix, bias = names.get(id(head.weight), f"{layer}weight"), "-"
+    beside = matrix.removesuffix("weight") + "bias"
+    if head.bias is not None:
+        bias = names.get(id(head.bias), f"{layer}bias")
+    elif beside not in names.values():
+        bias = beside
+    return matrix if bias == beside else f"{matrix} {bias}"
 
 
 def check_head(agents: Sequence[Agent], protocol: str, *, is_sent: bool = False) -> None:
@@ -140,7 +150,9 @@ def check_head(agents: Sequence[Agent], protocol: str, *, is_sent: bool = False)
     for agent in agents:
         head, x = agent.learner.head, agent.shard.x[:1]
         width, wanted = agent.learner.evaluated_features(x).shape[1], (head.in_features, head.out_features)
-        if wanted != (width, agent.shard.classes) or (is_sent and head_name(agent) not in agent.learner.weights()):
+        if wanted != (width, agent.shard.classes) or (
+            is_sent and head_name(agent).split()[0] not in agent.learner.weights()
+        ):
             raise LearnerError(
                 f"{protocol} applies the head to features of others, so it must be a plain linear layer from all "
                 f"features to all classes: {width} to {agent.shard.classes}.",
@@ -156,8 +168,8 @@ def accepted_heads(
     """Matrix (C, d) and bias of each agent's last layer, by the name that it told as "head"; others are refused."""
     heads = {}
     for name, message in heard.items():
-        head = told[name]["head"]
-        matrix, bias = message.arrays.get(head), message.arrays.get(head.removesuffix("weight") + "bias")
+        head, _, beside = told[name]["head"].partition(" ")
+        matrix, bias = (message.arrays.get(each) for each in (head, beside or head.removesuffix("weight") + "bias"))
         if bias is None:
             bias = np.zeros(me.classes, np.float32)
         found = Message({} if matrix is None else {"matrix": matrix, "bias": bias})
