@@ -38,6 +38,7 @@ class Learner(ABC):
 
     abilities: Ability = Ability.PREDICT
     probabilistic: bool = False  # whether it predicts class probabilities, so can only be fitted to them
+    real_valued: bool = False  # whether its outputs are real values by its owner's loss, so not for a softmax
     ready: bool = True  # False as long as it cannot predict for want of a first fit
     is_constant: bool = False  # whether it answers with class frequencies: the last targets were too poor to be fitted
     takes_missing: bool = False  # whether samples may hold NaN, for values that are missing
@@ -185,6 +186,7 @@ class CanPredict(Protocol):
 
     abilities: Ability
     probabilistic: bool
+    real_valued: bool
     ready: bool
     takes_missing: bool
 

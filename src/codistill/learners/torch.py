@@ -44,6 +44,14 @@ def _mean_squared(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return nn.functional.mse_loss(outputs, targets)
 
 
+# Losses of real values: what they are of is no input of a softmax.
+_OF_REAL_VALUES = (
+    nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.PoissonNLLLoss, nn.GaussianNLLLoss,
+)  # fmt: skip
+_FUNCTIONS_OF_REAL_VALUES = (
+    nn.functional.mse_loss, nn.functional.l1_loss, nn.functional.smooth_l1_loss, nn.functional.huber_loss,
+    nn.functional.poisson_nll_loss, nn.functional.gaussian_nll_loss,
+)  # fmt: skip
 _LOSSES: dict[str, Loss] = {"cross_entropy": nn.functional.cross_entropy, "squared": _mean_squared}
 
 
@@ -106,6 +114,10 @@ class TorchLearner(TrainedModule):
             precision=precision,
         )
         self.probabilistic = loss == "cross_entropy"
+        function = loss.func if isinstance(loss, partial) else loss
+        self.real_valued = (
+            loss == "squared" or isinstance(function, _OF_REAL_VALUES) or function in _FUNCTIONS_OF_REAL_VALUES
+        )
         self.epochs, self.batch_size, self.warm = epochs, batch_size, warm
         self._loss = _LOSSES[loss] if isinstance(loss, str) else loss
         self.abilities = Ability.PREDICT | Ability.GRADIENTS | Ability.WEIGHTS

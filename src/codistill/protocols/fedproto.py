@@ -111,4 +111,4 @@ class FedProto(Protocol):
         """All features must have one dimension, and the mean of a class may not be a mean of private samples."""
         parts.check_features(agents, self.name, by_class=self.form == "classes")
         if self.form == "classes":
-            parts.check_classes(agents, self.name)
+            parts.check_classes(agents, self.name, softmax=False)
