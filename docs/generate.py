@@ -51,7 +51,7 @@ last evaluation: each agent's average output by true class, and the share of pai
 that predicts real values counts as predicting the class of the largest one. The report and `codistill compare --out`
 draw it as heat maps.
 
-`[evaluation] features_at = [1, 25, 100]` keeps the features (the input of the last linear layer) of 200 common test
+`[evaluation] features_at = [1, 25, 100]` keeps the features (the input of the last layer, the head) of 200 common test
 samples after these rounds, for every agent whose model has any: `features-000025.safetensors`, which the report draws
 as maps by t-SNE under "Feature space". The samples are drawn by the seed, and are the same for all agents and rounds.
 Not in the runtime `network`: there an agent's features on test samples stay with the agent.

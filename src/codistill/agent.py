@@ -191,6 +191,16 @@ class Agent(Node):
         return reply if reply and self.accepts(HUB, reply, wanted) else None
 
     @verb
+    async def catch_up(
+        self, message: Message | Mapping[str, Any] | None = None, /, *, expect: Expectation | None = None, **items: Any
+    ) -> Message | None:
+        """As `ask_hub`, for what it missed in an earlier round: counted there, it is not an exchange of this one."""
+        counted = self.exchanges
+        reply = await self.ask_hub(as_message("catch_up", message, items), expect=expect)
+        self.exchanges = counted
+        return reply
+
+    @verb
     async def exchange(
         self, message: Message | Mapping[str, Any] | None = None, /, *, expect: Expectation | None = None, **items: Any
     ) -> dict[str, Message]:

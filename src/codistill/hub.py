@@ -8,6 +8,7 @@ from typing import Any
 
 from codistill.base_node import Node
 from codistill.message import Expectation, Message
+from codistill.randomness import Key
 from codistill.topology import HUB
 from codistill.verbs import as_expectation, as_message, as_messages, verb
 
@@ -28,6 +29,12 @@ class Hub(Node):
     def __init__(self) -> None:
         super().__init__(HUB)
         self.hellos: dict[str, Hello] = {}  # what each agent has said of itself; set by the runtime
+        self.diverged = False  # whether what it makes diverged in this round; a protocol then leaves the rest of it out
+
+    def start(self, phase: Key, present: tuple[str, ...]) -> None:
+        """Enter a round."""
+        super().start(phase, present)
+        self.diverged = False
 
     @verb
     async def gather(self, *, expect: Expectation | Callable[[str], Expectation] | None = None) -> dict[str, Message]:

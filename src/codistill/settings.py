@@ -32,6 +32,7 @@ class SettingsType(ABCMeta):
             """Make an instance, unless an argument is unknown or missing."""
             if dataclasses.is_dataclass(cls):
                 _check_arguments(cls, values, named)
+                named = _other_defaults(cls, named) | named
             return super().__call__(*values, **named)
 
         @property
@@ -51,6 +52,12 @@ def _check_arguments(cls: type[Any], values: Sequence[Any], named: Mapping[str, 
     helps = {field.name: field.metadata.get("help", "") for field in dataclasses.fields(cls)}
     parameters = tuple(cls.__signature__.parameters.values())
     check_call(cls.__name__, parameters, values, named, helps)
+
+
+def _other_defaults(cls: type[Any], named: Mapping[str, Any]) -> dict[str, Any]:
+    """The defaults that another setting changes, where that one is given and not 0, false or empty."""
+    rules = {field.name: field.metadata.get("with_other") for field in dataclasses.fields(cls)}
+    return {name: rule[1] for name, rule in rules.items() if rule is not None and named.get(rule[0])}
 
 
 def _hints(cls: type[Any]) -> dict[str, Any]:
@@ -73,9 +80,14 @@ def setting(
     above: float | None = None,
     at_most: float | None = None,
     choices: Sequence[str] | None = None,
+    with_other: tuple[str, Any] | None = None,
 ) -> Any:
-    """Declare a field: its default, one line of help, and its bounds."""
+    """Declare a field: its default, one line of help, and its bounds.
+
+    `with_other`: the name of another field, and the default instead where that one is given.
+    """
     bounds = {"help": help, "at_least": at_least, "above": above, "at_most": at_most, "choices": choices}
+    bounds |= {"with_other": with_other}
     if factory is not dataclasses.MISSING:
         return dataclasses.field(default_factory=factory, metadata=bounds)
     return dataclasses.field(default=default, metadata=bounds)

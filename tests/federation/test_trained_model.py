@@ -185,6 +185,15 @@ def test_a_module_of_ones_own_opens_as_onnx_or_into_a_new_one(tmp_path):
         cd.load(path, model=torch.nn.Sequential(torch.nn.Linear(4, 3)))
 
 
+def test_a_named_head_is_saved_with_its_model(tmp_path):
+    for make in (Net, lambda: build("mlp", (4,), 3)):
+        head = next(name for name, part in make().named_modules() if isinstance(part, torch.nn.Linear))
+        trained = run(cd.Alone(refit=True), cd.TorchLearner(make(), head=head)).agents["a"]
+        loaded = cd.load(trained.save(tmp_path / "net"), model=make())
+        assert loaded.learner.head_name == head
+        assert cd.load(trained.save(tmp_path / "net"), model=cd.TorchLearner(make())).learner.head_name == head
+
+
 def test_an_object_of_ones_own_needs_a_new_one_to_be_loaded_into(tmp_path):
     trained = run(cd.Alone(refit=True), Means()).agents["a"]
     path = trained.save(tmp_path / "means")

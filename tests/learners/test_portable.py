@@ -71,6 +71,7 @@ from codistill.learners.plain import PlainLearner
 from codistill.learners.portable import onnx_models, open_model
 from codistill.learners.portable.onnx_graph import to_message
 from codistill.learners.portable.sklearn_models import TRAVELLING, may_travel
+from codistill.learners.portable.torch_models import open_torch
 from codistill.learners.sklearn import SklearnLearner
 from codistill.learners.torch import TorchLearner
 from codistill.message import Message
@@ -275,6 +276,20 @@ def test_a_registered_architecture_needs_no_onnx(monkeypatch):
     assert Ability.PORTABLE not in PlainLearner(Object(linear())).abilities
     with pytest.raises(MessageError, match=r"cannot be opened without the extra onnx \(pip install"):
         open_model(arriving, (D,), CLASSES)
+
+
+def test_a_named_head_travels():
+    """Of a registered architecture with its weights; where none is named, the message has not a byte more."""
+    x = np.ones((2, D), np.float32)
+    found, named = (TorchLearner(zoo.build("mlp", (D,), CLASSES), head=head) for head in (None, "1"))
+    assert "head" not in found.export().plain
+    sent = named.export()
+    there = open_torch(sent, (D,), CLASSES)[0]
+    assert there.head_name == "1"
+    np.testing.assert_array_equal(there.evaluated_features(x), x)
+    for wrong in ("2", "nowhere", 5, ["1"]):
+        with pytest.raises(MessageError):
+            open_model(Message(sent.arrays, sent.plain | {"head": wrong}), (D,), CLASSES)
 
 
 def test_a_module_that_has_seen_nothing_cannot_travel_yet():

@@ -12,6 +12,7 @@ from codistill.data.shard import cut
 from codistill.errors import LearnerError
 from codistill.learners import zoo
 from codistill.learners.ability import Ability
+from codistill.learners.head_input import Head, find_head
 from codistill.learners.torch import TorchLearner
 from codistill.randomness import seed_libraries
 from codistill.wire.state import pack, unpack
@@ -360,6 +361,9 @@ def test_features_at_many_places_of_a_sample_are_one_row():
 
 
 def test_a_linear_layer_that_is_not_used_gives_no_features():
+    """The head is the layer that gives the outputs, here `used`; the last one that the module has is not asked for
+    unless its owner names it."""
+
     class Unused(nn.Module):
         def __init__(self):
             super().__init__()
@@ -368,8 +372,173 @@ def test_a_linear_layer_that_is_not_used_gives_no_features():
         def forward(self, x):
             return self.used(x)
 
-    with pytest.raises(LearnerError, match=r"linear layer that every sample passes.*Unused does not use its last"):
-        TorchLearner(Unused()).features(torch.zeros(2, 3))
+    learner = TorchLearner(Unused())
+    assert torch.equal(learner.features(torch.ones(2, 3)), torch.ones(2, 3))
+    assert learner.head is learner.module.used
+    named, (x, t) = TorchLearner(Unused(), head="unused"), toy()
+    with pytest.raises(LearnerError, match=r"linear layer that every sample passes.*Unused does not use 'unused'"):
+        named.features(torch.zeros(2, 3))
+    with pytest.raises(LearnerError, match=r"Unused does not use 'unused'.*TorchLearner\(module, head="):
+        named.check(x, t, "Ann")
+    with pytest.raises(LearnerError, match=r"head must be the name of a linear layer.*'used_'.*[Dd]id you mean 'used'"):
+        TorchLearner(Unused(), head="used_")
+
+
+class Network(nn.Module):
+    """Layers a, b, c in this order, all 3 to 3; what is made of them is a function of the module and x."""
+
+    def __init__(self, run):
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 3)
+        self.more = nn.ModuleList([nn.Sequential(nn.Tanh(), nn.Linear(3, 3))])
+        self.bias, self.run = nn.Parameter(torch.ones(3)), run
+
+    def forward(self, x):
+        return self.run(self, x)
+
+
+def twice(m, x):
+    return m.b(m.a(m.b(x)))
+
+
+def first_of_two(m, x):
+    out = m.b(m.a(x))
+    m.b(out)
+    return out
+
+
+def in_place(m, x):
+    return nn.functional.relu_(m.a(x))
+
+
+def behind_a_view(m, x):
+    out = m.a(x)
+    out.view(-1).mul_(2)
+    return out
+
+
+HEADS = {  # what the network computes, and which layer's output that is
+    "registered first": (lambda m, x: m.a(torch.tanh(m.c(x))), "a"),
+    "registered last": (lambda m, x: m.c(torch.tanh(m.a(x))), "c"),
+    "in a list": (lambda m, x: m.more[0](m.c(x)), "more.0.1"),
+    "view": (lambda m, x: m.b(m.c(x)).view(-1, 3), "b"),
+    "places": (lambda m, x: m.b(m.c(x)[:, None]).squeeze(1), "b"),
+    "flatten": (lambda m, x: m.b(m.c(x)[:, None]).flatten(1), "b"),
+    "softmax": (lambda m, x: nn.functional.softmax(m.b(m.c(x)), dim=-1), "b"),
+    "log_softmax": (lambda m, x: m.b(m.c(x)).log_softmax(1), "b"),
+    "dropout": (lambda m, x: nn.functional.dropout(m.b(m.c(x)), 0.5, m.training), "b"),
+    "dropout in place": (lambda m, x: nn.functional.dropout(m.b(m.c(x)), 0.5, m.training, inplace=True), "b"),
+    "identity": (lambda m, x: nn.Identity()(m.b(m.c(x)))[:, :], "b"),
+    "of another type": (lambda m, x: m.b(m.c(x)).double().float(), "b"),
+    "in a list of one": (lambda m, x: torch.cat([m.b(m.c(x))], dim=1), "b"),
+    "a tuple inside": (lambda m, x: (m.c(x), m.b(x))[1], "b"),
+    "by name": (lambda m, x: m.b(input=m.c(input=x)), "b"),
+    "used twice": (twice, "b"),
+    "used twice, the first counts": (first_of_two, "b"),
+    "beside it": (lambda m, x: (m.b(m.a(x)), m.c(x))[0], "b"),
+}
+NO_HEADS = {
+    "sum": lambda m, x: m.a(x) + m.b(x),
+    "zero sum": lambda m, x: m.a(x) + 0 * m.b(x),
+    "scaled": lambda m, x: m.a(x) / 2,
+    "relu": lambda m, x: torch.relu(m.a(x)),
+    "relu in place": in_place,
+    "in place behind a view": behind_a_view,
+    "functional": lambda m, x: nn.functional.linear(m.c(x), m.a.weight, m.a.bias),
+    "no layer": lambda m, x: x + m.bias,
+    "some of many": lambda m, x: m.a(x.repeat(1, 2).view(-1, 2, 3))[:, 0],
+    "over samples": lambda m, x: m.a(x) - m.a(x).mean(dim=0),
+}
+
+
+@pytest.mark.parametrize("case", HEADS)
+def test_the_head_is_the_layer_whose_output_is_the_modules(case):
+    run, expected = HEADS[case]
+    learner, (x, t) = TorchLearner(Network(run)), toy()
+    learner.check(x, t, "Ann")
+    assert learner.head_name == expected
+    assert learner.head is learner.module.get_submodule(expected)
+    features = torch.from_numpy(learner.evaluated_features(x))
+    with torch.no_grad():
+        logits, outputs = learner.head(features), learner.outputs(x)
+        # as they are, or up to a softmax
+        of_probabilities = torch.log(outputs) if case == "softmax" else outputs
+        torch.testing.assert_close(log_softmax(logits), log_softmax(of_probabilities))
+
+
+def log_softmax(values):
+    return nn.functional.log_softmax(values, dim=1)
+
+
+@pytest.mark.parametrize("case", NO_HEADS)
+def test_where_no_layer_gives_the_outputs_there_are_no_features_unless_named(case):
+    learner, (x, t) = TorchLearner(Network(NO_HEADS[case])), toy()
+    learner.check(x, t, "Ann")
+    assert Ability.FEATURES not in learner.abilities
+    with pytest.raises(LearnerError, match=r"Features need a linear layer.*Add an nn\.Linear, or name"):
+        learner.evaluated_features(x)
+    if case in ("functional", "no layer"):
+        return  # there is none to be named
+    named = TorchLearner(Network(NO_HEADS[case]), head="a")
+    named.check(x, t, "Ann")
+    assert Ability.FEATURES in named.abilities
+    assert named.head is named.module.a
+    assert named.evaluated_features(x).shape[0] == len(x)
+
+
+def test_to_find_the_head_changes_nothing():
+    """Neither what is drawn next, nor statistics, modes, gradients and buffers, whatever the module does in a pass."""
+
+    class Counting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head, self.body, self.norm = nn.Linear(3, 3), nn.Linear(3, 3), nn.BatchNorm1d(3)
+            self.register_buffer("passes", torch.zeros(()))
+
+        def forward(self, x):
+            self.passes += 1
+            return self.head(nn.functional.dropout(self.norm(self.body(x)), 0.5, training=True))
+
+    x, _ = toy()
+    learner = TorchLearner(Counting())
+    learner(torch.from_numpy(x)).sum().backward()
+    learner.module.norm.eval()  # an owner's own choice
+    modes = [part.training for part in learner.module.modules()]
+    gradients = [parameter.grad.clone() for parameter in learner.module.parameters()]
+    before, drawn = learner.weights(), torch.random.get_rng_state()
+    assert find_head(learner.module, torch.from_numpy(x)) == Head("head", -1)
+    assert torch.equal(torch.random.get_rng_state(), drawn)
+    assert same(learner.weights(), before)
+    assert [part.training for part in learner.module.modules()] == modes
+    assert all(map(torch.equal, gradients, [parameter.grad for parameter in learner.module.parameters()]))
+    assert not any(part._forward_hooks or part._forward_pre_hooks for part in learner.module.modules())
+    assert all(tensor.grad_fn is None for tensor in learner.module.parameters())
+
+
+def test_the_head_stays_with_copies_and_after_memory_was_freed():
+    x, t = toy()
+    learner = TorchLearner(Network(HEADS["registered first"][0]))
+    learner.check(x, t, "Ann")
+    features = learner.evaluated_features(x)
+    twin = copy.deepcopy(learner)
+    assert twin.head is twin.module.a
+    state = unpack(pack(learner.state()))
+    learner.set_aside()
+    learner.restore(state)
+    assert learner.head is learner.module.a
+    assert np.array_equal(learner.evaluated_features(x), features)
+
+
+def test_a_projection_is_put_before_the_head():
+    """Before any samples it is put before the last layer, and the error says the name where that is not the head."""
+    x, t = toy()
+    run = HEADS["registered first"][0]
+    with pytest.raises(LearnerError, match=r"A projection must be before.*'a' of Network.*projection=.*head=\"a\""):
+        TorchLearner(Network(run), projection=5).check(x, t, "Ann")
+    learner = TorchLearner(Network(run), projection=5, head="a")
+    learner.check(x, t, "Ann")
+    assert (learner.head_name, learner.head.in_features) == ("a.1", 5)
+    assert learner.evaluated_features(x).shape == (12, 5)
 
 
 def test_without_a_linear_layer_there_are_no_features():

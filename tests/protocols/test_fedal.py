@@ -272,6 +272,14 @@ def test_a_discriminator_that_is_lost_begins_anew(federate: Federate, tmp_path: 
     assert all(np.isfinite(array).all() for array in _weights(result))
 
 
+def test_a_discriminator_whose_weights_explode_begins_anew(federate: Federate, tmp_path: Path) -> None:
+    """Each step of Adam moves a weight by about its rate: after one at 1000 all are finite, and far beyond any use."""
+    result = _run(federate(cd.FedAL(discriminator_lr=1e3)), 2, folder=tmp_path / "run")
+    said = (tmp_path / "run" / "log.txt").read_text()
+    assert said.count("initialised anew: its weights were far beyond those of the round before") == 2
+    assert all(np.isfinite(array).all() for array in _weights(result))
+
+
 def test_a_transfer_step_is_a_mean_over_the_public_batch() -> None:
     """Line 18: W ← W - η/|P| Σ_u [(p - p̄_-n) + λ ∇U_n] uᵀ, with the gradient ∇U_n that the hub has sent."""
     rng = np.random.default_rng(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -73,6 +74,38 @@ def test_equal_architectures_start_from_equal_weights() -> None:
     found = _weights(_federation(cd.FedDF(local_steps=0, transfer_steps=0)))
     np.testing.assert_array_equal(found[0], found[1])
     assert not np.allclose(found[0], MEAN)
+
+
+def test_with_a_discriminator_it_is_feddf_al_with_less_forgetting_and_15_steps() -> None:
+    """Section VI-A: FedDF-AL is extended FedAL, with its less-forgetting, at τ = 15; FedDF has τ = 10."""
+    plain, adversarial = cd.FedDF(), cd.FedDF(adversarial=1.0)
+    assert (plain.local_steps, plain.transfer_steps, plain.less_forgetting) == (10, 10, 0.0)
+    assert (adversarial.local_steps, adversarial.transfer_steps, adversarial.less_forgetting) == (15, 15, 1.0)
+    assert adversarial.less_forgetting == cd.FedAL().less_forgetting
+    # What is given stays, and so does everything in a copy.
+    given = cd.FedDF(adversarial=1.0, local_steps=10, less_forgetting=0.0)
+    assert (given.local_steps, given.transfer_steps, given.less_forgetting) == (10, 15, 0.0)
+    assert replace(given, adversarial=2.0) == cd.FedDF(adversarial=2.0, local_steps=10, less_forgetting=0.0)
+    assert cd.FedDF(adversarial=0.0) == plain
+
+
+def test_less_forgetting_holds_the_model_to_the_averaged_one() -> None:
+    """(14): in the second step of a transfer the loss has λ KL(ψ(f_0) ‖ ψ(f)), f_0 of the averaged model.
+
+    One public sample, so that f_-n of step i is known; in the first step the term has no gradient.
+    """
+    protocol = cd.FedDF(local_steps=0, transfer_steps=2, less_forgetting=0.7, synchronise=False)
+    start, w, bias = [MEAN, MEAN, WEIGHTS[2]], [MEAN, MEAN, WEIGHTS[2]], np.zeros(2)  # the third model has a bias
+    for _ in range(2):
+        f = [w[0] @ U, w[1] @ U, w[2] @ U + bias]
+        others = [np.mean([each for m, each in enumerate(f) if m != n], axis=0) for n in range(3)]
+        gradients = [
+            softmax(f[n]) - softmax(others[n]) + 0.7 * (softmax(f[n]) - softmax(start[n] @ U)) for n in range(3)
+        ]
+        w = [each - LR * np.outer(gradient, U) for each, gradient in zip(w, gradients, strict=True)]
+        bias = bias - LR * gradients[2]
+    for mine, expected in zip(_weights(_federation(protocol)), w, strict=True):
+        np.testing.assert_allclose(mine, expected, atol=1e-5)
 
 
 def test_with_a_discriminator_it_is_another_protocol_and_tells_how_often_it_was_right() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -78,6 +79,32 @@ def test_real_values_have_no_softmax(protocol: cd.Protocol) -> None:
     agents = [cd.Agent("c0", cd.TorchLearner(nn.Linear(4, 1), loss="squared"), X, X[:, :1])]
     with pytest.raises(LearnerError, match=f"{protocol.name} .*real values"):
         cd.Federation(agents, protocol, public=X)
+
+
+SOFTMAX = [
+    cd.FedMD(), cd.FedAL(), cd.FedDF(), cd.FedDKD(), cd.FedDKD(local="max"), cd.FedGen(), cd.FedDistill(), cd.CRS(),
+    cd.DDistillation(), cd.FD(distance="kl"),
+]  # fmt: skip
+OF_REAL_VALUES = ["squared", nn.MSELoss(), nn.functional.l1_loss, partial(nn.functional.huber_loss, delta=2.0)]
+
+
+@pytest.mark.parametrize("protocol", SOFTMAX, ids=lambda p: p.name)
+@pytest.mark.parametrize("loss", OF_REAL_VALUES, ids=["squared", "module", "function", "partial"])
+def test_a_model_of_real_values_is_refused_where_a_softmax_is_taken_of_its_outputs(
+    protocol: cd.Protocol, loss: Any
+) -> None:
+    """Also where targets are labels; one with a loss of its owner's, of which nothing is known, is not."""
+
+    def federation(loss: Any, protocol: cd.Protocol) -> cd.Federation:
+        models = [nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)) for _ in range(2)]
+        agents = [cd.Agent(f"c{n}", cd.TorchLearner(model, loss=loss), X, Y) for n, model in enumerate(models)]
+        return cd.Federation(agents, protocol, public=X, classes=2)
+
+    with pytest.raises(LearnerError, match=rf"{protocol.name} takes a softmax.*'c0' has Sequential.*avgkd, akd"):
+        federation(loss, protocol)
+    assert federation(nn.CrossEntropyLoss(label_smoothing=0.1), protocol)
+    for other in (cd.FedAvg(), cd.FedMAX(), cd.AvgKD(), cd.FD(distance="squared"), cd.FedProto()):
+        assert federation(loss, other)
 
 
 @pytest.mark.parametrize("samples", [0, -20])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from torch.nn.functional import cross_entropy, log_softmax, softmax
 
 import codistill as cd
 from codistill.agent import Hello
+from codistill.errors import LearnerError
 from codistill.protocols.parts import (
     Generator,
     accepted_heads,
@@ -24,6 +26,8 @@ from codistill.protocols.parts import (
     diversity_loss,
     dkd_gradient,
     head_name,
+    note_effect,
+    watch_growth,
 )
 
 RATE, ROUNDS, CLASSES, SEED = 0.1, 3, 3, 5
@@ -398,6 +402,379 @@ def test_a_round_of_feddkd_has_one_exchange_and_one_for_each_step_of_distillatio
         assert 6 * 268 < row["received"] < 6 * 268 + 6 * 500
 
 
+def weight_sharing() -> list[cd.Protocol]:
+    return [
+        cd.FedAvg(batch_size=4), cd.FedProx(batch_size=4), cd.FedMAX(batch_size=4), cd.FedBN(batch_size=4),
+        cd.FedDistill(batch_size=4), cd.FedGen(batch_size=4, generator_steps=2), cd.FedDKD(batch_size=4),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("protocol", weight_sharing(), ids=lambda protocol: protocol.name)
+@pytest.mark.parametrize("participation", [1.0, 0.75, 0.5])
+def test_a_round_has_as_many_exchanges_as_in_the_paper_for_any_participation(
+    protocol: cd.Protocol, participation: float
+) -> None:
+    """One, and J = 10 more in FedDKD where others take part: to get weights that one missed is none."""
+    agents = []
+    for name in "abcd":
+        torch.manual_seed(1)
+        x, y = data()["a"]
+        agents.append(cd.Agent(name, cd.TorchLearner(net(norm=True), optimiser="sgd", lr=RATE), x, y))
+    made = cd.Federation(agents, protocol, classes=CLASSES, seed=SEED, participation=participation)
+    rows = made.run(5, runtime="simulation", alone=False, progress=False).rows
+    assert {row["present"] for row in rows} == ({True} if participation == 1 else {True, False})
+    expected = 11 if protocol.name == "feddkd" else 1
+    assert [row["exchanges"] for row in rows] == [expected * row["present"] for row in rows]
+
+
+# --- the optimiser's state ----------------------------------------------------------------------------
+
+
+def optimised(
+    protocol: cd.Protocol, optimiser: Any, names: str = "ab", norm: bool = True, **options: Any
+) -> dict[str, cd.TorchLearner]:
+    """The learners after a run in which all agents have this optimiser."""
+    torch.manual_seed(1)
+    agents = [
+        cd.Agent(name, cd.TorchLearner(net(norm), optimiser=optimiser, lr=RATE, momentum=0.9), *data()[name])
+        for name in names
+    ]
+    public = np.zeros((4, 4), np.float32) if protocol.needs_public else None
+    made = cd.Federation(agents, protocol, classes=CLASSES, seed=SEED, public=public, **options)
+    result = made.run(ROUNDS, runtime="simulation", alone=False, progress=False)
+    return {name: agent.learner for name, agent in result.agents.items()}
+
+
+def stepped_by(optimiser: str, module: nn.Module) -> torch.optim.Optimizer:
+    if optimiser == "sgd":
+        return torch.optim.SGD(module.parameters(), RATE, momentum=0.9)
+    return torch.optim.Adam(module.parameters(), RATE)
+
+
+@pytest.mark.parametrize("optimiser", ["sgd", "adam"])
+@pytest.mark.parametrize("state", ["fresh", "kept"])
+@pytest.mark.parametrize("decay", [1.0, 0.5])
+def test_an_optimiser_starts_afresh_from_the_downloaded_weights_unless_kept(
+    optimiser: str, state: str, decay: float
+) -> None:
+    """Beside plain torch: a new optimiser in each round, or one for all rounds, at the rate 0.1 · decay^t."""
+    protocol = cd.FedAvg(batch_size=4, lr_decay=decay, optimiser_state=state)
+    found, nets = optimised(protocol, optimiser, norm=False), initial()
+    kept = {name: stepped_by(optimiser, module) for name, module in nets.items()}
+    for t in range(ROUNDS):
+        for name, module in nets.items():
+            steps = kept[name] if state == "kept" else stepped_by(optimiser, module)
+            steps.param_groups[0]["lr"] = RATE * decay**t
+            module.train()
+            for x, y in batches(name, t, 4):
+                steps.zero_grad()
+                cross_entropy(module(x), y).backward()
+                steps.step()
+        average(nets)
+    for name, module in nets.items():
+        for key, tensor in module.state_dict().items():
+            np.testing.assert_allclose(found[name].weights()[key], tensor.numpy(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("optimiser", ["sgd", "adam"])
+@pytest.mark.parametrize(
+    "protocol", [*weight_sharing(), cd.FedDF(transfer_steps=0)], ids=lambda protocol: protocol.name
+)
+def test_what_an_optimiser_kept_is_forgotten_where_weights_are_replaced(protocol: cd.Protocol, optimiser: str) -> None:
+    for state, is_empty in (("fresh", True), ("kept", False)):
+        learners = optimised(replace(protocol, optimiser_state=state), optimiser)
+        assert [not each.optimiser.state for each in learners.values()] == [is_empty, is_empty]
+        alone = optimised(replace(protocol, optimiser_state=state), optimiser, names="a")
+        assert alone["a"].optimiser.state  # who gets back its own weights goes on
+
+
+def test_without_its_own_term_it_is_fedavg_with_momentum_and_adam_too() -> None:
+    for optimiser in ("sgd", "adam"):
+        fedavg = optimised(cd.FedAvg(batch_size=4), optimiser, participation=0.5)
+        for protocol in (cd.FedProx(batch_size=4, proximal_weight=0.0), cd.FedDKD(batch_size=4, dkd_steps=0)):
+            found = optimised(protocol, optimiser, participation=0.5)
+            assert all(same(found[name].weights(), fedavg[name].weights()) for name in SIZES)
+
+
+def test_an_optimiser_of_ones_own_is_made_anew_where_weights_are_replaced() -> None:
+    """Once for each agent at the start, and once for each of three rounds."""
+    made: list[torch.optim.Optimizer] = []
+
+    def nesterov(parameters: Any) -> torch.optim.Optimizer:
+        made.append(torch.optim.SGD(parameters, 0.1, momentum=0.9, nesterov=True))
+        return made[-1]
+
+    learners = optimised(cd.FedAvg(batch_size=4, lr_decay=0.5), nesterov)
+    assert len(made) == len(SIZES) * (1 + ROUNDS)
+    assert learners["a"].optimiser.param_groups[0]["lr"] == pytest.approx(0.1 * 0.5 ** (ROUNDS - 1))
+    made.clear()
+    optimised(cd.FedAvg(batch_size=4, optimiser_state="kept"), nesterov)
+    assert len(made) == len(SIZES)
+
+
+# --- the head ---------------------------------------------------------------------------------------
+
+
+class Net(nn.Module):
+    """The two layers of `net`, registered in the order in which they are used, or the other way round."""
+
+    def __init__(self, order: tuple[str, str], scale: float = 1.0) -> None:
+        super().__init__()
+        layers = {"body": nn.Linear(4, 8), "head": nn.Linear(8, CLASSES)}
+        for name in order:
+            self.add_module(name, layers[name])
+        self.scale = scale
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.head(torch.tanh(self.body(x)))
+        return out if self.scale == 1 else out * self.scale
+
+
+def run_nets(
+    protocol: cd.Protocol, order: tuple[str, str], rounds: int = ROUNDS, **options: Any
+) -> dict[str, dict[str, np.ndarray]]:
+    torch.manual_seed(1)
+    first, agents = Net(("body", "head")).state_dict(), []
+    for name in SIZES:
+        module = Net(order, options.get("scale", 1.0))
+        module.load_state_dict(first)
+        learner = cd.TorchLearner(module, optimiser="sgd", lr=RATE, head=options.get("head"))
+        agents.append(cd.Agent(name, learner, *data()[name]))
+    made = cd.Federation(agents, protocol, classes=CLASSES, seed=SEED)
+    result = made.run(rounds, runtime="simulation", alone=False, progress=False)
+    return {name: agent.learner.weights() for name, agent in result.agents.items()}
+
+
+USE_FEATURES = [
+    cd.FedMAX(batch_size=4, activation_weight=3.0, synchronise=False),
+    cd.FedDKD(batch_size=4, local="max", activation_weight=3.0, synchronise=False, **STEPS),
+    cd.FedGen(batch_size=4, synchronise=False),
+    cd.FedProto(batch_size=4),
+    cd.CRS(batch_size=4),
+]
+
+
+@pytest.mark.parametrize("protocol", USE_FEATURES, ids=lambda protocol: protocol.name)
+def test_the_order_in_which_layers_are_registered_does_not_matter(protocol: cd.Protocol) -> None:
+    """The features are the input of the layer that gives the outputs, not of the last one that was registered."""
+    expected, found = (run_nets(protocol, order) for order in (("body", "head"), ("head", "body")))
+    for name in SIZES:
+        assert all(np.array_equal(found[name][key], array) for key, array in expected[name].items())
+
+
+@pytest.mark.parametrize("protocol", USE_FEATURES, ids=lambda protocol: protocol.name)
+def test_a_network_whose_outputs_no_layer_gives_is_refused_by_name(protocol: cd.Protocol) -> None:
+    with pytest.raises(LearnerError, match=rf"{protocol.name} needs.*'a' has Net, which lacks 'features'.*head=\.\.\."):
+        run_nets(protocol, ("body", "head"), scale=0.5)
+    run_nets(protocol, ("body", "head"), rounds=2, scale=0.5, head="head")  # the way out
+
+
+@pytest.mark.parametrize("protocol", [cd.FedGen(), cd.CRS()], ids=lambda protocol: protocol.name)
+def test_where_the_head_is_applied_to_received_features_it_must_be_one_map(protocol: cd.Protocol) -> None:
+    """A head that is used at two places of a sample has 8 inputs, where a sample has 16 features."""
+
+    class Places(Net):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = self.head(torch.tanh(self.body(x.repeat(1, 2).view(-1, 2, 4)))).mean(dim=1)
+            return out
+
+    agents = [cd.Agent(name, Places(("body", "head")), *data()[name]) for name in SIZES]
+    with pytest.raises(LearnerError, match=rf"{protocol.name} applies the head.*: 16 to 3\..*the head 'head', 8 to 3"):
+        cd.Federation(agents, protocol, classes=CLASSES)
+    assert cd.Federation(agents, cd.FedMAX(), classes=CLASSES)
+
+
+# --- tied weights ---------------------------------------------------------------------------------------
+
+
+class Tied(nn.Module):
+    """A layer that is used twice; matrices that two layers share; a head whose matrix is that of the first layer."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.first, self.back, self.head = nn.Linear(4, CLASSES), nn.Linear(CLASSES, 4), nn.Linear(4, CLASSES)
+        self.norm = nn.BatchNorm1d(4) if kind == "norm" else nn.Identity()
+        self.again = self.norm
+        if kind == "layer":
+            self.head = self.first
+        elif kind == "matrix":
+            self.other = nn.Linear(CLASSES, 4)
+            self.other.weight = self.back.weight
+        elif kind == "head":
+            self.head.weight = self.first.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        middle = torch.tanh(self.back(torch.tanh(self.first(x))))
+        if hasattr(self, "other"):
+            middle = middle + self.other(torch.tanh(self.first(middle)))
+        out: torch.Tensor = self.head(self.again(self.norm(middle)))
+        return out
+
+
+TIED = ("layer", "matrix", "head", "norm")
+
+
+def run_tied(protocol: cd.Protocol, kind: str, rounds: int = 2, **options: Any) -> tuple[Nets, Nets]:
+    """The federation's modules after some rounds, and copies of them before."""
+    torch.manual_seed(1)
+    start, agents = Tied(kind), []
+    for name in SIZES:
+        learner = cd.TorchLearner(copy.deepcopy(start), optimiser="sgd", lr=RATE)
+        agents.append(cd.Agent(name, learner, *data()[name]))
+    result = cd.Federation(agents, protocol, classes=CLASSES, seed=SEED, **options).run(
+        rounds, runtime="simulation", alone=False, progress=False
+    )
+    found = {name: agent.learner.module for name, agent in result.agents.items()}
+    return found, {name: copy.deepcopy(start) for name in SIZES}
+
+
+@pytest.mark.parametrize("kind", TIED)
+@pytest.mark.parametrize(
+    ("way", "protocol"),
+    [
+        ("fedavg", cd.FedAvg(batch_size=4, synchronise=False)),
+        ("fedprox", cd.FedProx(batch_size=4, proximal_weight=2.0, synchronise=False)),
+        ("feddkd", cd.FedDKD(batch_size=4, synchronise=False, **STEPS)),
+    ],
+)
+def test_shared_weights_count_once_with_the_sum_of_their_gradients(way: str, protocol: cd.Protocol, kind: str) -> None:
+    """Beside plain torch, which sums the gradients of a parameter over the places where it is used."""
+    found, nets = run_tied(protocol, kind)
+    for t in range(2):
+        train(nets, t, proximal if way == "fedprox" else plain)
+        if way == "feddkd":
+            distil(nets, t, steps=2, rate=0.5)
+        else:
+            average(nets)
+    for name, module in nets.items():
+        assert found[name].state_dict().keys() == module.state_dict().keys()
+        for key, tensor in module.state_dict().items():
+            np.testing.assert_allclose(found[name].state_dict()[key], tensor, atol=2e-6)
+
+
+@pytest.mark.parametrize("kind", TIED)
+@pytest.mark.parametrize("protocol", weight_sharing(), ids=lambda protocol: protocol.name)
+def test_shared_weights_stay_shared_and_are_sent_once(protocol: cd.Protocol, kind: str) -> None:
+    found, _ = run_tied(protocol, kind)
+    for module in found.values():
+        learner = cd.TorchLearner(module)
+        names = {id(parameter): name for name, parameter in reversed([*module.named_parameters()])}
+        assert {*learner.weights()} >= {*names.values()}
+        state = module.state_dict()
+        assert len(learner.weights()) == len({tensor.data_ptr() for tensor in state.values()}) < len(state)
+        # By the other name, too, as in a file that was written before.
+        learner.load({name: np.full(tensor.shape, 2) for name, tensor in state.items()})
+        assert all((tensor == 2).all() for tensor in state.values())
+
+
+def test_tied_heads_of_fedgen_have_their_own_bias() -> None:
+    module = Tied("head")
+    agent = cd.Agent("a", module, *data()["a"])
+    agent.settle(CLASSES)
+    agent.learner.check(agent.shard.x, agent.shard.targets, "a")
+    assert head_name(agent) == "first.weight head.bias"
+    hub = cd.Hub()
+    hub.classes, hub.hellos = CLASSES, {"a": Hello(12, None, 4)}
+    sent = {"a": cd.Message(agent.learner.weights())}
+    matrix, bias = accepted_heads(hub, sent, {"a": cd.Message.of(head=head_name(agent))})["a"]
+    np.testing.assert_array_equal(matrix, module.head.weight.detach())
+    np.testing.assert_array_equal(bias, module.head.bias.detach())
+    module.head.bias = None
+    assert head_name(agent) == "first.weight -"  # not the bias of the first layer
+    _, bias = accepted_heads(hub, sent, {"a": cd.Message.of(head=head_name(agent))})["a"]
+    assert not bias.any()
+
+
+@pytest.mark.parametrize("kind", TIED)
+@pytest.mark.parametrize("protocol", [cd.DSGD(local_steps=3, batch_size=4), cd.FedDF(batch_size=4)])
+def test_shared_weights_survive_a_resume_and_a_file(protocol: cd.Protocol, kind: str, tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    public = np.ones((8, 4), np.float32) if protocol.needs_public else None
+
+    def made() -> cd.Federation:
+        torch.manual_seed(1)
+        agents = [cd.Agent(name, cd.TorchLearner(Tied(kind), momentum=0.9), *data()[name]) for name in SIZES]
+        return cd.Federation(agents, protocol, classes=CLASSES, seed=SEED, public=public)
+
+    options: dict[str, Any] = {"runtime": "simulation", "alone": False, "progress": False}
+    whole = made().run(3, **options)
+    made().run(2, folder=tmp_path / "run", **options)
+    resumed = made().run(3, folder=tmp_path / "run", resume=True, **options)
+    for name, agent in resumed.agents.items():
+        assert same(agent.learner.weights(), whole.agents[name].learner.weights())
+        loaded = cd.load(agent.save(tmp_path / "model"), model=Tied(kind))
+        assert same(loaded.learner.weights(), agent.learner.weights())
+        for key, tensor in agent.learner.module.state_dict().items():
+            np.testing.assert_array_equal(loaded.learner.module.state_dict()[key], tensor)
+
+
+# --- divergence -----------------------------------------------------------------------------------------
+
+
+def logged(protocol: cd.Protocol, folder: Path, **options: Any) -> tuple[dict[str, dict[str, np.ndarray]], str, Any]:
+    """Weights, events and rows of a run."""
+    made = federation(protocol, **options)
+    result = made.run(ROUNDS, runtime="simulation", alone=False, progress=False, folder=folder)
+    log = folder / "log.txt"
+    events = log.read_text() if log.exists() else ""
+    return {name: agent.learner.weights() for name, agent in result.agents.items()}, events, result.rows
+
+
+@pytest.mark.parametrize("rate", [1e3, 1e6, 1e30])
+def test_distillation_that_diverges_is_an_event_and_leaves_the_mean(rate: float, tmp_path: Path) -> None:
+    """Each step leads more than ten times as far as the largest w_k: every round ends with the mean, as FedAvg."""
+    fedavg = run(cd.FedAvg(batch_size=4))
+    found, events, _ = logged(cd.FedDKD(batch_size=4, dkd_steps=4, dkd_lr=rate), tmp_path / "run")
+    assert all(same(found[name], fedavg[name]) for name in SIZES)
+    assert events.count("'hub': diverged: distillation made weights") == ROUNDS
+    _, events, _ = logged(cd.FedDKD(batch_size=4, dkd_steps=4), tmp_path / "other")
+    assert "diverged" not in events
+
+
+def test_what_distillation_made_of_the_mean_is_measured() -> None:
+    """Accuracy and cross-entropy of w̄_0 and w̄_J on the samples of the last step, in evaluation mode."""
+    nets = initial()
+    train(nets, 0, plain)
+    before = copy.deepcopy(nets)
+    average(before)
+    distil(nets, 0, steps=2, rate=0.5)
+    protocol = cd.FedDKD(batch_size=4, **STEPS)
+    rows = federation(protocol).run(1, runtime="simulation", alone=False, progress=False).rows
+    for row in rows:
+        x, y = batches(row["agent"], 0, 5, "distillation", 2)[-1]
+        for when, made in (("before", before), ("after", nets)):
+            with torch.no_grad():
+                outputs = made[row["agent"]](x)
+            accuracy = (outputs.argmax(dim=1) == y.argmax(dim=1)).float().mean().item()
+            assert row[f"accuracy_{when}_dkd"] == pytest.approx(accuracy)
+            assert row[f"loss_{when}_dkd"] == pytest.approx(cross_entropy(outputs, y).item(), rel=1e-4)
+    rows = federation(replace(protocol, warm_up=1)).run(1, runtime="simulation", alone=False, progress=False).rows
+    assert not any("dkd" in key for row in rows for key in row)
+
+
+def test_a_loss_that_distillation_raises_is_an_event() -> None:
+    """Outputs w x with x = 1 and w = 0, so log 2, become those of w = (-9, 0) for class 0: log (1 + e^9)."""
+    agent = cd.Agent("a", nn.Linear(1, 2, bias=False), np.ones((4, 1)), np.zeros(4, int))
+    agent.topology = cd.Topology.star(["a"])
+    agent.settle(2)
+    x, y = torch.ones(4, 1), torch.tensor([[1.0, 0.0]] * 4)
+    start = {"weight": np.zeros((2, 1), np.float32)}
+    note_effect(agent, start, {"weight": np.array([[-9.0], [0.0]], np.float32)}, (x, y))
+    assert agent.remarks == ["distillation raised the loss on its own samples from 0.693 to 9."]
+    assert agent.measures[1][2] == pytest.approx(np.log(2))
+    note_effect(agent, start, {"weight": np.array([[-0.5], [0.0]], np.float32)}, (x, y))
+    assert len(agent.remarks) == 1
+
+
+def test_combined_weights_far_beyond_those_of_the_round_before_are_an_event() -> None:
+    """Norms: 4 weights of 0.5 are 1, of 6 are 12, below ten times √4; of 60 are 120, ten times 12 or more."""
+    hub = cd.Hub()
+    for value, events in ((0.5, 0), (6.0, 0), (59.9, 0), (599.0, 0), (6000.0, 1), (6000.0, 1), (np.inf, 2)):
+        watch_growth(hub, ["a"], {"w": np.full((2, 2), value, np.float32), "count": np.array(10**9)})
+        assert len(hub.remarks) == events, value
+    assert all(text.startswith("diverged: the combined weights are") for text in hub.remarks)
+
+
 # --- parts ------------------------------------------------------------------------------------------
 
 
@@ -454,3 +831,14 @@ def test_a_generator_learns_features_that_the_heads_recognise() -> None:
         generator.train(hub, 4, heads, shares, steps=steps, batch_size=32, lr_factor=1.0)
         assert recognised() >= at_least
         assert (recognised() < 0.9) == (steps == 0)
+
+
+def test_a_generator_whose_weights_explode_begins_anew() -> None:
+    """Steps of Adam at a rate of 1000 leave finite weights of some thousands; at 0.001 it is kept."""
+    heads, shares = [(np.eye(CLASSES, 4, dtype=np.float32), np.zeros(CLASSES, np.float32))], np.ones((1, CLASSES))
+    for rate, events in ((1e-3, []), (1e3, ["the generator diverged; it is initialised anew."])):
+        hub = cd.Hub()
+        hub.classes = CLASSES
+        arrays = Generator(lr=rate).train(hub, 4, heads, shares, steps=5, batch_size=8, lr_factor=1.0)
+        assert hub.remarks == events
+        assert max(abs(array).max() for array in arrays.values()) < 10

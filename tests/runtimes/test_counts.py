@@ -189,7 +189,8 @@ def test_the_figures_of_fedavg_and_of_distributed_distillation() -> None:
 def test_sampled_agents_are_counted_alike(runtime: str) -> None:
     """In each round one of three agents takes part; the others take no steps, and exchange nothing.
 
-    From the second round on an agent also asks for the newest weights.
+    From the second round on an agent first asks for the weights that it may have missed. That is the download of an
+    earlier round, late: an exchange of FedAvg is one upload and one download, so a round has one (it was counted as 2).
     """
 
     def rows(runtime: str) -> list[dict[str, Any]]:
@@ -199,7 +200,7 @@ def test_sampled_agents_are_counted_alike(runtime: str) -> None:
     here = rows("simulation")
     steps = {"a": 4, "b": 2, "c": 7}
     assert [row["steps"] for row in here] == [steps[row["agent"]] * row["present"] for row in here]
-    assert [row["exchanges"] for row in here] == [row["present"] * (1 + (row["round"] > 1)) for row in here]
+    assert [row["exchanges"] for row in here] == [row["present"] * 1 for row in here]
     assert {row["agent"] for row in here if row["present"]} != {here[0]["agent"]}  # not always the same one
     assert rows(runtime) == here
 

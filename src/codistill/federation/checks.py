@@ -275,18 +275,24 @@ def check_abilities(agents: Sequence[Agent], protocol: Protocol, public: PublicD
     check_targets(agents)
     check_choices(agents, protocol)
     for agent in agents:
-        has = _abilities(agent)
-        missing = protocol.needs & ~has
-        if missing:
-            from codistill.protocols import PROTOCOLS
-
-            fitting = [name for name, other in PROTOCOLS.items() if other.needs in has and not other.pools_data]
-            raise LearnerError(
-                f"{protocol.name} needs learners with the ability '{protocol.needs.words()}'.",
-                f"agent '{agent.name}' has {agent.learner.describe()}, which lacks '{missing.words()}'",
-                f"{agent.learner.advice(missing)} Protocols that work with it as it is: {', '.join(fitting)}.",
-            )
+        _check_needs(agent, protocol)
         agent.learner.check(agent.shard.x, agent.shard.targets, agent.name)
+        _check_needs(agent, protocol)  # once more: a pass of samples has shown whether it has features
         if Ability.PORTABLE in protocol.needs:
             agent.learner.check_travel(agent.shard.x, agent.name)
     protocol.check(agents)
+
+
+def _check_needs(agent: Agent, protocol: Protocol) -> None:
+    """An agent's learner has the abilities that the protocol needs."""
+    has = _abilities(agent)
+    missing = protocol.needs & ~has
+    if missing:
+        from codistill.protocols import PROTOCOLS
+
+        fitting = [name for name, other in PROTOCOLS.items() if other.needs in has and not other.pools_data]
+        raise LearnerError(
+            f"{protocol.name} needs learners with the ability '{protocol.needs.words()}'.",
+            f"agent '{agent.name}' has {agent.learner.describe()}, which lacks '{missing.words()}'",
+            f"{agent.learner.advice(missing)} Protocols that work with it as it is: {', '.join(fitting)}.",
+        )

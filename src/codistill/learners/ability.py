@@ -39,6 +39,7 @@ class Learner(ABC):
 
     abilities: Ability = Ability.PREDICT
     probabilistic: bool = False  # whether it predicts class probabilities, so can only be fitted to them
+    real_valued: bool = False  # whether its outputs are real values by its owner's loss, so not for a softmax
     ready: bool = True  # False as long as it cannot predict for want of a first fit
     is_constant: bool = False  # whether it answers with class frequencies: the last targets were too poor to be fitted
     takes_missing: bool = False  # whether samples may hold NaN, for values that are missing
@@ -117,6 +118,9 @@ class GradientLearner(Learner):
     def set_lr(self, factor: float, lr: float | None = None) -> None:
         """From now on take steps of `factor` times `lr`; unset: times the owner's learning rate."""
 
+    def reset_optimiser(self) -> None:
+        """Forget what the optimiser has kept of its steps; a learner whose optimiser keeps nothing does nothing."""
+
     @abstractmethod
     def snapshot(self, *, training: bool = False) -> Callable[[torch.Tensor], torch.Tensor]:
         """A frozen copy of the model: call it for outputs without a graph; `training`: as in a gradient step."""
@@ -127,7 +131,7 @@ class GradientLearner(Learner):
 
     @abstractmethod
     def features(self, x: torch.Tensor) -> torch.Tensor:
-        """The input of the last linear layer."""
+        """The input of the head, the linear layer that gives the outputs."""
 
     @abstractmethod
     def with_features(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -173,6 +177,10 @@ class GradientLearner(Learner):
     def gradient_at(self, weights: dict[str, np.ndarray], x: torch.Tensor, loss: LossOfTwo) -> dict[str, np.ndarray]:
         """The gradient of loss(outputs with these weights, own outputs) by these weights; see `HasWeights`."""
 
+    @abstractmethod
+    def outputs_at(self, weights: dict[str, np.ndarray], x: torch.Tensor) -> np.ndarray:
+        """Outputs with these weights; see `HasWeights`."""
+
 
 # --- what a protocol's file sees of `me.learner`: one class per ability ----------------------------------------
 
@@ -182,6 +190,7 @@ class CanPredict(Protocol):
 
     abilities: Ability
     probabilistic: bool
+    real_valued: bool
     ready: bool
     takes_missing: bool
 
@@ -225,6 +234,10 @@ class CanDescend(Protocol):
         """From now on take steps of `factor` times `lr`; unset: times the owner's learning rate."""
         ...
 
+    def reset_optimiser(self) -> None:
+        """Forget what the optimiser has kept of its steps (momentum, Adam's moments); the learning rate stays."""
+        ...
+
     def snapshot(self, *, training: bool = False) -> Callable[[torch.Tensor], torch.Tensor]:
         """A frozen copy of the model: call it for outputs without a graph; `training`: as in a gradient step."""
         ...
@@ -239,11 +252,16 @@ class HasFeatures(Protocol):
 
     @property
     def head(self) -> torch.nn.Linear:
-        """The last linear layer, from features to outputs."""
+        """The linear layer that gives the outputs, from features to outputs."""
+        ...
+
+    @property
+    def head_name(self) -> str:
+        """Its name in the module; empty where the module itself is the head."""
         ...
 
     def features(self, x: torch.Tensor) -> torch.Tensor:
-        """The input of the last linear layer, with a graph."""
+        """The input of the head, with a graph."""
         ...
 
     def with_features(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -282,6 +300,10 @@ class HasWeights(Protocol):
         its own weights, which also stand in for names that are left out of `weights`. There is an array for each
         floating-point weight; of running statistics it is 0.
         """
+        ...
+
+    def outputs_at(self, weights: dict[str, np.ndarray], x: torch.Tensor) -> np.ndarray:
+        """Outputs before the softmax with given weights instead of the model's own, as they would predict."""
         ...
 
 

@@ -57,6 +57,7 @@ class Training:
     batch_size: int | None = setting(None, "samples per step where a protocol fits the model", at_least=1)
     warm: bool | None = setting(None, "continue from the current weights when fitted again")
     projection: int | None = setting(None, "features that a linear layer before the last one projects to", at_least=1)
+    head: str | None = setting(None, "linear layer whose input is the features; unset: the one that gives the outputs")
     precision: str | None = setting(
         None, "mixed: outputs are computed in bfloat16 where the device can", choices=PRECISIONS
     )

@@ -1,35 +1,196 @@
-"""The features of a torch module: the input of its last linear layer."""
+"""The head of a torch module, the linear layer that gives its outputs; and the features, which are the head's input."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from codistill.errors import LearnerError
+from codistill.errors import LearnerError, nearest
+
+# Operations after which a tensor still holds the outputs of the same layer: in another shape or type, or normalised,
+# which a softmax of them leaves as it is. Whatever else comes after a linear layer makes something new of its outputs.
+_SAME = frozenset({
+    "_log_softmax", "_reshape_alias", "_softmax", "_to_copy", "_unsafe_view", "alias", "clone", "contiguous", "detach",
+    "expand", "flatten", "lift_fresh", "log_softmax", "numpy_T", "permute", "ravel", "reshape", "select", "slice",
+    "softmax", "squeeze", "t", "to", "transpose", "type_as", "unflatten", "unsqueeze", "view", "view_as",
+})  # fmt: skip
+_DROPOUTS = frozenset({"alpha_dropout", "dropout", "feature_alpha_dropout", "feature_dropout", "native_dropout"})
+_UNCHANGING = (nn.Identity, nn.Flatten, nn.Unflatten, nn.Dropout, nn.Softmax, nn.LogSoftmax)
+_ONE_OF_A_LIST = frozenset({"cat", "concat", "stack"})
 
 
-def last_linear(module: nn.Module) -> nn.Linear | None:
-    """The last linear layer of a module, if it has one."""
-    linears = [part for part in module.modules() if isinstance(part, nn.Linear)]
-    return linears[-1] if linears else None
+class Head(NamedTuple):
+    """A linear layer, by its name in the module, and which of its calls in a pass it is: -1, the last."""
+
+    name: str
+    call: int
+
+
+def linear_layers(module: nn.Module) -> dict[str, nn.Linear]:
+    """All linear layers of a module by name."""
+    return {name: part for name, part in module.named_modules() if isinstance(part, nn.Linear)}
+
+
+def checked_head(module: nn.Module, name: str) -> str:
+    """What its owner calls the head must be a linear layer of the module."""
+    known = {each: part for each, part in module.named_modules(remove_duplicate=False) if isinstance(part, nn.Linear)}
+    if name not in known:
+        raise LearnerError("head must be the name of a linear layer of the module.", f"'{name}'", nearest(name, known))
+    return next(each for each, part in linear_layers(module).items() if part is known[name])
+
+
+def find_head(
+    module: nn.Module,
+    x: torch.Tensor,
+    name: str | None = None,
+    run: Callable[[torch.Tensor], torch.Tensor] | None = None,
+) -> Head | None:
+    """The linear layer whose output is the module's output, found in one forward pass; None if there is none.
+
+    `name`: the layer that its owner has named, of which only the call is looked for; None if it is not used. `run`: how
+    the module is called, in which precision. Nothing of the module changes, nor what is drawn next.
+    """
+    pass_ = _Pass()
+    hooks = [part.register_forward_hook(pass_.hook_of(each)) for each, part in linear_layers(module).items()]
+    devices = [x.device] if x.device.type == "cuda" else []
+    try:
+        with torch.random.fork_rng(devices=devices), torch.no_grad(), _left_as_it_is(module), pass_:
+            outputs = (run or module)(x.clone())
+    finally:
+        for hook in hooks:
+            hook.remove()
+    call = pass_.call_behind(outputs)
+    if name is not None and (call is None or pass_.names[call] != name):
+        call = max((i for i, each in enumerate(pass_.names) if each == name), default=None)
+    if call is None:
+        return None
+    return Head(pass_.names[call], -pass_.names[call:].count(pass_.names[call]))
+
+
+def head_in_sequence(module: nn.Module) -> str | None:
+    """The head of layers one after another, which is known without samples; None: only a pass shows it."""
+    if isinstance(module, nn.Linear):
+        return ""
+    if isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward:
+        for name, part in reversed(module._modules.items()):
+            if type(part) in _UNCHANGING:
+                continue
+            head = None if part is None else head_in_sequence(part)
+            return None if head is None else f"{name}.{head}" if head else name
+    return None
 
 
 def with_head_input(
-    head: nn.Linear, run: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, describe: Callable[[], str]
+    module: nn.Module,
+    head: Head,
+    run: Callable[[torch.Tensor], torch.Tensor],
+    x: torch.Tensor,
+    describe: Callable[[], str],
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """What `run` gives for x, and what the head got meanwhile; `describe`: the model, for an error."""
     caught: list[torch.Tensor] = []
-    hook = head.register_forward_pre_hook(lambda _, inputs: caught.append(inputs[0]))
+
+    def catch(_: nn.Module, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+        caught.append(inputs[0] if inputs else named["input"])
+
+    hook = module.get_submodule(head.name).register_forward_pre_hook(catch, with_kwargs=True)
     try:
         outputs = run(x)
     finally:
         hook.remove()
-    if not caught:
-        raise LearnerError(
-            "Features need a linear layer that every sample passes at the end.",
-            f"{describe()} does not use its last one",
-            "Remove that layer, or use it.",
-        )
-    return outputs, caught[0]
+    if len(caught) < -head.call:
+        raise unused(describe(), head.name)
+    return outputs, caught[head.call]
+
+
+def unused(described: str, name: str) -> LearnerError:
+    """The error for a head that samples do not pass."""
+    return LearnerError(
+        "Features need a linear layer that every sample passes at the end.",
+        f"{described} does not use '{name}'",
+        "Remove that layer, or use it; or name another: TorchLearner(module, head=...).",
+    )
+
+
+class _Pass(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Follows the outputs of linear layers through the operations of a forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.names: list[str] = []  # of the layers that were called, in order
+        self._known: dict[int, tuple[torch.Tensor, int]] = {}  # tensors that hold outputs, and of which call
+
+    def hook_of(self, name: str) -> Callable[[nn.Module, Any, Any], None]:
+        """What is called when the layer of this name has been."""
+
+        def note(_: nn.Module, inputs: Any, output: Any) -> None:
+            self._known[id(output)] = output, len(self.names)
+            self.names.append(name)
+
+        return note
+
+    def call_behind(self, outputs: Any) -> int | None:
+        """The call whose outputs these are."""
+        return self._known[id(outputs)][1] if id(outputs) in self._known else None
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        given, name = dict(kwargs or {}), func.overloadpacket.__name__
+        result = func(*args, **given)
+        if name.rstrip("_") in _DROPOUTS and given.get("train", args[2] if len(args) > 2 else True) is False:
+            self._pass_on(args[0], result[0] if isinstance(result, tuple) else result)
+        elif name == "mean" and _is_over_places(args, given):
+            self._pass_on(args[0], result, some=True)
+        elif func._schema.is_mutable:
+            for argument, value in zip(func._schema.arguments, args, strict=False):
+                if argument.alias_info is not None and argument.alias_info.is_write:
+                    self._forget(value)
+            self._forget(given.get("out"))
+        elif name in _SAME:
+            self._pass_on(args[0], result)
+        elif name in _ONE_OF_A_LIST and len(args[0]) == 1:
+            self._pass_on(args[0][0], result)
+        return result
+
+    def _pass_on(self, source: Any, result: Any, *, some: bool = False) -> None:
+        """The result holds the same outputs as its source: all of them, or `some`."""
+        known = self._known.get(id(source))
+        if known is not None and isinstance(result, torch.Tensor) and (some or result.numel() == source.numel()):
+            self._known[id(result)] = result, known[1]
+
+    def _forget(self, changed: Any) -> None:
+        """Values were overwritten: neither the tensor nor its views hold a layer's outputs any more."""
+        if isinstance(changed, torch.Tensor) and changed.layout is torch.strided:
+            memory = changed.untyped_storage().data_ptr()
+            gone = [key for key, (held, _) in self._known.items() if held.untyped_storage().data_ptr() == memory]
+            for key in gone:
+                del self._known[key]
+
+
+def _is_over_places(args: Sequence[Any], given: Mapping[str, Any]) -> bool:
+    """Whether a mean is neither over samples nor over outputs: of a linear layer that is used at many places."""
+    dims = given.get("dim", args[1] if len(args) > 1 else None)
+    dims = [dims] if isinstance(dims, int) else dims
+    return bool(dims) and all(0 < dim % args[0].dim() < args[0].dim() - 1 for dim in dims)
+
+
+@contextmanager
+def _left_as_it_is(module: nn.Module) -> Iterator[None]:
+    """In evaluation mode; afterwards each part is in its own mode, and buffers have their values."""
+    modes = [(part, part.training) for part in module.modules()]
+    before = [(buffer, buffer.clone()) for buffer in module.buffers()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, training in modes:
+            part.training = training
+        for buffer, value in before:
+            if not torch.equal(buffer, value):
+                buffer.copy_(value)

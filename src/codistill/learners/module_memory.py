@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,21 +46,33 @@ class FreedTensor:
 def free(module: nn.Module) -> list[FreedTensor]:
     """Free the memory of what a module's state consists of; returns what is to be allocated again."""
     freed = []
-    for tensor in _distinct(module):
+    for tensor in _tensors_of(module):
         freed.append(FreedTensor(tensor, tuple(tensor.size()), tensor.stride()))
         tensor.grad = None
         tensor.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
     return freed
 
 
+def distinct_tensors(module: nn.Module) -> dict[str, Any]:
+    """A module's state by name; a tensor that has several names (tied weights) under the first one alone."""
+    found: dict[int, str] = {}
+    state = module.state_dict(keep_vars=True)
+    return {name: value for name, value in state.items() if found.setdefault(id(value), name) == name}
+
+
+def first_names(module: nn.Module) -> dict[str, str]:
+    """The other names of tensors that have several, and the first name of each."""
+    state = module.state_dict(keep_vars=True)
+    if len({id(value) for value in state.values()}) == len(state):
+        return {}
+    first = {id(value): name for name, value in distinct_tensors(module).items()}
+    return {name: first[id(value)] for name, value in state.items() if first[id(value)] != name}
+
+
 def bytes_of(module: nn.Module) -> int:
     """Bytes of what a module's state consists of."""
-    return sum(tensor.numel() * tensor.element_size() for tensor in _distinct(module))
+    return sum(tensor.numel() * tensor.element_size() for tensor in _tensors_of(module))
 
 
-def _distinct(module: nn.Module) -> Iterator[torch.Tensor]:
-    """The tensors of a module's state, those with several names once."""
-    found = {
-        id(value): value for value in module.state_dict(keep_vars=True).values() if isinstance(value, torch.Tensor)
-    }
-    yield from found.values()
+def _tensors_of(module: nn.Module) -> list[torch.Tensor]:
+    return [value for value in distinct_tensors(module).values() if isinstance(value, torch.Tensor)]

@@ -15,8 +15,16 @@ from codistill.devices import check_device
 from codistill.errors import LearnerError
 from codistill.learners.ability import Ability
 from codistill.learners.batch_norm import forward, names_of_batch_norm
-from codistill.learners.given_weights import gradient_at
-from codistill.learners.head_input import last_linear, with_head_input
+from codistill.learners.given_weights import gradient_at, outputs_at
+from codistill.learners.head_input import (
+    Head,
+    checked_head,
+    find_head,
+    head_in_sequence,
+    linear_layers,
+    unused,
+    with_head_input,
+)
 from codistill.learners.optimisers import OPTIMISERS, MakeOptimiser
 from codistill.learners.portable import onnx_models as portable_onnx
 from codistill.learners.projection import with_projection
@@ -36,6 +44,14 @@ def _mean_squared(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return nn.functional.mse_loss(outputs, targets)
 
 
+# Losses of real values: what they are of is no input of a softmax.
+_OF_REAL_VALUES = (
+    nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.PoissonNLLLoss, nn.GaussianNLLLoss,
+)  # fmt: skip
+_FUNCTIONS_OF_REAL_VALUES = (
+    nn.functional.mse_loss, nn.functional.l1_loss, nn.functional.smooth_l1_loss, nn.functional.huber_loss,
+    nn.functional.poisson_nll_loss, nn.functional.gaussian_nll_loss,
+)  # fmt: skip
 _LOSSES: dict[str, Loss] = {"cross_entropy": nn.functional.cross_entropy, "squared": _mean_squared}
 
 
@@ -45,9 +61,11 @@ class TorchLearner(TrainedModule):
     `loss` is "cross_entropy", "squared" or a function of (outputs, targets); `optimiser` is "adam",
     "adamw", "sgd" or a function of the parameters. `fit` starts from a fresh initialisation unless
     `warm`; steps taken by a protocol through `descend` always continue from the current weights. `projection`: a linear
-    layer to so many features before the last layer, for protocols that compare features. `device` is "cpu", "cuda",
-    "cuda:1", "mps", or "auto", a GPU where there is one; unset: what the run says. The module moves there when it first
-    trains. `precision`: "mixed" computes outputs in bfloat16 where the device can; weights and losses are float32.
+    layer to so many features before the head, for protocols that compare features. `head`: the name of the linear layer
+    whose input is the features, such as "classifier.fc"; unset: the one whose output is the module's. `device` is
+    "cpu", "cuda", "cuda:1", "mps", or "auto", a GPU where there is one; unset: what the run says. The module moves
+    there when it first trains. `precision`: "mixed" computes outputs in bfloat16 where the device can; weights and
+    losses are float32.
     """
 
     @checked_arguments
@@ -64,6 +82,7 @@ class TorchLearner(TrainedModule):
         batch_size: int = 32,
         warm: bool = False,
         projection: int | None = None,
+        head: str | None = None,
         device: str | None = None,
         precision: str = "full",
     ) -> None:
@@ -79,8 +98,12 @@ class TorchLearner(TrainedModule):
             raise LearnerError("precision must be full or mixed.", repr(precision), "Fix it.")
         if device is not None:
             check_device(device)
+        self.named_head = head if head is None else checked_head(module, head)  # None: found by the first samples
+        self._projected: str | None = None  # the head that a projection was put before, to be checked
+        self._head: Head | None = None
         if projection is not None:
-            module = with_projection(module, projection)
+            module, projected = with_projection(module, projection, head)
+            self.named_head, self._projected = (None, projected) if head is None else (projected, None)
         super().__init__(
             module,
             optimiser=optimiser,
@@ -91,10 +114,14 @@ class TorchLearner(TrainedModule):
             precision=precision,
         )
         self.probabilistic = loss == "cross_entropy"
+        function = loss.func if isinstance(loss, partial) else loss
+        self.real_valued = (
+            loss == "squared" or isinstance(function, _OF_REAL_VALUES) or function in _FUNCTIONS_OF_REAL_VALUES
+        )
         self.epochs, self.batch_size, self.warm = epochs, batch_size, warm
         self._loss = _LOSSES[loss] if isinstance(loss, str) else loss
         self.abilities = Ability.PREDICT | Ability.GRADIENTS | Ability.WEIGHTS
-        if last_linear(module) is not None:
+        if linear_layers(module):  # whether one of them is the head: see `check`
             self.abilities |= Ability.FEATURES
         self.sample_shape: tuple[int, ...] | None = None  # of what it has seen last
         if hasattr(module, "architecture") or portable_onnx.is_installed():
@@ -174,14 +201,58 @@ class TorchLearner(TrainedModule):
 
     @property
     def head(self) -> nn.Linear:
-        """The last linear layer."""
-        head = last_linear(self.module)
-        if head is None:
-            raise LearnerError("Features need a linear layer at the end.", self.describe(), "Add an nn.Linear.")
+        """The linear layer whose output is the module's output, or the one that its owner has named."""
+        head = self.module.get_submodule(self.head_name)
+        assert isinstance(head, nn.Linear)
         return head
 
+    def name_head(self, name: str) -> None:
+        """Say which linear layer is the head, instead of the one that is found."""
+        self.named_head, self._head = checked_head(self.module, name), None
+
+    @property
+    def head_name(self) -> str:
+        """The head's name in the module; empty where the module itself is the head."""
+        if self._head is not None or self.named_head is not None:
+            return self._head.name if self._head is not None else str(self.named_head)
+        known = getattr(self.module, "architecture", None)
+        shape = self.sample_shape if known is None else known.shape
+        if shape is None and head_in_sequence(self.module) is None:
+            raise LearnerError(
+                "The head is found by a pass of samples.",
+                f"{self.describe()} has not seen any",
+                "Let it predict first, or name its head: TorchLearner(module, head=...).",
+            )
+        return self._found_head(self._uploaded(torch.zeros(2, *(shape or ())))).name
+
+    def _found_head(self, x: torch.Tensor) -> Head:
+        """The head, found by the first samples that there are."""
+        if self._head is None:
+            in_sequence = head_in_sequence(self.module) if self.named_head is None else None
+            if in_sequence is not None:
+                head: Head | None = Head(in_sequence, -1)
+            else:
+                sample = x[:2] if len(x) else x.new_zeros((2, *x.shape[1:]))
+                head = find_head(self.module, sample, self.named_head, partial(self._outputs, self.module))
+            if head is None and self.named_head is not None:
+                raise unused(self.describe(), self.named_head)
+            if head is None:
+                raise LearnerError(
+                    "Features need a linear layer at the end, whose output is the module's output.",
+                    self.describe(),
+                    "Add an nn.Linear, or name the layer whose input is the features: TorchLearner(module, head=...).",
+                )
+            if self._projected not in (None, head.name):
+                raise LearnerError(
+                    "A projection must be before the linear layer that gives the outputs.",
+                    f"'{head.name}' of {self.describe()} does, and is not the last one that it has",
+                    f'Name it: TorchLearner(module, projection=..., head="{head.name}").',
+                )
+            self._head = head
+        return self._head
+
     def features(self, x: torch.Tensor) -> torch.Tensor:
-        """The input of the last linear layer, with a graph, in the mode the module is in."""
+        """The input of the head, with a graph, in the mode the module is in."""
         return self._with_head_input(partial(forward, self.module), self._uploaded(x))[1]
 
     def with_features(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -202,7 +273,8 @@ class TorchLearner(TrainedModule):
     def _with_head_input(
         self, run: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        outputs, features = with_head_input(self.head, partial(self._outputs, run), x, self.describe)
+        head = self._found_head(self._uploaded(x))
+        outputs, features = with_head_input(self.module, head, partial(self._outputs, run), x, self.describe)
         return outputs, features.float() if self.precision == "mixed" else features
 
     # --- WEIGHTS ------------------------------------------------------------------------------
@@ -224,6 +296,10 @@ class TorchLearner(TrainedModule):
     ) -> dict[str, np.ndarray]:
         """The gradient of loss(Φ(x; w), Φ(x; w_k)) by w, for given weights w and the model's own w_k."""
         return gradient_at(self.module, weights, self._uploaded(x), loss)
+
+    def outputs_at(self, weights: dict[str, np.ndarray], x: torch.Tensor) -> np.ndarray:
+        """Outputs before the softmax with given weights instead of the model's own, as they would predict."""
+        return outputs_at(self.module, weights, self._uploaded(x)).cpu().numpy()
 
     # --- travel, checks -------------------------------------------------------------------------
 
@@ -255,6 +331,20 @@ class TorchLearner(TrainedModule):
                 f"output of shape {found} for {wanted[0]} samples",
                 "Change its last layer.",
             )
+        self._check_head(self._uploaded(self.tensor(x[:2])))
+
+    def _check_head(self, x: torch.Tensor) -> None:
+        """Find the head, where a protocol may ask for features; a module without one has no features."""
+        if Ability.FEATURES not in self.abilities or self._head is not None:
+            return
+        try:
+            self._found_head(x)
+        except LearnerError:
+            if self.named_head is not None or self._projected is not None:
+                raise  # its owner wants features, of a layer that gives none
+            self.abilities &= ~Ability.FEATURES
+        except Exception:  # the pass above worked: what fails is to follow it, as in code that torch has compiled
+            self.abilities &= ~Ability.FEATURES
 
     def check_travel(self, x: np.ndarray, owner: str) -> None:
         """A module must be one that receivers accept; if its architecture is not registered, ONNX must express it."""
@@ -272,4 +362,7 @@ class TorchLearner(TrainedModule):
                 "Register its builder with codistill.register_architecture(name), and build it by that name; "
                 f"or let it travel as ONNX: {portable_onnx.INSTALL}."
             )
-        return "End the module with an nn.Linear layer."
+        return (
+            "End the module with an nn.Linear layer, or name the layer whose input is its features: "
+            "TorchLearner(module, head=...)."
+        )

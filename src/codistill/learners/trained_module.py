@@ -17,7 +17,14 @@ from codistill.errors import LearnerError
 from codistill.learners.ability import GradientLearner
 from codistill.learners.frozen_copies import FrozenCopies
 from codistill.learners.host_views import HostViews, renewed
-from codistill.learners.module_memory import FreedTensor, bytes_of, free, initial_values
+from codistill.learners.module_memory import (
+    FreedTensor,
+    bytes_of,
+    distinct_tensors,
+    first_names,
+    free,
+    initial_values,
+)
 from codistill.learners.optimisers import MakeOptimiser, lay_out_alike, make_optimiser, moments_of
 from codistill.learners.short_steps import ShortSteps
 from codistill.learners.tensors import all_finite, moments_in
@@ -129,6 +136,13 @@ class TrainedModule(GradientLearner):
             own = group.setdefault("own_lr", group["lr"])
             group["lr"] = factor * (own if lr is None else lr)
 
+    def reset_optimiser(self) -> None:
+        """An optimiser as it was made first, with the learning rate that was set last."""
+        before, self._optimiser = self._optimiser, None
+        if before is not None and len(before.param_groups) == len(self.optimiser.param_groups):
+            for group, old in zip(self.optimiser.param_groups, before.param_groups, strict=True):
+                group |= {name: old[name] for name in ("lr", "own_lr") if "own_lr" in old}
+
     # --- weights --------------------------------------------------------------------------------
 
     def reset(self) -> None:
@@ -147,7 +161,11 @@ class TrainedModule(GradientLearner):
 
     @cached_property
     def _tensors(self) -> dict[str, torch.Tensor]:
-        return dict(self.module.state_dict(keep_vars=True))
+        return distinct_tensors(self.module)
+
+    @cached_property
+    def _first_names(self) -> dict[str, str]:
+        return first_names(self.module)
 
     def _weight_views(self) -> HostViews | None:
         self._views = renewed(self._views, [*self._tensors.values()]) if self._place == HOST else None
@@ -159,7 +177,7 @@ class TrainedModule(GradientLearner):
         return self._views_of_moments
 
     def weights(self) -> dict[str, np.ndarray]:
-        """A copy of all parameters and buffers."""
+        """A copy of all parameters and buffers; those that layers share, once."""
         views = self._weight_views()
         if views is None:
             return {name: tensor.detach().cpu().numpy().copy() for name, tensor in self._tensors.items()}
@@ -179,6 +197,8 @@ class TrainedModule(GradientLearner):
     def load(self, weights: dict[str, np.ndarray]) -> None:
         """Take over parameters and buffers; names left out keep their values."""
         own = self._tensors
+        if self._first_names:
+            weights = {self._first_names.get(name, name): value for name, value in weights.items()}
         for name, value in weights.items():
             if name not in own or tuple(own[name].shape) != np.shape(value):
                 raise LearnerError(

@@ -18,7 +18,7 @@ _MOST = 64  # observations per class in a message
 class CRS(Protocol):
     """Berdoz, Singh, Jaggi, Raskar. Scalable Collaborative Learning via Representation Sharing. 2022. Algorithms 1, 2.
 
-    s = φ_u(x): features of agent u, the input of its last linear layer τ_u. t̄^c: global representation of class c, the
+    s = φ_u(x): features of agent u, the input of its head τ_u. t̄^c: global representation of class c, the
     mean over agents of their mean features; t_m^c: an observation, the mean of n_avg features of one other agent.
     In a round an agent downloads t̄ and M_down observations, trains on L_CE + λ_KD L_KD + λ_disc L_disc (6), and uploads
     its own mean and M_up observations. L_disc: whether τ_u can tell if s and t^c are of one class, by ĥ(s, t) =
@@ -156,5 +156,5 @@ class CRS(Protocol):
 
     def check(self, agents: Sequence[Agent]) -> None:
         """There must be classes, and features of one dimension that are not the samples themselves."""
-        parts.check_classes(agents, self.name)
         parts.check_features(agents, self.name, by_class=True)
+        parts.check_head(agents, self.name)

@@ -88,4 +88,4 @@ class FD(Protocol):
 
     def check(self, agents: Sequence[Agent]) -> None:
         """There must be classes."""
-        parts.check_classes(agents, self.name)
+        parts.check_classes(agents, self.name, softmax=self.distance == "kl")

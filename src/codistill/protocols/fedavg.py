@@ -33,6 +33,7 @@ class FedAvg(Protocol):
     aggregate: str = setting("mean", "how the weights of all become one", choices=parts.PLAIN_KINDS)
     trim: float = setting(0.2, "share that 'trimmed' leaves out at each end", at_least=0, at_most=0.49)
     cap: float = setting(10.0, "largest n_k in the mean, in medians of all n_k", at_least=1)
+    optimiser_state: str = setting("fresh", "its moments, where weights are replaced", choices=parts.OPTIMISER_STATES)
     synchronise: bool = setting(True, "start all agents from the same initial weights")
 
     async def begin(self, me: Agent) -> None:
@@ -43,13 +44,13 @@ class FedAvg(Protocol):
     async def round(self, me: Agent, t: int) -> None:
         """Train, send w_k with n_k, take over the mean."""
         if me.sampled and t > 0:  # who missed the last round first gets its common weights
-            newest = await me.ask_hub(holds=parts.round_held(me), expect=me.learner.weights())
-            parts.take_over(me, newest, t - 1)
+            newest = await me.catch_up(holds=parts.round_held(me), expect=me.learner.weights())
+            parts.take_over(me, newest, t - 1, self.optimiser_state)
         parts.set_lr(me, self.lr_decay**t, None)
         parts.train_locally(me, me.shard.batches(t, self.batch_size, self.local_epochs, self.local_steps))
         weights = me.learner.weights()
         mean = await me.ask_hub(Message(weights, {"samples": len(me.shard)}), expect=weights)
-        parts.take_over(me, mean, t)
+        parts.take_over(me, mean, t, self.optimiser_state)
 
     async def hub(self, me: Hub, t: int) -> None:
         """Average the weights that arrived; should agents have joined with different ones, each kind by itself."""

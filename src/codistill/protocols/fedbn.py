@@ -34,6 +34,7 @@ class FedBN(Protocol):
     aggregate: str = setting("mean", "how the weights of all become one", choices=parts.PLAIN_KINDS)
     trim: float = setting(0.2, "share that 'trimmed' leaves out at each end", at_least=0, at_most=0.49)
     cap: float = setting(10.0, "largest n_k in the mean, in medians of all n_k", at_least=1)
+    optimiser_state: str = setting("fresh", "its moments, where weights are replaced", choices=parts.OPTIMISER_STATES)
     synchronise: bool = setting(True, "start all agents from the same initial weights")
 
     async def begin(self, me: Agent) -> None:
@@ -45,13 +46,13 @@ class FedBN(Protocol):
         """Train, send all of w_k but batch norm, take over the mean of these."""
         if me.sampled and t > 0:  # who missed the last round first gets its common weights
             body = parts.shared_weights(me, "except batch norm")
-            newest = await me.ask_hub(holds=parts.round_held(me), expect=body)
-            parts.take_over(me, newest, t - 1)
+            newest = await me.catch_up(holds=parts.round_held(me), expect=body)
+            parts.take_over(me, newest, t - 1, self.optimiser_state)
         parts.set_lr(me, self.lr_decay**t, None)
         parts.train_locally(me, me.shard.batches(t, self.batch_size, self.local_epochs, self.local_steps))
         body = parts.shared_weights(me, "except batch norm")
         mean = await me.ask_hub(Message(body, {"samples": len(me.shard)}), expect=body)
-        parts.take_over(me, mean, t)
+        parts.take_over(me, mean, t, self.optimiser_state)
 
     async def hub(self, me: Hub, t: int) -> None:
         """Average the weights that arrived; should agents have joined with different ones, each kind by itself."""

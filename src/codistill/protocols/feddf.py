@@ -10,6 +10,8 @@ import torch
 from codistill.protocol import Ability, Agent, Hub, Message, Protocol, setting
 from codistill.protocols import parts
 
+AL_TAU, AL_WEIGHT = ("adversarial", 15), ("adversarial", 1.0)  # defaults of FedDF-AL
+
 
 @dataclass(frozen=True, kw_only=True)
 class FedDF(Protocol):
@@ -18,8 +20,8 @@ class FedDF(Protocol):
 
     A round is τ local steps; then every agent sends its weights, and gets the mean over all agents of its own
     architecture (equal names and shapes of weights), weighted by samples; then τ steps of knowledge transfer on public
-    data, as in FedMD: so knowledge crosses from one architecture to another. `adversarial` = 1 is FedDF-AL, with
-    FedAL's discriminator in the transfer. Symbols and equation numbers are those of FedAL.
+    data, as in FedMD: so knowledge crosses from one architecture to another. `adversarial` = 1 is FedDF-AL: FedAL with
+    its discriminator and less-forgetting, τ = 15 unless set. Symbols and equation numbers are those of FedAL.
 
     Deviations from Lin et al.: the students are the agents and not the hub, which therefore needs no architecture, and
     the teachers are the averaged models of all others, among them equal ones of its own group.
@@ -32,22 +34,21 @@ class FedDF(Protocol):
     needs_public = True
 
     local_epochs: int = setting(1, "epochs of local training per round", at_least=0)
-    local_steps: int | None = setting(10, "τ, gradient steps per round, instead of epochs", at_least=0)
+    local_steps: int | None = setting(10, "τ, local steps (FedDF-AL: 15); unset: epochs", at_least=0, with_other=AL_TAU)
     batch_size: int = setting(32, "samples per gradient step, private and public", at_least=1)
-    transfer_steps: int | None = setting(10, "τ, public batches per round; unset: one pass over all", at_least=0)
+    transfer_steps: int | None = setting(10, "τ, transfer (FedDF-AL: 15); unset: all", at_least=0, with_other=AL_TAU)
     temperature: float = setting(1.0, "E, softens the outputs in the distillation loss", above=0)
-    less_forgetting: float = setting(0.0, "weight of the loss that holds a model to itself before a stage", at_least=0)
+    less_forgetting: float = setting(0.0, "weight of r of (13), (14) (FedDF-AL: 1)", at_least=0, with_other=AL_WEIGHT)
     aggregate: str = setting("mean", "how the others' outputs become one target", choices=parts.KINDS)
     trim: float = setting(0.2, "share that 'trimmed' leaves out at each end", at_least=0, at_most=0.49)
     adversarial: float = setting(0.0, "weight of U_n, the adversarial loss; 0: without a discriminator", at_least=0)
     clip: float | None = setting(None, "longest gradient of U_n for a sample; unset: unbounded", above=0)
     discriminator_lr: float = setting(1e-4, "η_d, learning rate of the discriminator", above=0)
     discriminator_temperature: float = setting(2.0, "E, softens the discriminator's input", above=0)
-    discriminator_hidden: tuple[int, ...] = setting(
-        (32, 256), "neurons in the discriminator's hidden layers", at_least=1
-    )
+    discriminator_hidden: tuple[int, ...] = setting((32, 256), "neurons of its hidden layers", at_least=1)
     aggregate_weights: str = setting("mean", "how the weights of a group become one", choices=parts.PLAIN_KINDS)
     cap: float = setting(10.0, "largest n_k in the mean of weights, in medians of all n_k", at_least=1)
+    optimiser_state: str = setting("fresh", "its moments, where weights are replaced", choices=parts.OPTIMISER_STATES)
     synchronise: bool = setting(True, "start agents of equal architecture from the same initial weights")
 
     async def begin(self, me: Agent) -> None:
@@ -67,7 +68,7 @@ class FedDF(Protocol):
         weights = me.learner.weights()
         mean = await me.ask_hub(Message(weights, {"samples": len(me.shard)}), expect=weights)
         if mean is not None:  # None: one's own weights, or the reply, were lost
-            me.learner.load({name: mean[name] for name in weights})
+            parts.take_over(me, {name: mean[name] for name in weights}, t, self.optimiser_state)
         if len(me.present) > 1:  # alone, not even the statistics of batch norm may change
             await self._transfer(me, t)
 
@@ -110,16 +111,16 @@ class FedDF(Protocol):
                 me.measure(heard, discriminator_accuracy=recognised)
             await me.scatter(parts.replies(me.present, list(heard), f, mean, aggregation, shares, gradients))
             me.measure(heard, disagreement=parts.disagreement(f, mean))
-        if self.adversarial:
-            discriminator.save(me)
+        discriminator.save(me)
 
     async def _average_weights(self, me: Hub) -> None:
         heard = parts.accepted_weights(me, await me.gather())
         # An agent whose weights were lost gets an empty reply, and keeps its own.
         answers = dict.fromkeys(me.present, Message())
-        for _, group in parts.groups_alike(me, heard, "weights"):
+        for names, group in parts.groups_alike(me, heard, "weights"):
             # w ← Σ_k n_k / n · w_k, over the agents k of one architecture
             mean = parts.combined_weights(group, self.aggregate_weights, self.trim, self.cap)
+            parts.watch_growth(me, names, mean)
             answers |= dict.fromkeys(group, Message(mean))
         await me.scatter(answers)
 

@@ -23,10 +23,8 @@ class FedDKD(Protocol):
     `local` = "max" is FedDKD_MAX (Algorithm 3: local training as in FedMAX); `average` = "except batch norm" is
     FedDKD_BN (Algorithms 4, 5: parameters and statistics of batch norm stay with their agent, as in FedBN).
 
-    Deviations: q_k is inside the sum of line 10, where it belongs. In DKD, of which the paper does not say it, batch
-    norm uses the statistics of the batch in both models, and dropout leaves nothing out. `cap`, `aggregate` (of
-    weights and of gradients) and when an agent gets the mean: as of FedAvg here. An agent alone in a round has nothing
-    to distil.
+    Deviations: q_k is inside the sum of line 10. In DKD batch norm uses the statistics of the batch in both models,
+    dropout leaves nothing out, and a step far beyond all w_k is not taken; the paper does not say. Others: as FedAvg's.
     """
 
     name = "feddkd"
@@ -51,6 +49,7 @@ class FedDKD(Protocol):
     aggregate: str = setting("mean", "how the weights of all become one", choices=parts.PLAIN_KINDS)
     trim: float = setting(0.2, "share that 'trimmed' leaves out at each end", at_least=0, at_most=0.49)
     cap: float = setting(10.0, "largest n_k in the mean, in medians of all n_k", at_least=1)
+    optimiser_state: str = setting("fresh", "its moments, where weights are replaced", choices=parts.OPTIMISER_STATES)
     synchronise: bool = setting(True, "start all agents from the same initial weights")
 
     def __post_init__(self) -> None:
@@ -66,18 +65,20 @@ class FedDKD(Protocol):
     async def round(self, me: Agent, t: int) -> None:
         """Algorithm 1, for one client k."""
         if me.sampled and t > 0:  # who missed the last round first gets its common weights
-            shared = parts.shared_weights(me, self.average)
-            parts.take_over(me, await me.ask_hub(holds=parts.round_held(me), expect=shared), t - 1)
+            newest = await me.catch_up(holds=parts.round_held(me), expect=parts.shared_weights(me, self.average))
+            parts.take_over(me, newest, t - 1, self.optimiser_state)
         self._train(me, t)  # line 5: w_k ← Client-LocalTrain(k, w*_{t-1})
         own = parts.shared_weights(me, self.average)
         reply = await me.ask_hub(Message(own, {"samples": len(me.shard)}), expect=own)
-        w = None if reply is None else reply.arrays  # w̄_{t,0}; None: it was lost
-        # Lines 7 to 11. Of the agent's own model, which is the teacher, nothing changes here.
-        for x, _ in me.shard.batches(t, self.dkd_batch_size, steps=self._steps(me, t), purpose="distillation"):
-            gradient = {} if w is None else parts.dkd_gradient(me, w, x)  # ∇d_k,j
+        w = mean = None if reply is None else reply.arrays  # w̄_{t,0}; None: it was lost
+        # Lines 7 to 11. Of the agent's own model, the teacher, nothing changes here.
+        for batch in me.shard.batches(t, self.dkd_batch_size, steps=self._steps(me, t), purpose="distillation"):
+            gradient = {} if w is None else parts.dkd_gradient(me, w, batch[0])  # ∇d_k,j
             reply = await me.ask_hub(Message(gradient), expect=parts.floats(own))
             w = w if reply is None else {**(w or own), **reply.arrays}  # w̄_{t,j}
-        parts.take_over(me, w, t)  # line 12: w*_t = w̄_{t,J}
+        if self._steps(me, t):
+            parts.note_effect(me, mean, w, batch)
+        parts.take_over(me, w, t, self.optimiser_state)  # line 12: w*_t = w̄_{t,J}
 
     def _train(self, me: Agent, t: int) -> None:
         """Client-LocalTrain; with `local` = "max", Algorithm 3."""
@@ -101,7 +102,7 @@ class FedDKD(Protocol):
         heard = parts.accepted_weights(me, await me.gather(), self.average)
         shares = {name: message["samples"] if self.dkd_shares == "samples" else 1 for name, message in heard.items()}
         # line 6: w̄_{t,0} = Σ_k n_k / Σ_i n_i · w_k
-        models = parts.group_means(me, heard, self.aggregate, self.trim, self.cap, self.average)
+        models = means = parts.group_means(me, heard, self.aggregate, self.trim, self.cap, self.average)
         await me.scatter(parts.to_groups(me, models))
         for j in range(self._steps(me, t)):
             sent = await me.gather()
@@ -109,6 +110,7 @@ class FedDKD(Protocol):
                 (names, self._step(me, {k: sent[k] for k in names if k in sent}, shares, w, t, j))
                 for names, w in models
             ]
+            models = parts.unless_diverged(me, models, means, heard)
             await me.scatter(parts.to_groups(me, [(names, parts.floats(w)) for names, w in models]))
         parts.keep_newest(me, models, t)
 

@@ -19,7 +19,7 @@ HELD = "classes held"  # no weight of a module has a space in its name
 class FedGen(Protocol):
     """Zhu, Hong, Zhou. Data-Free Knowledge Distillation for Heterogeneous Federated Learning. ICML 2021. Algorithm 1.
 
-    h_k: the last linear layer of agent k; G(y, ε): a generator of features, from a label and noise. The hub averages
+    h_k: the head of agent k, its last layer; G(y, ε): a generator of features, from a label and noise. The hub averages
     the weights, as in FedAvg, and trains G so that the agents' last layers recognise what it makes up for a class:
     min_G E_{y, ε} Σ_k α_k(y) ℓ(h_k(G(y, ε)), y) + η L_div. From round 1 on an agent trains on
 
@@ -28,9 +28,8 @@ class FedGen(Protocol):
     ŷ uniform over all classes: so its last layer does not forget classes of which it has no samples.
 
     Deviations: the objective is as in the authors' code (the sum of the agents' losses, a diversity loss, the term
-    with β), where the paper prints the loss of their mean output and the term with α. α_k(y) is by default equal for
-    all who have class y, which tells the hub which classes an agent has, and not how many samples of each ("coverage":
-    its share of each class, as the authors' counts). `cap`, `aggregate`, when the mean is sent: as of FedAvg here.
+    with β), where the paper prints the loss of their mean output and the term with α. α_k(y) is equal for all who have
+    class y; "coverage": its share of each class, as the authors' counts. Others: as of FedAvg here.
     """
 
     name = "fedgen"
@@ -57,6 +56,7 @@ class FedGen(Protocol):
     aggregate: str = setting("mean", "how the weights of all become one", choices=parts.PLAIN_KINDS)
     trim: float = setting(0.2, "share that 'trimmed' leaves out at each end", at_least=0, at_most=0.49)
     cap: float = setting(10.0, "largest n_k in the mean, in medians of all n_k", at_least=1)
+    optimiser_state: str = setting("fresh", "its moments, where weights are replaced", choices=parts.OPTIMISER_STATES)
     synchronise: bool = setting(True, "start all agents from the same initial weights")
 
     async def begin(self, me: Agent) -> None:
@@ -68,7 +68,7 @@ class FedGen(Protocol):
         """Train with generated features, send w_k, take over the mean and the generator."""
         if me.sampled and t > 0:  # who missed the last round first gets its common weights
             expect = me.learner.weights() | self._generator.like(me)
-            self._take_over(me, await me.ask_hub(holds=parts.round_held(me), expect=expect), t - 1)
+            self._take_over(me, await me.catch_up(holds=parts.round_held(me), expect=expect), t - 1)
         self._train(me, t)
         weights, held = me.learner.weights(), me.shard.targets.mean(axis=0, dtype=np.float32)
         beside = {HELD: held if self.class_shares == "coverage" else held > 0}
@@ -100,7 +100,7 @@ class FedGen(Protocol):
 
     def _take_over(self, me: Agent, reply: Message | None, t: int) -> None:
         if reply is not None:  # it was not lost, nor does the agent have the newest already
-            parts.take_over(me, {name: reply[name] for name in me.learner.weights()}, t)
+            parts.take_over(me, {name: reply[name] for name in me.learner.weights()}, t, self.optimiser_state)
             if len(me.roster) > 1:  # a lone agent does not learn from its own past
                 me.state["generator"] = {name: reply[name] for name in self._generator.like(me)}
 
@@ -125,6 +125,6 @@ class FedGen(Protocol):
         await me.scatter(parts.to_groups(me, means))
 
     def check(self, agents: Sequence[Agent]) -> None:
-        """All agents must have the same weights by name and shape; and there must be classes."""
+        """All agents must have the same weights by name and shape; there must be classes, and a head to give them."""
         parts.check_equal_weights(agents, self.name)
-        parts.check_classes(agents, self.name)
+        parts.check_head(agents, self.name, is_sent=True)

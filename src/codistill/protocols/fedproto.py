@@ -18,7 +18,7 @@ class FedProto(Protocol):
     """Tan et al. FedProto: Federated Prototype Learning across Heterogeneous Clients. AAAI 2022. Algorithm 1; and
     in the form for unlabelled public data of Han, Shi, Huang. FedAL. Section VI-A.
 
-    h_n(x): features of agent n, the input of its last linear layer, of the same dimension for all agents.
+    h_n(x): features of agent n, the input of its head, of the same dimension for all agents.
     "classes": an agent sends C_n,c, the mean of h_n over its samples of class c, and gets C̄_c, the mean over all
     agents who have class c, itself among them. From the next round on a sample of class c has the loss
     ℓ(f, y) + λ |h_n(x) - C̄_c|². "public": after local training, for each mini-batch P of public data, an agent sends
@@ -111,4 +111,4 @@ class FedProto(Protocol):
         """All features must have one dimension, and the mean of a class may not be a mean of private samples."""
         parts.check_features(agents, self.name, by_class=self.form == "classes")
         if self.form == "classes":
-            parts.check_classes(agents, self.name)
+            parts.check_classes(agents, self.name, softmax=False)

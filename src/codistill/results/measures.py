@@ -35,6 +35,22 @@ _KNOWN = {
         "rounds of its own that an agent has completed",
         "In a run without rounds every agent goes on at its own pace; a round of this chart is a period of time.",
     ),
+    "accuracy_before_dkd": (
+        "accuracy of the mean of weights, before distillation, on samples of an agent's own",
+        "A batch of each agent's training samples: what distillation is given.",
+    ),
+    "accuracy_after_dkd": (
+        "accuracy after distillation, on the same samples",
+        "Below the accuracy before it, distillation has made the mean worse: its learning rate may be too large.",
+    ),
+    "loss_before_dkd": (
+        "cross-entropy of the mean of weights, before distillation, on samples of an agent's own",
+        "A batch of each agent's training samples: what distillation is given.",
+    ),
+    "loss_after_dkd": (
+        "cross-entropy after distillation, on the same samples",
+        "Above the loss before it, distillation has made the mean worse: its learning rate may be too large.",
+    ),
     "disagreement": (
         "disagreement: public samples on which an agent's prediction differs from that of the mean",
         "At zero all agents predict the same classes, right or wrong.",

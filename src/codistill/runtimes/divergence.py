@@ -24,8 +24,8 @@ _GROWTH = 10  # where data have large units, outputs may be large from the start
 
 # Of a learner: what changes neither weights nor the optimiser's state. Whatever else a protocol asks for may.
 _ONLY_READS = {
-    "abilities", "batch_norm", "computing", "describe", "loss", "outputs", "predict", "probabilistic", "set_lr",
-    "snapshot",
+    "abilities", "batch_norm", "computing", "describe", "head_name", "loss", "outputs", "outputs_at", "predict",
+    "probabilistic", "set_lr", "snapshot",
 }  # fmt: skip
 
 
@@ -91,6 +91,11 @@ class GuardedLearner:
         self._keep_start(stepping=False)
         self._loaded = True
         self._learner.load(weights)
+
+    def reset_optimiser(self) -> None:
+        """Forget what the optimiser has kept."""
+        self._keep_start(stepping=False)
+        self._learner.reset_optimiser()
 
     def weights(self) -> dict[str, np.ndarray]:
         """Finite weights: those of the start of the round, if the model has diverged."""

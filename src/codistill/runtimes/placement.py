@@ -8,6 +8,7 @@ from typing import Any
 from codistill.agent import Agent
 from codistill.devices import AUTO, CPU, LocalRank, Wish, assign, check_device, resolved
 from codistill.errors import RecipeError
+from codistill.learners.module_memory import bytes_of
 from codistill.learners.torch import TorchLearner
 from codistill.runtimes.description import RunDescription
 
@@ -43,8 +44,7 @@ def place_agents(
 
 
 def _bytes(learner: TorchLearner) -> int:
-    sizes = [tensor.numel() * tensor.element_size() for tensor in learner.module.state_dict().values()]
-    return int(_COPIES * sum(sizes))
+    return int(_COPIES * bytes_of(learner.module))
 
 
 def devices_of(agents: Sequence[Agent]) -> list[str]:

@@ -73,7 +73,10 @@ def save_learner(learner: Learner | AnyLearner) -> Saved:
             saved["message"] = _exported(learner)
         # Of a registered architecture the message holds the weights: they are not stored twice.
         stored = None if registered and saved["message"] else {**state, "optimiser": None}
-        return {**saved, "kind": "torch", "state": stored, "probabilistic": learner.probabilistic}
+        return {
+            **saved, "kind": "torch", "state": stored, "probabilistic": learner.probabilistic,
+            "head": learner.named_head,
+        }  # fmt: skip
     if isinstance(learner, KernelRidge) and isinstance(learner.kernel, str):
         return {**saved, "kind": "kernel", "state": state, "kernel": learner.kernel, "options": learner.kernel_options}
     kind = "sklearn" if isinstance(learner, SklearnLearner) else "own"
@@ -204,6 +207,8 @@ def _into(saved: Saved, learner: Learner) -> Learner:
     if saved["kind"] == "torch":
         assert isinstance(learner, TorchLearner)
         learner.probabilistic = saved["probabilistic"] is True
+        if saved.get("head") is not None:  # as its owner has named it
+            learner.name_head(saved["head"])
         if saved["state"] is None:
             learner.load(Message.decode(saved["message"]).arrays)
             return learner

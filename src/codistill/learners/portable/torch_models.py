@@ -13,6 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from codistill.errors import LearnerError
 from codistill.learners import zoo
+from codistill.learners.module_memory import distinct_tensors
 from codistill.learners.portable.model_limits import Cost
 from codistill.message import Message
 from codistill.on_device import current_device, in_host_memory
@@ -37,13 +38,15 @@ def export_torch(learner: TorchLearner) -> Message:
         "options": json.dumps(dict(known.options), sort_keys=True),
         "probabilistic": learner.probabilistic,
     }
+    if learner.named_head is not None:  # any other is found by the samples, there as here
+        plain["head"] = learner.named_head
     return Message(learner.weights(), plain)
 
 
 def check_registered(learner: TorchLearner, owner: str) -> None:
     """Before round 0: a model that receivers would refuse as too large is an error of its owner."""
     known: zoo.Architecture = learner.module.architecture  # type: ignore[assignment]
-    sizes = [tuple(tensor.shape) for tensor in learner.module.state_dict().values()]
+    sizes = [tuple(tensor.shape) for tensor in distinct_tensors(learner.module).values()]
     options = json.dumps(dict(known.options), sort_keys=True)
     try:
         _cost(known.name, known.shape, known.classes, options, sizes)(_CHUNK).check()
@@ -75,7 +78,8 @@ def open_torch(message: Message, shape: tuple[int, ...], classes: int) -> tuple[
     with in_host_memory():
         module = zoo.build(plain["name"], shape, classes, **options)
         _compare(found, module)
-        learner = TorchLearner(module, loss="cross_entropy" if plain["probabilistic"] is True else "squared")
+        loss = "cross_entropy" if plain["probabilistic"] is True else "squared"
+        learner = TorchLearner(module, loss=loss, head=plain.get("head"))
         learner.load(message.arrays)
     here = current_device()
     if here is not None:  # it predicts where its receiver computes
@@ -85,7 +89,7 @@ def open_torch(message: Message, shape: tuple[int, ...], classes: int) -> tuple[
 
 
 def _compare(found: dict[str, tuple[int, ...]], module: torch.nn.Module) -> None:
-    if found != {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}:
+    if found != {name: tuple(tensor.shape) for name, tensor in distinct_tensors(module).items()}:
         raise ValueError("weights that do not fit the architecture")
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from codistill.protocol import Agent, LearnerError, Message
+from codistill.protocol import Ability, Agent, LearnerError, Message
 from codistill.protocols.parts.aggregation import Aggregation
 
 EVERY = slice(None)  # all samples of a batch
@@ -63,8 +63,8 @@ def class_means_of_others(
     return answers | dict(zip(values, aggregation.of_others(stacked), strict=True))
 
 
-def check_classes(agents: Sequence[Agent], protocol: str) -> None:
-    """Every target must be a label, or probabilities of classes."""
+def check_classes(agents: Sequence[Agent], protocol: str, *, softmax: bool = True) -> None:
+    """Every target must be a label, or probabilities of classes; `softmax`: and outputs for one, not real values."""
     for agent in agents:
         y = agent.shard.targets
         if agent.shard.labels is None and (
@@ -74,4 +74,10 @@ def check_classes(agents: Sequence[Agent], protocol: str) -> None:
                 f"{protocol} learns classes, so targets must be labels, or probabilities of classes.",
                 f"agent '{agent.name}' has real values as targets",
                 "Give labels, or use a protocol for real values: avgkd, akd, pkd, ekd.",
+            )
+        if softmax and agent.learner.real_valued and Ability.GRADIENTS in agent.learner.abilities:
+            raise LearnerError(
+                f"{protocol} takes a softmax of outputs, so a model must be trained by a loss of classes.",
+                f"agent '{agent.name}' has {agent.learner.describe()}, trained by a loss of real values",
+                'Train it by loss = "cross_entropy", or use a protocol for real values: avgkd, akd, pkd, ekd.',
             )

@@ -11,6 +11,7 @@ from torch import nn
 
 from codistill.learners.short_steps import ShortSteps
 from codistill.protocol import Hub
+from codistill.protocols.parts.weights import is_far_beyond, size_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,9 +42,7 @@ class Discriminator:
         u = -nn.functional.cross_entropy(h(self._inputs(outputs)), who, reduction="sum")
         gradient = torch.autograd.grad(u, outputs)[0].numpy()
         if not np.isfinite(gradient).all():
-            me.memo.pop("discriminator")
-            me.state.pop("discriminator", None)
-            me.remark("the discriminator diverged; it is initialised anew, and this step continues without it.")
+            self._forget(me, "initialised anew, and this step continues without it")
             gradient = np.zeros_like(f)
         recognised = (guess.argmax(dim=1) == who).view(len(names), -1).float().mean(dim=1).numpy()
         return gradient, recognised
@@ -64,12 +63,26 @@ class Discriminator:
             if "discriminator" in me.state:
                 h.load_state_dict(me.state["discriminator"]["weights"])
                 optimiser.load_state_dict(me.state["discriminator"]["memory"])
-            me.memo["discriminator"] = h, ShortSteps(optimiser)
+            me.memo["discriminator"], me.memo["discriminator size"] = (h, ShortSteps(optimiser)), size_of(_arrays(h))
         known: tuple[nn.Sequential, ShortSteps] = me.memo["discriminator"]
         return known
 
     def save(self, me: Hub) -> None:
-        """At the end of a round, put its weights and Adam's state into the hub's state."""
+        """At the end of a round, put its weights and Adam's state into the hub's state, unless it has diverged."""
         if "discriminator" in me.memo:
             h, steps = me.memo["discriminator"]
+            size = size_of(_arrays(h))
+            if is_far_beyond(size, me.memo["discriminator size"], _arrays(h)):
+                self._forget(me, "initialised anew: its weights were far beyond those of the round before")
+                return
+            me.memo["discriminator size"] = size
             me.state["discriminator"] = {"weights": h.state_dict(), "memory": steps.optimiser.state_dict()}
+
+    def _forget(self, me: Hub, then: str) -> None:
+        me.memo.pop("discriminator")
+        me.state.pop("discriminator", None)
+        me.remark(f"the discriminator diverged; it is {then}.")
+
+
+def _arrays(h: nn.Module) -> dict[str, np.ndarray]:
+    return {name: tensor.detach().numpy() for name, tensor in h.state_dict().items()}

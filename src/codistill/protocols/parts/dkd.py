@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import log
 
 import numpy as np
 import torch
+from scipy.special import log_softmax
 
 from codistill.protocol import Agent, Hub, Message
 from codistill.protocols.parts.losses import distillation
+from codistill.protocols.parts.weights import GROWTH, size_of
 
 
 def dkd_gradient(me: Agent, w: dict[str, np.ndarray], x: torch.Tensor) -> dict[str, np.ndarray]:
@@ -19,6 +22,57 @@ def dkd_gradient(me: Agent, w: dict[str, np.ndarray], x: torch.Tensor) -> dict[s
     """
     gradient = me.learner.gradient_at(w, x, distillation)
     return gradient if all(np.isfinite(array).all() for array in gradient.values()) else {}
+
+
+def unless_diverged(
+    me: Hub,
+    models: list[tuple[list[str], dict[str, np.ndarray]]],
+    means: list[tuple[list[str], dict[str, np.ndarray]]],
+    heard: Mapping[str, Message],
+) -> list[tuple[list[str], dict[str, np.ndarray]]]:
+    """The distilled models; their means of weights for the rest of the round, once a step has led far beyond all w_k.
+
+    Distillation moves the mean towards what the models w_k compute: whatever is ten times as large as the largest of
+    them is no such model, and γ too large.
+    """
+    if me.diverged:
+        return means
+    for (_, w), (_, mean) in zip(models, means, strict=True):
+        size = size_of(w)
+        if size <= GROWTH * size_of(mean):
+            continue
+        largest = max(size_of(message.arrays) for message in heard.values())
+        if not size <= GROWTH * largest:
+            me.diverged = True
+            me.remark(
+                f"diverged: distillation made weights {size / max(largest, 1e-9):.3g} times as large as those sent; "
+                "this round ends with their mean. Its learning rate may be too large."
+            )
+            return means
+    return models
+
+
+def note_effect(
+    me: Agent,
+    mean: dict[str, np.ndarray] | None,
+    w: dict[str, np.ndarray] | None,
+    batch: tuple[torch.Tensor, torch.Tensor],
+) -> None:
+    """Measure what distillation has made of the mean of weights: accuracy and loss on a batch of the agent's own.
+
+    Remarks on a loss that is twice that of the mean, and beyond that of a guess. None: these weights were lost.
+    """
+    if mean is None or w is None:
+        return
+    (x, y), figures = batch, {}
+    for when, weights in (("before", mean), ("after", w)):
+        log_p, labels = log_softmax(me.learner.outputs_at(weights, x), axis=1), y.numpy()
+        figures[f"accuracy_{when}_dkd"] = float((log_p.argmax(axis=1) == labels.argmax(axis=1)).mean())
+        figures[f"loss_{when}_dkd"] = float(-(labels * log_p).sum(axis=1).mean())
+    me.measure(me.name, **figures)
+    before, after = figures["loss_before_dkd"], figures["loss_after_dkd"]
+    if not after <= max(2 * before, log(y.shape[1])):
+        me.remark(f"distillation raised the loss on its own samples from {before:.3g} to {after:.3g}.")
 
 
 def floats(weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -11,7 +11,9 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, one_hot
 
-from codistill.protocol import Agent, Hub, Message
+from codistill.protocol import Agent, Hub, LearnerError, Message
+from codistill.protocols.parts.classes import check_classes
+from codistill.protocols.parts.weights import is_far_beyond, size_of
 
 PREFIX = "generator "  # of its arrays in a message: no weight of a module has a space in its name
 
@@ -74,7 +76,7 @@ class Generator:
         module, optimiser = self._module(me, features)
         if not heads:
             return _arrays(module)
-        optimiser.param_groups[0]["lr"] = self.lr * lr_factor
+        optimiser.param_groups[0]["lr"], before = self.lr * lr_factor, size_of(_arrays(module))
         matrices, biases = (torch.from_numpy(np.stack(each)) for each in zip(*heads, strict=True))
         alpha, known = torch.from_numpy(shares.astype(np.float32)), torch.from_numpy(np.flatnonzero(shares.sum(axis=0)))
         for _ in range(steps if len(known) else 0):
@@ -88,7 +90,7 @@ class Generator:
             loss.backward()  # type: ignore[no-untyped-call]
             optimiser.step()
         arrays = _arrays(module)
-        if not all(np.isfinite(array).all() for array in arrays.values()):
+        if is_far_beyond(size_of(arrays), before, arrays):
             me.memo.pop(("generator", features))
             me.state.get("generators", {}).pop(str(features), None)
             me.remark("the generator diverged; it is initialised anew.")
@@ -124,9 +126,40 @@ def diversity_loss(noise: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
 
 
 def head_name(me: Agent) -> str:
-    """The name of the matrix of the last linear layer among an agent's weights."""
-    head = me.learner.head.weight
-    return next(name for name, parameter in me.learner.parameters().items() if parameter is head)
+    """The name of the head's matrix among an agent's weights; after a space that of its bias, if of another layer.
+
+    A matrix that layers share is sent under the name of the first of them; no name has a space, and "-" is no bias.
+    """
+    head, layer = me.learner.head, f"{me.learner.head_name}.".removeprefix(".")
+    names = {id(each): name for name, each in me.learner.parameters().items()}
+    matrix, bias = names.get(id(head.weight), f"{layer}weight"), "-"
+    beside = matrix.removesuffix("weight") + "bias"
+    if head.bias is not None:
+        bias = names.get(id(head.bias), f"{layer}bias")
+    elif beside not in names.values():
+        bias = beside
+    return matrix if bias == beside else f"{matrix} {bias}"
+
+
+def check_head(agents: Sequence[Agent], protocol: str, *, is_sent: bool = False) -> None:
+    """There must be classes, and the head a linear map from all features to them: it gets features of others.
+
+    `is_sent`: and its matrix one of the weights, not computed from other ones (`torch.nn.utils.parametrizations`).
+    """
+    check_classes(agents, protocol)
+    for agent in agents:
+        head, x = agent.learner.head, agent.shard.x[:1]
+        width, wanted = agent.learner.evaluated_features(x).shape[1], (head.in_features, head.out_features)
+        if wanted != (width, agent.shard.classes) or (
+            is_sent and head_name(agent).split()[0] not in agent.learner.weights()
+        ):
+            raise LearnerError(
+                f"{protocol} applies the head to features of others, so it must be a plain linear layer from all "
+                f"features to all classes: {width} to {agent.shard.classes}.",
+                f"agent '{agent.name}' has {agent.learner.describe()} with the head '{agent.learner.head_name}', "
+                f"{wanted[0]} to {wanted[1]}",
+                "End the module with one nn.Linear that gets each sample once, without a parametrization.",
+            )
 
 
 def accepted_heads(
@@ -135,8 +168,8 @@ def accepted_heads(
     """Matrix (C, d) and bias of each agent's last layer, by the name that it told as "head"; others are refused."""
     heads = {}
     for name, message in heard.items():
-        head = told[name]["head"]
-        matrix, bias = message.arrays.get(head), message.arrays.get(head.removesuffix("weight") + "bias")
+        head, _, beside = told[name]["head"].partition(" ")
+        matrix, bias = (message.arrays.get(each) for each in (head, beside or head.removesuffix("weight") + "bias"))
         if bias is None:
             bias = np.zeros(me.classes, np.float32)
         found = Message({} if matrix is None else {"matrix": matrix, "bias": bias})

@@ -8,14 +8,22 @@ import numpy as np
 
 from codistill.protocol import Agent, Hub, Message
 
+OPTIMISER_STATES = ("fresh", "kept")
 _NONE = -1  # the initial weights, which need no message
 
 
-def take_over(me: Agent, weights: Mapping[str, np.ndarray] | None, t: int) -> None:
-    """Load the common weights of round t, and remember which round they are of; None (lost): keep one's own."""
+def take_over(me: Agent, weights: Mapping[str, np.ndarray] | None, t: int, optimiser_state: str = "fresh") -> None:
+    """Load the common weights of round t, and remember which round they are of; None (lost): keep one's own.
+
+    `optimiser_state`: what the optimiser has kept (momentum, Adam's moments) is of other weights, so it starts afresh;
+    "kept": it goes on with it.
+    """
     if weights is None:
         return
     me.learner.load(dict(weights))
+    alone = len(me.roster) == 1 or (len(me.present) == 1 and not me.sampled)  # then it gets back its own weights
+    if optimiser_state == "fresh" and not alone:
+        me.learner.reset_optimiser()
     if me.sampled:
         me.state["holds"] = t
 
@@ -30,7 +38,7 @@ def keep_newest(me: Hub, means: Sequence[tuple[Sequence[str], Mapping[str, np.nd
     if me.sampled:
         newest = me.state.setdefault("newest", {})
         for names, weights in means:
-            newest[_kind(me, names[0])] = {"round": t, "weights": dict(weights)}
+            newest[kind_of(me, names[0])] = {"round": t, "weights": dict(weights)}
 
 
 def newest_weights(me: Hub, heard: Mapping[str, Message]) -> dict[str, Message]:
@@ -39,13 +47,13 @@ def newest_weights(me: Hub, heard: Mapping[str, Message]) -> dict[str, Message]:
     made = {kind: Message(kept["weights"]) for kind, kept in newest.items()}  # encoded once for all
     answers = dict.fromkeys(me.present, Message())
     for name, message in heard.items():
-        kind = _kind(me, name)
+        kind = kind_of(me, name)
         if kind in newest and message["holds"] != newest[kind]["round"]:
             answers[name] = made[kind]
     return answers
 
 
-def _kind(me: Hub, name: str) -> str:
+def kind_of(me: Hub, name: str) -> str:
     """What an agent joined with: those with other weights, or another number of features, are another group."""
     said = me.hellos.get(name)
     return "" if said is None else f"{said.weights} {said.features}"

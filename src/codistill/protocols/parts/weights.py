@@ -10,9 +10,11 @@ import numpy as np
 from codistill.message import Expectation
 from codistill.protocol import Agent, Hub, LearnerError, Message, MessageError
 from codistill.protocols.parts.aggregation import Aggregation
+from codistill.protocols.parts.newest_weights import kind_of
 from codistill.wire.layouts import AdjacentArrays
 
 _MOST_SAMPLES = 1 << 48
+GROWTH = 10  # weights that become larger by this in a round have diverged: as the guard around learners says of outputs
 AVERAGES = ("all", "except batch norm")
 _SAID = {"all": "weights", "except batch norm": "body"}  # which digest of what an agent said when it joined
 
@@ -89,7 +91,33 @@ def group_means(
     if len(groups) > 1:
         kinds = "; ".join(", ".join(names) for names, _ in groups)
         me.remark(f"agents with different architectures, each averaged by itself: {kinds}")
-    return [(names, combined_weights(group, aggregate, trim, cap)) for names, group in groups]
+    means = [(names, combined_weights(group, aggregate, trim, cap)) for names, group in groups]
+    for names, mean in means:
+        watch_growth(me, names, mean)
+    return means
+
+
+def watch_growth(me: Hub, names: Sequence[str], mean: Mapping[str, np.ndarray]) -> None:
+    """Remark on combined weights of a group of agents that are far beyond those of the round before."""
+    sizes, kind, size = me.state.setdefault("sizes", {}), kind_of(me, names[0]), size_of(mean)
+    if kind in sizes and is_far_beyond(size, sizes[kind], mean):
+        me.remark(f"diverged: the combined weights are {size / max(sizes[kind], 1e-9):.3g} times as large as before.")
+        me.diverged = True
+    sizes[kind] = size
+
+
+def size_of(weights: Mapping[str, np.ndarray]) -> float:
+    """The Euclidean norm of all weights together, but counters and masks; infinite where it cannot be computed."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        lines = [np.ravel(array, order="K") for array in weights.values() if array.dtype.kind == "f"]
+        square = float(sum(float(np.dot(line, line)) for line in lines))
+    return square**0.5 if np.isfinite(square) else np.inf
+
+
+def is_far_beyond(size: float, before: float, weights: Mapping[str, np.ndarray]) -> bool:
+    """Whether weights have grown tenfold, and are ten on average: small ones may grow faster, from a start at 0."""
+    count = sum(array.size for array in weights.values() if array.dtype.kind == "f")
+    return not size <= GROWTH * max(before, count**0.5)
 
 
 def to_groups(me: Hub, means: Sequence[tuple[Sequence[str], Mapping[str, np.ndarray]]]) -> dict[str, Message]:
