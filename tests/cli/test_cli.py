@@ -118,8 +118,10 @@ def test_demo(tmp_path, monkeypatch, capsys, no_report):
     kept = json.loads((Path(__file__).parents[2] / "docs" / "demo.json").read_text("utf-8"))["first_round"]
     rows = [json.loads(line) for line in (tmp_path / "runs/demo-1/metrics.jsonl").read_text().splitlines()]
     assert [row["agent"] for row in rows] == list(kept)
-    for row in rows:  # one test sample more or less: other processors round differently
-        assert abs(row["accuracy"] - kept[row["agent"]]) <= 1.5 / row["test_samples"], "run docs/draw_demo.py"
+    # Three test samples more or less: other processors round differently, and trees then split at other thresholds
+    # (seen: the forest by one sample, boosting by two). Another seed changes four of five agents by 16 to 42.
+    for row in rows:
+        assert abs(row["accuracy"] - kept[row["agent"]]) <= 3.5 / row["test_samples"], "run docs/draw_demo.py"
 
 
 def test_advice_names_the_option_of_the_command(here, capsys):

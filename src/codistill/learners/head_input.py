@@ -8,20 +8,21 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode
 
 from codistill.errors import LearnerError, nearest
 
-# Operations after which a tensor still holds the outputs of the same layer: in another shape or type, or normalised,
+# Functions after which a tensor still holds the outputs of the same layer: in another shape or type, or normalised,
 # which a softmax of them leaves as it is. Whatever else comes after a linear layer makes something new of its outputs.
 _SAME = frozenset({
-    "_log_softmax", "_reshape_alias", "_softmax", "_to_copy", "_unsafe_view", "alias", "clone", "contiguous", "detach",
-    "expand", "flatten", "lift_fresh", "log_softmax", "numpy_T", "permute", "ravel", "reshape", "select", "slice",
-    "softmax", "squeeze", "t", "to", "transpose", "type_as", "unflatten", "unsqueeze", "view", "view_as",
+    "__get__", "__getitem__", "bfloat16", "clone", "contiguous", "cpu", "cuda", "detach", "double", "expand", "flatten",
+    "float", "half", "log_softmax", "movedim", "permute", "ravel", "requires_grad_", "reshape", "select", "softmax",
+    "special_log_softmax", "special_softmax", "squeeze", "squeeze_", "swapaxes", "t", "to", "transpose", "type",
+    "type_as", "unflatten", "unsqueeze", "unsqueeze_", "view", "view_as",
 })  # fmt: skip
-_DROPOUTS = frozenset({"alpha_dropout", "dropout", "feature_alpha_dropout", "feature_dropout", "native_dropout"})
+_DROPOUTS = frozenset({"alpha_dropout", "dropout", "dropout1d", "dropout2d", "dropout3d", "feature_alpha_dropout"})
 _UNCHANGING = (nn.Identity, nn.Flatten, nn.Unflatten, nn.Dropout, nn.Softmax, nn.LogSoftmax)
-_ONE_OF_A_LIST = frozenset({"cat", "concat", "stack"})
+_ONE_OF_A_LIST = frozenset({"cat", "concat", "concatenate", "stack"})
 
 
 class Head(NamedTuple):
@@ -117,11 +118,11 @@ def unused(described: str, name: str) -> LearnerError:
     )
 
 
-class _Pass(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Follows the outputs of linear layers through the operations of a forward pass."""
+class _Pass(TorchFunctionMode):
+    """Follows the outputs of linear layers through the functions that a forward pass calls."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.names: list[str] = []  # of the layers that were called, in order
         self._known: dict[int, tuple[torch.Tensor, int]] = {}  # tensors that hold outputs, and of which call
 
@@ -138,24 +139,25 @@ class _Pass(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """The call whose outputs these are."""
         return self._known[id(outputs)][1] if id(outputs) in self._known else None
 
-    def __torch_dispatch__(
+    def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        given, name = dict(kwargs or {}), func.overloadpacket.__name__
+        given, name = dict(kwargs or {}), getattr(func, "__name__", "")
         result = func(*args, **given)
-        if name.rstrip("_") in _DROPOUTS and given.get("train", args[2] if len(args) > 2 else True) is False:
-            self._pass_on(args[0], result[0] if isinstance(result, tuple) else result)
+        source = args[0] if args else given.get("input")
+        if name in _DROPOUTS:
+            training = given.get("training", given.get("train", args[2] if len(args) > 2 else name == "dropout"))
+            if training is False:
+                self._pass_on(source, result)
         elif name == "mean" and _is_over_places(args, given):
-            self._pass_on(args[0], result, some=True)
-        elif func._schema.is_mutable:
-            for argument, value in zip(func._schema.arguments, args, strict=False):
-                if argument.alias_info is not None and argument.alias_info.is_write:
-                    self._forget(value)
-            self._forget(given.get("out"))
+            self._pass_on(source, result, some=True)
         elif name in _SAME:
-            self._pass_on(args[0], result)
+            self._pass_on(source, result)
         elif name in _ONE_OF_A_LIST and len(args[0]) == 1:
             self._pass_on(args[0][0], result)
+        elif _writes(name) or result is source:
+            self._forget(source)
+        self._forget(given.get("out"))
         return result
 
     def _pass_on(self, source: Any, result: Any, *, some: bool = False) -> None:
@@ -171,6 +173,13 @@ class _Pass(TorchDispatchMode):  # type: ignore[no-untyped-call]
             gone = [key for key, (held, _) in self._known.items() if held.untyped_storage().data_ptr() == memory]
             for key in gone:
                 del self._known[key]
+
+
+def _writes(name: str) -> bool:
+    """Whether a function of this name changes its first argument: add_, x[0] = 1, x += 1."""
+    if name.startswith("__"):
+        return name == "__setitem__" or (name.startswith("__i") and name not in ("__index__", "__int__", "__invert__"))
+    return name.endswith("_")
 
 
 def _is_over_places(args: Sequence[Any], given: Mapping[str, Any]) -> bool:

@@ -113,8 +113,8 @@ class DDistillation(Protocol):
         if self.start == "own":
             z[ids[~met[ids]]] = s[~met[ids]]
         met[ids] = True
-        mixed = mine = z[ids]
-        heard = {}
+        mixed: np.ndarray = z[ids]
+        mine, heard = mixed, {}
         if due:
             heard = parts.accepted_probabilities(me, await me.exchange(z=mine, expect={"z": mine}), "z")
             mixed = me.mix(mine, heard)  # Σ_m w_nm z^m
