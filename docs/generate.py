@@ -152,7 +152,8 @@ CLOCK = """\
 Unset: no times are computed. With it the metrics say at which virtual time (`time`, in seconds) a round has ended; over
 the network, at which real time. It needs `kind = "simulation"` or `kind = "network"` in `[runtime]`, or machines of
 their own (`codistill hub`); `[[clock.offline]]` needs the simulation. With `asynchronous = true` there are no rounds:
-every agent starts its next round when it has ended the one before. See [runs without rounds](how-to/run-without-rounds.md)."""
+every agent starts its next round when it has ended the one before. See
+[runs without rounds](how-to/run-without-rounds.md)."""
 
 
 MACHINES = """\
