@@ -59,7 +59,7 @@ class CRS(Protocol):
     listen_to: tuple[str, ...] | None = setting(None, "agents that it learns from; unset: all")
     oldest: float | None = setting(None, "age up to which it uses what others sent: rounds, or seconds", above=0)
     aggregate: str = setting("mean", "how the means of many become t̄", choices=parts.PLAIN_KINDS)
-    trim: float = setting(0.2, "share that 'trimmed' leaves out at each end", at_least=0, at_most=0.49)
+    trim: float = setting(0.2, parts.TRIM, at_least=0, at_most=0.49)
 
     async def round(self, me: Agent, t: int) -> None:
         """Algorithm 1, for one agent."""
@@ -150,6 +150,8 @@ class CRS(Protocol):
         means, held = (np.stack([used[name][key] for name in wanted]) for key in ("mean", "held"))
         aggregation = parts.Aggregation(kind=self.aggregate, trim=self.trim, outputs=False)
         mean = parts.mean_representations(means, held, aggregation)  # t̄^c
+        for agents in np.unique(held.sum(axis=0)):
+            aggregation.warn_of_few(me, int(agents))
         count = min(max(message["downloads"], 0), _MOST)
         received, age = parts.drawn_representations(me.rng("draw", sender), others, count, me.time, mean)
         return Message.of(representations=received, age=age)

@@ -39,7 +39,7 @@ class FD(Protocol):
     distance: str = setting("kl", "d, between outputs and their target", choices=("squared", "kl"))
     temperature: float = setting(1.0, "E, softens both sides of the distance 'kl'", above=0)
     aggregate: str = setting("mean", "how the others' outputs become one target", choices=parts.PLAIN_KINDS)
-    trim: float = setting(0.2, "share that 'trimmed' leaves out at each end", at_least=0, at_most=0.49)
+    trim: float = setting(0.2, parts.TRIM, at_least=0, at_most=0.49)
 
     async def round(self, me: Agent, t: int) -> None:
         """Local training towards labels and targets; then this round's means for new targets."""
@@ -77,6 +77,7 @@ class FD(Protocol):
         known = {name: np.zeros(len(like), dtype=bool) for name in me.present}
         for holders, classes in parts.classes_by_holders(heard):
             held = {name: heard[name]["means"][classes] for name in holders}
+            aggregation.warn_of_few(me, max(len(holders) - 1, 1))
             # F̂_-n,c = mean of F_m,c over all m ≠ n who have c
             for name, targets in parts.class_means_of_others(aggregation, held, me.present).items():
                 told[name][classes], known[name][classes] = targets, True

@@ -44,7 +44,7 @@ class FedAL(Protocol):
     temperature: float = setting(1.0, "E, softens the outputs in the distillation loss", above=0)
     less_forgetting: float = setting(1.0, "weight of r, which holds a model to itself before a stage", at_least=0)
     aggregate: str = setting("mean", "how the others' outputs become one target", choices=parts.KINDS)
-    trim: float = setting(0.2, "share that 'trimmed' leaves out at each end", at_least=0, at_most=0.49)
+    trim: float = setting(0.2, parts.TRIM, at_least=0, at_most=0.49)
     adversarial: float = setting(1.0, "weight of U_n, the adversarial loss; 0: without a discriminator", at_least=0)
     clip: float | None = setting(None, "longest gradient of U_n for a sample; unset: unbounded", above=0)
     discriminator_lr: float = setting(1e-4, "η_d, learning rate of the discriminator", above=0)
@@ -100,6 +100,7 @@ class FedAL(Protocol):
                 continue
             f, shares = parts.stacked(heard)
             mean, gradients, figures = aggregation.of_all(f, shares), None, {}  # f̄
+            aggregation.warn_of_few(me, len(f) - 1)
             if self.adversarial:  # lines 13 and 16
                 gradients, figures["discriminator_accuracy"] = discriminator.step(me, list(heard), f)
             await me.scatter(parts.replies(me.present, list(heard), f, mean, aggregation, shares, gradients))

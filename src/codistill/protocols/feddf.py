@@ -38,7 +38,7 @@ class FedDF(Protocol):
     temperature: float = setting(1.0, "E, softens the outputs in the distillation loss", above=0)
     less_forgetting: float = setting(0.0, "weight of the loss that holds a model to itself before a stage", at_least=0)
     aggregate: str = setting("mean", "how the others' outputs become one target", choices=parts.KINDS)
-    trim: float = setting(0.2, "share that 'trimmed' leaves out at each end", at_least=0, at_most=0.49)
+    trim: float = setting(0.2, parts.TRIM, at_least=0, at_most=0.49)
     adversarial: float = setting(0.0, "weight of U_n, the adversarial loss; 0: without a discriminator", at_least=0)
     clip: float | None = setting(None, "longest gradient of U_n for a sample; unset: unbounded", above=0)
     discriminator_lr: float = setting(1e-4, "η_d, learning rate of the discriminator", above=0)
@@ -105,6 +105,7 @@ class FedDF(Protocol):
                 continue
             f, shares = parts.stacked(heard)
             mean, gradients = aggregation.of_all(f, shares), None  # f̄
+            aggregation.warn_of_few(me, len(f) - 1)
             if self.adversarial:
                 gradients, recognised = discriminator.step(me, list(heard), f)
                 me.measure(heard, discriminator_accuracy=recognised)
@@ -120,6 +121,7 @@ class FedDF(Protocol):
         for _, group in parts.groups_alike(me, heard, "weights"):
             # w ← Σ_k n_k / n · w_k, over the agents k of one architecture
             mean = parts.combined_weights(group, self.aggregate_weights, self.trim, self.cap)
+            parts.Aggregation(kind=self.aggregate_weights, trim=self.trim).warn_of_few(me, len(group))
             answers |= dict.fromkeys(group, Message(mean))
         await me.scatter(answers)
 

@@ -39,7 +39,7 @@ class FedDistill(Protocol):
     lr_decay: float = setting(1.0, "factor on the learning rate per round", above=0, at_most=1)
     weight: float = setting(1.0, "γ, of the distance to the mean outputs of all", at_least=0)
     aggregate: str = setting("mean", "how the weights of all become one", choices=parts.PLAIN_KINDS)
-    trim: float = setting(0.2, "share that 'trimmed' leaves out at each end", at_least=0, at_most=0.49)
+    trim: float = setting(0.2, parts.TRIM, at_least=0, at_most=0.49)
     cap: float = setting(10.0, "largest n_k in the mean, in medians of all n_k", at_least=1)
     synchronise: bool = setting(True, "start all agents from the same initial weights")
 
@@ -100,6 +100,7 @@ class FedDistill(Protocol):
             held = [message[MEANS][[c]] for message in outputs if message[SEEN][c]]
             if held:
                 told[c], known[c] = aggregation.of_all(np.stack(held)), True  # F̂_c
+                aggregation.warn_of_few(me, len(held))
         return {MEANS: told, SEEN: known}
 
     def check(self, agents: Sequence[Agent]) -> None:

@@ -45,7 +45,7 @@ class FedMD(Protocol):
     temperature: float = setting(1.0, "E, softens the outputs in the distillation loss", above=0)
     less_forgetting: float = setting(0.0, "weight of the loss that holds a model to itself before a stage", at_least=0)
     aggregate: str = setting("mean", "how the others' outputs become one target", choices=parts.KINDS)
-    trim: float = setting(0.2, "share that 'trimmed' leaves out at each end", at_least=0, at_most=0.49)
+    trim: float = setting(0.2, parts.TRIM, at_least=0, at_most=0.49)
     floor: float = setting(1e-3, "smallest probability that a black-box agent sends", above=0, at_most=0.1)
 
     async def begin(self, me: Agent) -> None:
@@ -129,6 +129,7 @@ class FedMD(Protocol):
                 continue
             f, shares = parts.stacked(heard)
             mean = aggregation.of_all(f, shares)  # f̄
+            aggregation.warn_of_few(me, len(f) - 1)
             await me.scatter(parts.replies(me.present, list(heard), f, mean, aggregation, shares))
             me.measure(heard, disagreement=parts.disagreement(f, mean))
 

@@ -42,7 +42,7 @@ class FedProto(Protocol):
     transfer_steps: int | None = setting(None, "public batches per round; unset: one pass over all", at_least=0)
     weight: float = setting(1.0, "λ, of the distance between features", at_least=0)
     aggregate: str = setting("mean", "how the features of many become one target", choices=parts.PLAIN_KINDS)
-    trim: float = setting(0.2, "share that 'trimmed' leaves out at each end", at_least=0, at_most=0.49)
+    trim: float = setting(0.2, parts.TRIM, at_least=0, at_most=0.49)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -92,6 +92,7 @@ class FedProto(Protocol):
             for names, group in parts.groups_alike(me, heard, "features"):
                 h, _ = parts.stacked(group)
                 answers |= parts.replies(names, list(group), h, aggregation.of_all(h), aggregation)
+                aggregation.warn_of_few(me, len(h) - 1)
             await me.scatter(answers)
 
     async def _mean_prototypes(self, me: Hub, aggregation: parts.Aggregation) -> None:
@@ -104,6 +105,7 @@ class FedProto(Protocol):
             for holders, classes in parts.classes_by_holders(group):
                 held = np.stack([group[name]["prototypes"][classes] for name in holders])
                 told[classes], known[classes] = aggregation.of_all(held), True  # C̄_c
+                aggregation.warn_of_few(me, len(held))
             answers |= dict.fromkeys(names, Message.of(prototypes=told, known=known))
         await me.scatter(answers)
 

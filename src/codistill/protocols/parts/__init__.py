@@ -3,7 +3,7 @@
 Each computes; none of them communicates. What is sent and received stands in the protocol's file.
 """
 
-from codistill.protocols.parts.aggregation import KINDS, PLAIN_KINDS, Aggregation
+from codistill.protocols.parts.aggregation import KINDS, PLAIN_KINDS, TRIM, Aggregation
 from codistill.protocols.parts.classes import (
     check_classes,
     chosen,
@@ -58,7 +58,8 @@ from codistill.protocols.parts.weights import (
 )
 
 __all__ = [
-    "AVERAGES", "KINDS", "PLAIN_KINDS", "SCHEDULES", "Aggregation", "Discriminator", "Generator", "accepted_gradients",
+    "AVERAGES", "KINDS", "PLAIN_KINDS", "SCHEDULES", "TRIM",
+    "Aggregation", "Discriminator", "Generator", "accepted_gradients",
     "accepted_heads", "accepted_probabilities", "accepted_weights", "accepts_representations", "activation_divergence",
     "as_targets", "check_classes", "check_equal_weights", "check_features", "chosen", "class_means",
     "class_means_of_others",

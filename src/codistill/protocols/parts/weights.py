@@ -89,6 +89,8 @@ def group_means(
     if len(groups) > 1:
         kinds = "; ".join(", ".join(names) for names, _ in groups)
         me.remark(f"agents with different architectures, each averaged by itself: {kinds}")
+    for _, group in groups:
+        Aggregation(kind=aggregate, trim=trim).warn_of_few(me, len(group))
     return [(names, combined_weights(group, aggregate, trim, cap)) for names, group in groups]
 
 
