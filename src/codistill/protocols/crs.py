@@ -148,10 +148,8 @@ class CRS(Protocol):
         if not others:
             return Message()
         means, held = (np.stack([used[name][key] for name in wanted]) for key in ("mean", "held"))
-        aggregation = parts.Aggregation(kind=self.aggregate, trim=self.trim, outputs=False)
+        aggregation = parts.Aggregation(kind=self.aggregate, trim=self.trim, outputs=False, hub=me)
         mean = parts.mean_representations(means, held, aggregation)  # t̄^c
-        for agents in np.unique(held.sum(axis=0)):
-            aggregation.warn_of_few(me, int(agents))
         count = min(max(message["downloads"], 0), _MOST)
         received, age = parts.drawn_representations(me.rng("draw", sender), others, count, me.time, mean)
         return Message.of(representations=received, age=age)

@@ -72,12 +72,11 @@ class FD(Protocol):
         if not heard:
             return await me.skip()
         # A squared distance depends on a constant per sample: no log-probabilities there.
-        aggregation = parts.Aggregation(kind=self.aggregate, trim=self.trim, outputs=self.distance == "kl")
+        aggregation = parts.Aggregation(kind=self.aggregate, trim=self.trim, outputs=self.distance == "kl", hub=me)
         told = {name: np.zeros_like(like) for name in me.present}
         known = {name: np.zeros(len(like), dtype=bool) for name in me.present}
         for holders, classes in parts.classes_by_holders(heard):
             held = {name: heard[name]["means"][classes] for name in holders}
-            aggregation.warn_of_few(me, max(len(holders) - 1, 1))
             # F̂_-n,c = mean of F_m,c over all m ≠ n who have c
             for name, targets in parts.class_means_of_others(aggregation, held, me.present).items():
                 told[name][classes], known[name][classes] = targets, True

@@ -89,7 +89,7 @@ class FedAL(Protocol):
 
     async def hub(self, me: Hub, t: int) -> None:
         """Lines 12-16, with whoever answered: a step of the discriminator, the mean output, and ∇_{f_n} U_n."""
-        aggregation = parts.Aggregation(kind=self.aggregate, trim=self.trim, temperature=self.temperature)
+        aggregation = parts.Aggregation(kind=self.aggregate, trim=self.trim, temperature=self.temperature, hub=me)
         discriminator = parts.Discriminator(
             lr=self.discriminator_lr, temperature=self.discriminator_temperature, hidden=self.discriminator_hidden
         )
@@ -100,7 +100,6 @@ class FedAL(Protocol):
                 continue
             f, shares = parts.stacked(heard)
             mean, gradients, figures = aggregation.of_all(f, shares), None, {}  # f̄
-            aggregation.warn_of_few(me, len(f) - 1)
             if self.adversarial:  # lines 13 and 16
                 gradients, figures["discriminator_accuracy"] = discriminator.step(me, list(heard), f)
             await me.scatter(parts.replies(me.present, list(heard), f, mean, aggregation, shares, gradients))

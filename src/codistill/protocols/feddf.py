@@ -94,7 +94,7 @@ class FedDF(Protocol):
     async def hub(self, me: Hub, t: int) -> None:
         """Average weights group by group, then outputs across groups."""
         await self._average_weights(me)
-        aggregation = parts.Aggregation(kind=self.aggregate, trim=self.trim, temperature=self.temperature)
+        aggregation = parts.Aggregation(kind=self.aggregate, trim=self.trim, temperature=self.temperature, hub=me)
         discriminator = parts.Discriminator(
             lr=self.discriminator_lr, temperature=self.discriminator_temperature, hidden=self.discriminator_hidden
         )
@@ -105,7 +105,6 @@ class FedDF(Protocol):
                 continue
             f, shares = parts.stacked(heard)
             mean, gradients = aggregation.of_all(f, shares), None  # f̄
-            aggregation.warn_of_few(me, len(f) - 1)
             if self.adversarial:
                 gradients, recognised = discriminator.step(me, list(heard), f)
                 me.measure(heard, discriminator_accuracy=recognised)
@@ -120,8 +119,7 @@ class FedDF(Protocol):
         answers = dict.fromkeys(me.present, Message())
         for _, group in parts.groups_alike(me, heard, "weights"):
             # w ← Σ_k n_k / n · w_k, over the agents k of one architecture
-            mean = parts.combined_weights(group, self.aggregate_weights, self.trim, self.cap)
-            parts.Aggregation(kind=self.aggregate_weights, trim=self.trim).warn_of_few(me, len(group))
+            mean = parts.combined_weights(group, self.aggregate_weights, self.trim, self.cap, me)
             answers |= dict.fromkeys(group, Message(mean))
         await me.scatter(answers)
 

@@ -94,13 +94,12 @@ class FedDistill(Protocol):
         await me.scatter(parts.to_groups(me, means))
 
     def _mean_outputs(self, me: Hub, outputs: list[Message]) -> dict[str, np.ndarray]:
-        aggregation = parts.Aggregation(kind=self.aggregate, trim=self.trim, outputs=False)
+        aggregation = parts.Aggregation(kind=self.aggregate, trim=self.trim, outputs=False, hub=me)
         told, known = np.zeros((me.classes,) * 2, np.float32), np.zeros(me.classes, dtype=bool)
         for c in range(me.classes):
             held = [message[MEANS][[c]] for message in outputs if message[SEEN][c]]
             if held:
                 told[c], known[c] = aggregation.of_all(np.stack(held)), True  # F̂_c
-                aggregation.warn_of_few(me, len(held))
         return {MEANS: told, SEEN: known}
 
     def check(self, agents: Sequence[Agent]) -> None:

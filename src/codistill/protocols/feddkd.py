@@ -118,8 +118,7 @@ class FedDKD(Protocol):
         gradients = parts.accepted_gradients(me, sent, w, shares)
         if not gradients:
             return w
-        gradient = parts.combined_weights(gradients, self.aggregate, self.trim, self.cap)  # Σ_k q_k ∇d_k,j
-        parts.Aggregation(kind=self.aggregate, trim=self.trim).warn_of_few(me, len(gradients))
+        gradient = parts.combined_weights(gradients, self.aggregate, self.trim, self.cap, me)  # Σ_k q_k ∇d_k,j
         rate = self.dkd_lr * self.dkd_lr_decay**t * self.dkd_lr_step_decay**j  # γ
         return parts.stepped(w, gradient, rate)  # line 10: w̄_{t,j} = w̄_{t,j-1} - γ Σ_k q_k ∇d_k,j
 

@@ -105,15 +105,14 @@ class FedMD(Protocol):
         reply = await me.ask_hub(f=f, **shares, expect=parts.expected_reply(f))
         return parts.leave_one_out(reply, f), slice(None)  # (5)
 
-    @property
-    def _aggregation(self) -> parts.Aggregation:
-        return parts.Aggregation(kind=self.aggregate, trim=self.trim, temperature=self.temperature)
+    def _aggregation(self, me: Hub) -> parts.Aggregation:
+        return parts.Aggregation(kind=self.aggregate, trim=self.trim, temperature=self.temperature, hub=me)
 
     def serve(self, me: Hub, sender: str, message: Message) -> Message:
         """Without rounds: keep an agent's outputs, and answer with the aggregate of the others' latest ones."""
         if not parts.keep_latest(me, sender, message, self.batch_size + 1, self.aggregate):
             return Message()
-        told, known = parts.latest_of_others(me, sender, message["ids"], self._aggregation)
+        told, known = parts.latest_of_others(me, sender, message["ids"], self._aggregation(me))
         if not known.any():
             return Message()
         me.measure([sender], disagreement=parts.disagreement(message["f"][None, known], told[known]))
@@ -121,7 +120,7 @@ class FedMD(Protocol):
 
     async def hub(self, me: Hub, t: int) -> None:
         """With rounds: aggregate the outputs that arrived, batch by batch."""
-        aggregation = self._aggregation
+        aggregation = self._aggregation(me)
         for ids, _ in me.public.batches(t, self.batch_size, self.transfer_steps) if len(me.present) > 1 else ():
             heard = await me.gather(expect=parts.expected_outputs(me, len(ids), self.aggregate))
             if not heard:
@@ -129,7 +128,6 @@ class FedMD(Protocol):
                 continue
             f, shares = parts.stacked(heard)
             mean = aggregation.of_all(f, shares)  # f̄
-            aggregation.warn_of_few(me, len(f) - 1)
             await me.scatter(parts.replies(me.present, list(heard), f, mean, aggregation, shares))
             me.measure(heard, disagreement=parts.disagreement(f, mean))
 

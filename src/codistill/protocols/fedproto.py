@@ -83,7 +83,7 @@ class FedProto(Protocol):
 
     async def hub(self, me: Hub, t: int) -> None:
         """The mean over whoever answered: of prototypes with the receiver's own, of public features without."""
-        aggregation = parts.Aggregation(kind=self.aggregate, trim=self.trim, outputs=False)
+        aggregation = parts.Aggregation(kind=self.aggregate, trim=self.trim, outputs=False, hub=me)
         if self.form == "classes":
             return await self._mean_prototypes(me, aggregation)
         for ids, _ in me.public.batches(t, self.batch_size, self.transfer_steps) if len(me.present) > 1 else ():
@@ -92,7 +92,6 @@ class FedProto(Protocol):
             for names, group in parts.groups_alike(me, heard, "features"):
                 h, _ = parts.stacked(group)
                 answers |= parts.replies(names, list(group), h, aggregation.of_all(h), aggregation)
-                aggregation.warn_of_few(me, len(h) - 1)
             await me.scatter(answers)
 
     async def _mean_prototypes(self, me: Hub, aggregation: parts.Aggregation) -> None:
@@ -105,7 +104,6 @@ class FedProto(Protocol):
             for holders, classes in parts.classes_by_holders(group):
                 held = np.stack([group[name]["prototypes"][classes] for name in holders])
                 told[classes], known[classes] = aggregation.of_all(held), True  # C̄_c
-                aggregation.warn_of_few(me, len(held))
             answers |= dict.fromkeys(names, Message.of(prototypes=told, known=known))
         await me.scatter(answers)
 

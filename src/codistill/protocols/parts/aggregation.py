@@ -38,19 +38,21 @@ class Aggregation:
     wherever that leaves a majority of the m. `probabilities` is the mean of ψ(f, E), in which a confident agent
     counts no more than any other. `confidence` weights each agent's output for a
     sample by 1 - H(p)/log K; `coverage` weights its entry for a class by the share of that class among its samples.
-    `outputs` is False for values that are not outputs before a softmax, such as features.
+    `outputs` is False for values that are not outputs before a softmax, such as features. `hub`: who aggregates; it
+    remarks, once for each m, where `trimmed` or `median` are of so few values that they leave none out.
     """
 
     kind: str = "mean"
     trim: float = 0.2
     temperature: float = 1.0
     outputs: bool = True
+    hub: Hub | None = None
 
     def of_others(self, values: np.ndarray, coverage: np.ndarray | None = None) -> np.ndarray:
         """For each of N ≥ 2 agents, the aggregate of all others: (N, samples, columns)."""
         f, weights = self._prepare(values, coverage)
         if self.kind in ("trimmed", "median"):
-            answer = _trimmed_of_others(f, self.tolerated(len(f) - 1))
+            answer = _trimmed_of_others(f, self._cut(len(f) - 1))
         else:
             answer = (np.sum(weights * f, axis=0) - weights * f) / (np.sum(weights, axis=0) - weights)
         return self._finish(answer, values.dtype)
@@ -59,7 +61,7 @@ class Aggregation:
         """The aggregate of all N ≥ 1 agents: (samples, columns)."""
         f, weights = self._prepare(values, coverage)
         if self.kind in ("trimmed", "median"):
-            cut = self.tolerated(len(f))
+            cut = self._cut(len(f))
             answer = np.sort(f, axis=0)[cut : len(f) - cut].mean(axis=0)
         else:
             answer = np.sum(weights * f, axis=0) / np.sum(weights, axis=0)
@@ -90,16 +92,17 @@ class Aggregation:
         # ⌈trim m⌉; rounded before, since 0.07 · 100 is a little more than 7 in floating point
         return middle if self.kind == "median" else min(ceil(round(self.trim * count, 9)), middle)
 
-    def warn_of_few(self, me: Hub, count: int) -> None:
-        """Remark, once for each number, that a robust aggregate of so few values leaves none out."""
-        asked = self.kind == "median" or (self.kind == "trimmed" and self.trim > 0)
-        if not asked or count < 1 or self.tolerated(count):
-            return
-        said = me.state.setdefault("too few to leave out", [])
-        if count not in said:
-            said.append(count)
-            agents = f"{count} agent{'s' * (count > 1)}"
-            me.remark(f"aggregate = '{self.kind}' of {agents} leaves nobody out: against 1 Byzantine agent it needs 3.")
+    def _cut(self, count: int) -> int:
+        """The same; where that is none, though some should be left out, the hub says so."""
+        cut = self.tolerated(count)
+        if not cut and self.hub is not None and (self.kind == "median" or self.trim > 0):
+            said = self.hub.state.setdefault("too few to leave out", [])
+            if count not in said:
+                said.append(count)
+                agents = f"{count} agent{'s' * (count > 1)}"
+                does = f"aggregate = '{self.kind}' of {agents} leaves nobody out"
+                self.hub.remark(f"{does}: against 1 Byzantine agent it needs 3.")
+        return cut
 
     def _finish(self, answer: np.ndarray, dtype: np.dtype) -> np.ndarray:
         if self.kind == "probabilities":

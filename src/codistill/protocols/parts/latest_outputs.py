@@ -59,5 +59,4 @@ def latest_of_others(me: Hub, sender: str, ids: np.ndarray, aggregation: Aggrega
         rows = group.ravel() == number
         if who.any():
             told[rows] = aggregation.of_all(f[who][:, rows], None if shares is None else shares[who])
-            aggregation.warn_of_few(me, int(who.sum()))
     return told, np.asarray(known.any(axis=0))

@@ -89,9 +89,7 @@ def group_means(
     if len(groups) > 1:
         kinds = "; ".join(", ".join(names) for names, _ in groups)
         me.remark(f"agents with different architectures, each averaged by itself: {kinds}")
-    for _, group in groups:
-        Aggregation(kind=aggregate, trim=trim).warn_of_few(me, len(group))
-    return [(names, combined_weights(group, aggregate, trim, cap)) for names, group in groups]
+    return [(names, combined_weights(group, aggregate, trim, cap, me)) for names, group in groups]
 
 
 def to_groups(me: Hub, means: Sequence[tuple[Sequence[str], Mapping[str, np.ndarray]]]) -> dict[str, Message]:
@@ -102,14 +100,16 @@ def to_groups(me: Hub, means: Sequence[tuple[Sequence[str], Mapping[str, np.ndar
     return answers
 
 
-def combined_weights(heard: Mapping[str, Message], aggregate: str, trim: float, cap: float) -> dict[str, np.ndarray]:
+def combined_weights(
+    heard: Mapping[str, Message], aggregate: str, trim: float, cap: float, me: Hub | None = None
+) -> dict[str, np.ndarray]:
     """The mean, weighted by samples, or the median or trimmed mean of each weight, in which all count alike.
 
     The messages hold weights of equal names and shapes, and `samples`.
     """
     if aggregate == "mean":
         return mean_weights(heard, cap)
-    robust = Aggregation(kind=aggregate, trim=trim, outputs=False)
+    robust = Aggregation(kind=aggregate, trim=trim, outputs=False, hub=me)
     return {
         name: _of_dtype(robust.of_all(np.stack([message[name] for message in heard.values()]).astype(np.float64)), like)
         for name, like in next(iter(heard.values())).arrays.items()
