@@ -18,7 +18,7 @@ from codistill.arguments import checked_arguments
 from codistill.base_node import Node, reason_of
 from codistill.data.labels import CLASSIFICATION, LabelEncoding, check_task
 from codistill.data.preparation import Preparation
-from codistill.data.shard import Shard, as_releases
+from codistill.data.shard import Shard, released
 from codistill.data.torch_datasets import is_dataset, read_dataset
 from codistill.data.validation import check_shape, encoded_samples, named_columns, plain_samples
 from codistill.effects import Receive, Send
@@ -35,7 +35,11 @@ __all__ = ["Agent", "Hello", "Hub", "Learner", "Node", "Receive", "Send"]
 
 
 class Agent(Node):
-    """A learner and a private shard: samples x with labels y, or a torch `Dataset` (or `DataLoader`) of pairs as x."""
+    """A learner and a private shard: samples x with labels y, or a torch `Dataset` (or `DataLoader`) of pairs as x.
+
+    `releases`: a boolean for each sample. One that is False is withheld: it takes no part in a run, whatever the
+    protocol, so that nothing which leaves the agent depends on it.
+    """
 
     @checked_arguments
     def __init__(
@@ -66,7 +70,6 @@ class Agent(Node):
         self.test: tuple[np.ndarray, np.ndarray] | None = None
         self.class_mix: np.ndarray | None = None  # how many samples of each class it holds
         self.choices = dict(choices or {})  # settings of the protocol that it chooses for itself
-        self._releases = releases  # which of its samples may be part of what it sends; None: all
         self.learned = False  # whether it has been in a run
         self.safeguard: Any = None  # set by the runtime: an AgentSafeguard, where its answers have one
         self.diverged = False  # whether its model diverged in this round, and returned to the round's start
@@ -76,6 +79,8 @@ class Agent(Node):
             x, y, self._random_items = read_dataset(x, f"agent '{name}'")
         self.column_names = named_columns(x)  # of samples in a data frame; empty: unknown
         self._data, self._test = (plain_samples(x, f"the samples x of agent '{name}'"), y), test
+        if releases is not None:
+            self._data, self._random_items = released(releases, *self._data, self._random_items, name)
         self._prepare = prepare
         self.prepared = Preparation(prepare, takes_missing=self.learner.takes_missing, owner=f"agent '{name}'")
         self.shape: tuple[int, ...] = ()  # of one sample, before it is prepared
@@ -85,7 +90,6 @@ class Agent(Node):
         encoding = encoding or LabelEncoding(CLASSIFICATION, classes)
         x, y = self._data
         self.shard = Shard(x, encoding.encode(y, f"agent '{self.name}'"), classes, self.name, self._random_items)
-        self.shard.releases = as_releases(self._releases, len(self.shard), self.name)
         self.shape = self.shard.x.shape[1:]
         self.shard.x = self.prepared.fit(self.shard.x)
         if self.shard.labels is not None:
@@ -120,7 +124,7 @@ class Agent(Node):
         model = copy.deepcopy(self.learner)
         twin = Agent(
             self.name, model, *self._data, test=self._test, task=self.task, prepare=self._prepare,
-            choices=self.choices, releases=self._releases,
+            choices=self.choices,
         )  # fmt: skip
         twin._random_items = self._random_items
         return twin

@@ -32,6 +32,7 @@ class FedDistill(Protocol):
     paper = "Seo et al. 2020; Zhu, Hong, Zhou, ICML 2021"
     exchanges = "weights, and mean outputs per class, to and from the hub"
     needs = Ability.WEIGHTS | Ability.GRADIENTS
+    chosen_by_agents = ("smallest_group",)
 
     local_epochs: int = setting(1, "epochs of local training per round", at_least=0)
     local_steps: int | None = setting(None, "gradient steps per round, instead of epochs", at_least=0)
@@ -41,6 +42,7 @@ class FedDistill(Protocol):
     aggregate: str = setting("mean", "how the weights of all become one", choices=parts.PLAIN_KINDS)
     trim: float = setting(0.2, parts.TRIM, at_least=0, at_most=0.49)
     cap: float = setting(10.0, "largest n_k in the mean, in medians of all n_k", at_least=1)
+    smallest_group: int = setting(2, parts.SMALLEST, at_least=1)
     synchronise: bool = setting(True, "start all agents from the same initial weights")
 
     async def begin(self, me: Agent) -> None:
@@ -67,7 +69,7 @@ class FedDistill(Protocol):
             share = y.numpy().astype(np.float64)
             sums, shares = sums + share.T @ f.detach().numpy(), shares + share.sum(axis=0)
         weights = me.learner.weights()
-        means, seen = parts.class_means(sums, shares)  # F_k,c
+        means, seen = parts.class_means(sums, shares, parts.large_classes(me, shares, self.smallest_group))  # F_k,c
         sent = {**weights, MEANS: means, SEEN: seen}
         self._take_over(me, await me.ask_hub(Message(sent, {"samples": len(me.shard)}), expect=sent), t)
 
