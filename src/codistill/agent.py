@@ -21,7 +21,7 @@ from codistill.data.labels import CLASSIFICATION, LabelEncoding, check_task
 from codistill.data.named_columns import Given, Names, as_frame, check_same, column_names, places, unclear_order, width
 from codistill.data.named_options import Naming, check_positions
 from codistill.data.preparation import Preparation
-from codistill.data.shard import Shard, as_releases
+from codistill.data.shard import Shard, released
 from codistill.data.torch_datasets import is_dataset, read_dataset
 from codistill.data.validation import check_shape, encoded_samples, plain_samples
 from codistill.effects import Receive, Send
@@ -38,7 +38,11 @@ __all__ = ["Agent", "Hello", "Hub", "Learner", "Node", "Receive", "Send"]
 
 
 class Agent(Node):
-    """A learner and a private shard: samples x with labels y, or a torch `Dataset` (or `DataLoader`) of pairs as x."""
+    """A learner and a private shard: samples x with labels y, or a torch `Dataset` (or `DataLoader`) of pairs as x.
+
+    `releases`: a boolean for each sample. One that is False is withheld: it takes no part in a run, whatever the
+    protocol, so that nothing which leaves the agent depends on it.
+    """
 
     @checked_arguments
     def __init__(
@@ -69,7 +73,6 @@ class Agent(Node):
         self.test: tuple[np.ndarray, np.ndarray] | None = None
         self.class_mix: np.ndarray | None = None  # how many samples of each class it holds
         self.choices = dict(choices or {})  # settings of the protocol that it chooses for itself
-        self._releases = releases  # which of its samples may be part of what it sends; None: all
         self.learned = False  # whether it has been in a run
         self.safeguard: Any = None  # set by the runtime: an AgentSafeguard, where its answers have one
         self.diverged = False  # whether its model diverged in this round, and returned to the round's start
@@ -82,6 +85,8 @@ class Agent(Node):
         self._has_names = bool(self.column_names)  # of its own, from a data frame
         self._dtypes = dict(zip(self.column_names, frame.dtypes, strict=True)) if self._has_names else {}
         self._data, self._test = (plain_samples(x, f"the samples x of agent '{name}'"), y), test
+        if releases is not None:
+            self._data, self._random_items = released(releases, *self._data, self._random_items, name)
         self.naming = Naming(f"agent '{name}'")  # what columns and classes are called, known when it is settled
         self._named: Naming | None = None  # what columns and classes are called, if this is a copy with numbered ones
         self._prepare = prepare
@@ -111,7 +116,6 @@ class Agent(Node):
         self.order_columns(columns or (self.column_names if self._has_names else ()))
         x, y = self._data
         self.shard = Shard(x, encoding.encode(y, f"agent '{self.name}'"), classes, self.name, self._random_items)
-        self.shard.releases = as_releases(self._releases, len(self.shard), self.name)
         self.shape = self.shard.x.shape[1:]
         counted = encoding.classes if encoding.task == CLASSIFICATION else 0
         own = Naming(f"agent '{self.name}'", self.column_names, self._dtypes, counted, encoding.names)
@@ -154,7 +158,7 @@ class Agent(Node):
         model = copy.deepcopy(self.learner)
         twin = Agent(
             self.name, model, *self._data, test=self._test, task=self.task, prepare=self._prepare,
-            choices=self.choices, releases=self._releases,
+            choices=self.choices,
         )  # fmt: skip
         twin._random_items = self._random_items
         twin.column_names, twin._has_names, twin._dtypes = self.column_names, self._has_names, self._dtypes

@@ -30,7 +30,11 @@ P = TypeVar("P", bound="Protocol")
 
 @dataclass(frozen=True, kw_only=True)
 class Protocol(Settings):
-    """Base of all protocols: a frozen dataclass of hyper-parameters and at most five hooks."""
+    """Base of all protocols: a frozen dataclass of hyper-parameters and at most five hooks.
+
+    What `Agent(releases=...)` means is the same for all of them: `me.shard` holds only samples that are released, so
+    nothing that a protocol computes or sends depends on one that is withheld.
+    """
 
     name: ClassVar[str] = ""
     paper: ClassVar[str] = ""

@@ -186,14 +186,22 @@ def federation(digits: tuple[np.ndarray, np.ndarray]) -> Callable[..., cd.Federa
     """A federation of a case: each of four agents has digits of six classes out of ten."""
     x, y = digits
 
-    def make(case: Case, *, agents: int = 4, size: Size = SMALL, **options: Any) -> cd.Federation:
+    def make(
+        case: Case, *, agents: int = 4, size: Size = SMALL, withheld: slice | None = None, changed: slice = slice(0),
+        **options: Any,
+    ) -> cd.Federation:  # fmt: skip
         torch.manual_seed(0)
         rng = np.random.default_rng(0)
         members = []
         for i, model in enumerate(case.models(size)[:agents]):
             held = (np.arange(6) + 3 * i) % CLASSES
             rows = rng.choice(np.flatnonzero(np.isin(y[:1000], held)), size.samples, replace=False)
-            members.append(cd.Agent(f"agent-{i}", model, x[rows], y[rows]))
+            own, labels, releases = x[rows], y[rows], None
+            if withheld is not None and i == 0:
+                releases = np.ones(size.samples, dtype=bool)
+                releases[withheld] = False
+                own[changed], labels[changed] = 100 - own[changed], (labels[changed] + 1) % CLASSES
+            members.append(cd.Agent(f"agent-{i}", model, own, labels, releases=releases))
         public, test = x[1000 : 1000 + size.public], slice(1200, 1200 + size.test)
         return cd.Federation(members, case.protocol, public=public, test=(x[test], y[test]), classes=CLASSES, **options)
 
@@ -295,6 +303,24 @@ def test_no_message_holds_what_must_stay_at_home(case: Case, whole_of: Any) -> N
 def test_nothing_that_an_agent_tells_gives_its_class_counts(case: Case, whole_of: Any) -> None:
     """Messages, measures, remarks, and the scores that it reports to a hub of another operator."""
     assert whole_of(case).label_leaks == []
+
+
+@rows_of([*CASES, RELAY])
+def test_no_byte_depends_on_a_withheld_sample(case: Case, federation: Any) -> None:
+    """Agent-0 withholds ten of its samples: other values and labels of these change no message, and no score.
+
+    Those of a sample that it releases do, unless nothing but the number of samples is sent.
+    """
+
+    def told(changed: slice) -> tuple[list[tuple[str, str, bytes]], list[dict[str, Any]]]:
+        sent: list[tuple[str, str, bytes]] = []
+        watch = [lambda sender, receiver, data: sent.append((sender, receiver, bytes(data)))]
+        made = federation(case, withheld=slice(5, 15), changed=changed, watchers=watch)
+        return sent, made.run(2, runtime="simulation", progress=False).rows
+
+    plain = told(slice(0))
+    assert told(slice(5, 15)) == plain
+    assert told(slice(0, 5)) != plain or case is RELAY
 
 
 @rows_of([*CASES, RELAY])

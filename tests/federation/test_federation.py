@@ -10,10 +10,12 @@ from sklearn.datasets import load_wine
 from sklearn.ensemble import RandomForestClassifier
 from sklearn.linear_model import Ridge
 from sklearn.naive_bayes import GaussianNB
+from sklearn.preprocessing import StandardScaler
 from torch import nn
 
 import codistill as cd
 from codistill.errors import CheckpointError, DataError, LearnerError, RecipeError
+from codistill.runtimes.network.terms import hello_of
 from codistill.runtimes.running import run
 from codistill.runtimes.simulation import Simulation
 
@@ -420,3 +422,72 @@ def test_what_agents_do_alone_is_not_an_option_of_the_run() -> None:
     agent = cd.Agent("a", torch.nn.Linear(2, 2), [[0.0, 1.0], [1.0, 0.0]], [0, 1])
     with pytest.raises(RecipeError, match="alone must be true or false.*define alone"):
         cd.Federation([agent], cd.Alone()).run(1, alone=cd.Alone())
+
+
+# --- samples that are withheld ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("as_given", [np.asarray, list, pd.Series, torch.tensor], ids=lambda kind: kind.__name__)
+def test_a_withheld_sample_is_in_nothing_that_an_agent_has(as_given):
+    """Not in what it joins with, its preparation, its class counts, the classes of all, or its own model."""
+    names = np.array(["benign", "severe", "unclear"])
+    kept = np.arange(40) >= 10
+
+    def joined(x, y, **options):
+        given = as_given(y) if as_given is not torch.tensor else as_given(np.searchsorted([*names, "z"], y))
+        agent = cd.Agent("a", module(), x, given, prepare=StandardScaler(), **options)
+        return agent, cd.Federation([agent], cd.Alone(), safeguard=True)
+
+    x, y = X[:40].copy(), names[Y[:40]].astype(object)
+    x[12, 3] = np.nan  # filled in by the other samples
+    alone, plain = joined(x[kept], y[kept])
+    other = x.copy()
+    other[~kept], y[~kept] = np.nan, "z"  # a class that nobody else has, and no values at all
+    agent, made = joined(other, y, releases=as_given(kept) if as_given is not torch.tensor else kept.tolist())
+    assert hello_of(agent, None) == hello_of(alone, None)
+    assert hello_of(agent, None)["samples"] == 30
+    np.testing.assert_array_equal(agent.shard.x, alone.shard.x)
+    np.testing.assert_array_equal(agent.class_mix, alone.class_mix)
+    assert made.classes == plain.classes == 3
+    assert made.run(2, **QUIET).rows == plain.run(2, **QUIET).rows
+    for mine, theirs in zip(agent.learner.weights().values(), alone.learner.weights().values(), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+def test_random_items_that_are_withheld_are_never_read():
+    class Augmented(torch.utils.data.Dataset):
+        def __init__(self):
+            self.read = []
+
+        def __len__(self):
+            return 20
+
+        def __getitem__(self, i):
+            self.read.append(i)
+            return X[i] + np.random.normal(size=13).astype(np.float32), int(Y[i])  # noqa: NPY002
+
+    items = Augmented()
+    agent = cd.Agent("a", module(), items, releases=np.arange(20) % 2 == 0)
+    items.read.clear()
+    cd.Federation([agent], cd.Alone(), classes=3).run(2, **QUIET)
+    assert sorted(set(items.read)) == list(range(0, 20, 2))
+
+
+@pytest.mark.parametrize(
+    ("mask", "found"),
+    [([1] * 40, "int64 of shape"), ([True] * 39, r"bool of shape \(39,\)"), (True, r"bool of shape \(\)"),
+     (["yes"] * 40, "of shape"), ([None] * 40, "object of shape"), ([False] * 40, "all withheld")],
+)  # fmt: skip
+def test_releases_is_a_boolean_for_each_sample(mask, found):
+    with pytest.raises(DataError, match=f"releases of agent 'a' must .*{found}"):
+        cd.Agent("a", module(), X[:40], Y[:40], releases=mask)
+
+
+def test_samples_without_labels_are_reported_as_such_also_with_a_mask():
+    mask = np.arange(40) < 30
+    for x, y in ((X[:40], Y[:39]), (X[:40], None), ([[1.0], [1.0, 2.0]] * 20, Y[:40])):
+        with pytest.raises(DataError) as plain:
+            cd.Federation([cd.Agent("a", module(), x, y)], cd.Alone(), classes=3)
+        with pytest.raises(DataError) as masked:
+            cd.Federation([cd.Agent("a", module(), x, y, releases=mask)], cd.Alone(), classes=3)
+        assert str(masked.value) == str(plain.value)

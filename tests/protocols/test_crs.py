@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from codistill.randomness import generator
 from codistill.topology import Topology
 
 LR, CLASSES, WIDTH = 0.1, 3, 4
+ANY: dict[str, Any] = {"smallest_group": 1}  # also means of single samples, by which the pseudo-code is followed here
 # Class 0 is met by all, class 1 by a and b, class 2 by b alone.
 LABELS = {"a": [0, 1, 1, 0], "b": [0, 1, 2, 2], "c": [0, 0, 0]}
 QUIET: dict[str, Any] = {"runtime": "simulation", "alone": False, "progress": False}
@@ -52,20 +54,27 @@ class _Copy:
             s = self.net[:2](self.x)
             return {c: s[self.y == c].mean(dim=0) for c in sorted(set(self.y.tolist()))}
 
-    def step(self, mean: dict[int, torch.Tensor], observed: dict[int, torch.Tensor], kd: float, disc: float) -> None:
-        """L_CE + λ_KD L_KD + λ_disc L_disc, with naive logarithms."""
+    def step(
+        self,
+        mean: dict[int, torch.Tensor],
+        observed: dict[int, torch.Tensor],
+        kd: float,
+        disc: float,
+        over: tuple[str, str] = ("mean", "mean"),
+    ) -> None:
+        """L_CE + λ_KD L_KD + λ_disc L_disc, with naive logarithms; `over` features and over pairs: a mean or a sum."""
         s = self.net[:2](self.x)
         f = self.net[2](s)
         loss = cross_entropy(f, self.y)
         for i, y in enumerate(self.y.tolist()):
             if y in mean:
-                loss = loss + kd * (s[i] - mean[y]).square().mean() / len(self.y)
+                loss = loss + kd * getattr((s[i] - mean[y]).square(), over[0])() / len(self.y)
             pairs = []
             for c, t in observed.items():
                 h = torch.softmax(f[i], 0) @ torch.softmax(self.net[2](t), 0)
                 pairs.append(-h.log() if c == y else -(1 - h).log())
             if pairs:
-                loss = loss + disc * torch.stack(pairs).mean() / len(self.y)
+                loss = loss + disc * getattr(torch.stack(pairs), over[1])() / len(self.y)
         self.net.zero_grad()
         loss.backward()
         with torch.no_grad():
@@ -84,10 +93,23 @@ def _assert_equal(federation: cd.Federation, copies: dict[str, _Copy]) -> None:
             np.testing.assert_allclose(agent.learner.weights()[name], value, atol=1e-6, err_msg=f"{agent.name} {name}")
 
 
-@pytest.mark.parametrize("start", ["random", "none"])
-def test_rounds_through_the_relay_equal_the_pseudo_code(start: str) -> None:
+_FORMS = {
+    "random": ({"start": "random"}, ("mean", "mean")),
+    "none": ({"start": "none"}, ("mean", "mean")),
+    "sum over features": ({"features": "sum"}, ("sum", "mean")),
+    "sum over pairs": ({"pairs": "sum"}, ("mean", "sum")),
+    "printed": ({"form": "printed"}, ("sum", "sum")),
+}
+
+
+@pytest.mark.parametrize("form", _FORMS)
+def test_rounds_through_the_relay_equal_the_pseudo_code(form: str) -> None:
     """Two agents: the other's only observation is its mean, as n_avg is above what it has of any class."""
-    federation = _federation(cd.CRS(kd_weight=2.0, disc_weight=0.5, average_over=9, start=start), "ab", seed=3)
+    settings, over = _FORMS[form]
+    protocol = cd.CRS(kd_weight=2.0, disc_weight=0.5, average_over=9, **settings, **ANY)
+    start = protocol.start
+    assert (start == "random") == (form in ("random", "printed"))
+    federation = _federation(protocol, "ab", seed=3)
     federation.run(3, **QUIET)
     copies = {name: _Copy(name) for name in "ab"}
     uploads: dict[str, dict[int, torch.Tensor]] = {}
@@ -100,7 +122,7 @@ def test_rounds_through_the_relay_equal_the_pseudo_code(start: str) -> None:
             if t == 0 and start == "random":  # of all classes, equal for both agents
                 numbers = generator(3, "initial representations").standard_normal((2, CLASSES, WIDTH))
                 mean, observed = (dict(enumerate(torch.tensor(each, dtype=torch.float32))) for each in numbers)
-            copies[name].step(mean, observed, 2.0, 0.5)
+            copies[name].step(mean, observed, 2.0, 0.5, over)
         uploads = {name: copies[name].means() for name in "ab"}
     _assert_equal(federation, copies)
 
@@ -127,7 +149,7 @@ def test_the_random_start_is_for_round_1_and_never_for_a_lone_agent() -> None:
 def test_rounds_between_neighbours_equal_the_pseudo_code() -> None:
     """On a path a - b - c the mean of the observations received stands for t̄; with one sender, they are one."""
     path = Topology(["a", "b", "c"], [("a", "b"), ("b", "c")])
-    federation = _federation(cd.CRS(kd_weight=2.0, disc_weight=0.0, average_over=9), topology=path)
+    federation = _federation(cd.CRS(kd_weight=2.0, disc_weight=0.0, average_over=9, **ANY), topology=path)
     federation.run(3, **QUIET)
     copies, neighbours = {name: _Copy(name) for name in "abc"}, {"a": "b", "b": "ac", "c": "b"}
     sent: dict[str, dict[int, torch.Tensor]] = {}
@@ -193,12 +215,20 @@ def test_an_agent_chooses_what_it_releases_and_the_hub_cannot_raise_it() -> None
 
 
 def test_only_samples_that_its_owner_releases_are_in_what_it_sends() -> None:
-    (some,) = _watched({}, releases=np.array([True, False, True, False]))
-    federation = _federation(cd.CRS(), "ab")
-    federation.run(1, **QUIET)  # one plain step: the features are the same in both runs
-    features = federation.agents[0].learner.evaluated_features(_samples("a"))
-    np.testing.assert_allclose(some["representations"][0, 0], features[0], atol=1e-6)  # of class 0 only sample 0
-    np.testing.assert_allclose(some["representations"][0, 1], features[2], atol=1e-6)
+    """Neither in a mean nor in the model that computes it: before, the withheld samples were trained on.
+
+    Agent a releases sample 0 of class 0 and sample 2 of class 1, so it is sent what one step on these two gives.
+    """
+    (some,) = _watched(ANY, releases=np.array([True, False, True, False]))
+    copy = _Copy("a")
+    copy.x, copy.y = copy.x[[0, 2]], copy.y[[0, 2]]
+    copy.step({}, {}, 0, 0)
+    for c, mean in copy.means().items():
+        np.testing.assert_allclose(some["representations"][0, c], mean, atol=1e-6)
+    assert some["held"].tolist() == [True, True, False]
+    assert _watched({}, releases=np.array([True, False, True, False])) == []  # each class has one sample only
+    with pytest.raises(cd.CodistillError, match="releases of agent 'a' must release a sample.*4 samples, all withheld"):
+        _watched({}, releases=[False] * 4)
     with pytest.raises(cd.CodistillError, match="releases of agent 'a' must be a boolean for each of its 4 samples"):
         _watched({}, releases=[0, 1])
 
@@ -210,6 +240,143 @@ def test_choices_are_checked_before_the_run() -> None:
         cd.Federation([_agent("a", choices={"uploads": -1}), _agent("b")], cd.CRS(), classes=CLASSES)
     with pytest.raises(RecipeError, match="what fedproto leaves to its agents"):
         cd.Federation([_agent("a", choices={"weight": 1.0}), _agent("b")], cd.FedProto(), classes=CLASSES)
+
+
+_STAR, _RING = None, Topology.ring(["a", "b", "c", "d"])
+_SWITCHED_OFF: list[tuple[dict[str, Any], str]] = [
+    ({"listen_to": ()}, "listen_to of agent 'a' must name an agent that it hears.*an empty list.*Name some of b, "),
+    ({"listen_to": ("a",)}, "listen_to of agent 'a' must name .*'a'"),
+    ({"listen_to": ("bb",)}, "listen_to of agent 'a' must name .*'bb'.*Did you mean 'b'"),
+    ({"listen_to": ("b", "bb")}, "'bb'.*Did you mean 'b'"),
+    ({"release_classes": (CLASSES,)}, f"release_classes of agent 'a' must be classes .*, 0 to 2.*{CLASSES}"),
+    ({"release_classes": (0, 7)}, "release_classes of agent 'a'.*7"),
+    ({"oldest": 0.5}, "oldest of agent 'a' must be at least 1 with rounds.*0.5"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("topology", [_STAR, _RING], ids=["hub", "ring"])
+@pytest.mark.parametrize(("settings", "error"), _SWITCHED_OFF, ids=lambda given: str(given)[:30])
+def test_what_would_switch_learning_off_is_refused_by_name(
+    settings: dict[str, Any], error: str, topology: Topology | None
+) -> None:
+    """With a hub and without, as a setting of all agents and as the choice of one, also where it is alone at hand."""
+    others = [cd.Agent(name, _net(name), _samples("b"), LABELS["b"]) for name in "bcd"]
+    options: dict[str, Any] = {"classes": CLASSES, "topology": topology}
+    with pytest.raises(RecipeError, match=error):
+        cd.Federation([_agent("a"), *others], cd.CRS(**settings), **options)
+    with pytest.raises(RecipeError, match=error):
+        cd.Federation([_agent("a", choices=settings), *others], cd.CRS(), **options)
+    known = cd.Federation([_agent("a"), *others], cd.CRS(), **options)
+    (alone,) = (agent for agent in known.agents if agent.name == "a")
+    alone.choices = settings
+    with pytest.raises(RecipeError, match=error):
+        cd.CRS().check([alone])
+
+
+def test_whom_an_agent_may_listen_to() -> None:
+    """Oneself only as one of a list for all; without a hub one's neighbours only; without rounds, below 1 s."""
+    names = ["a", "b", "c", "d"]
+
+    def made(protocol: cd.CRS, choices: dict[str, Any] | None = None, **options: Any) -> cd.Federation:
+        agents = [cd.Agent(name, _net(name), _samples("b"), LABELS["b"]) for name in "bcd"]
+        return cd.Federation([_agent("a", choices=choices or {}), *agents], protocol, classes=CLASSES, **options)
+
+    made(cd.CRS(listen_to=("a", "b")))
+    made(cd.CRS(listen_to=("a", "b", "c", "d")), topology=Topology.ring(names))
+    with pytest.raises(RecipeError, match="listen_to of agent 'a' must name other agents that it hears.*itself, 'a'"):
+        made(cd.CRS(), {"listen_to": ("a", "b")})
+    with pytest.raises(
+        RecipeError, match="listen_to of agent 'a' must name other agents that it hears.*'c'.*Known: b, d"
+    ):
+        made(cd.CRS(), {"listen_to": ("c",)}, topology=Topology.ring(names))
+    with pytest.raises(RecipeError, match="listen_to of agent 'b' must name an agent that it hears.*'b'"):
+        made(cd.CRS(listen_to=("b",)))
+    made(cd.CRS(oldest=0.5), clock=cd.Clock(asynchronous=True))
+    made(cd.CRS(oldest=1.0))
+
+
+# --- the smallest group ---------------------------------------------------------------------------
+
+
+def _sent(protocol: cd.Protocol, key: str, labels: list[int], **options: Any) -> tuple[list[Message], cd.Result]:
+    """What agent a sends with `key` in one round, and the result; agent b has plenty of every class."""
+    seen: list[Message] = []
+
+    def watch(sender: str, receiver: str, data: bytes) -> None:
+        message = Message.decode(data)
+        if sender == "a" and key in message:
+            seen.append(message)
+
+    rng, many = np.random.default_rng(0), np.arange(30) % CLASSES
+    x, other = rng.normal(size=(len(labels), 2)), rng.normal(size=(30, 2))
+    agents = [cd.Agent("a", _net("a"), x, labels, **options), cd.Agent("b", _net("a"), other, many)]
+    result = cd.Federation(agents, protocol, classes=CLASSES, watchers=[watch]).run(1, **QUIET)
+    return seen, result
+
+
+_BY_CLASS = [
+    (cd.CRS, "representations", "held"), (cd.FD, "means", "seen"), (cd.FedProto, "prototypes", "seen"),
+    (cd.FedDistill, "class means", "classes seen"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "key", "flags"), _BY_CLASS, ids=[kind.name for kind, _, _ in _BY_CLASS])
+@pytest.mark.parametrize("epochs", [{}, {"local_epochs": 3}, {"local_steps": 4, "batch_size": 6}], ids=str)
+def test_a_class_below_the_smallest_group_is_left_out_by_name(kind: Any, key: str, flags: str, epochs: Any) -> None:
+    """Agent a has 3, 2 and 1 samples of the classes 0, 1 and 2; one that is used in several epochs is still one.
+
+    The remark names what is not sent, never how many samples there are.
+    """
+    labels = [0, 0, 0, 1, 1, 2]
+    for smallest, expected in ((1, [1, 1, 1]), (2, [1, 1, 0]), (3, [1, 0, 0]), (4, [0, 0, 0])):
+        sent, result = _sent(kind(smallest_group=smallest, **epochs), key, labels)
+        said = [event for event in result.events if "smallest_group" in event]
+        left_out = ", ".join(str(c) for c in range(CLASSES) if not expected[c])
+        wanted = f"round 1: 'a': it sends no mean of the classes {left_out}: fewer than {smallest} samples of each"
+        assert said == ([] if smallest == 1 else [f"{wanted} (smallest_group)."])
+        assert sent or (kind is cd.CRS and smallest == 4)  # who has nothing to upload sends nothing
+        for message in sent:
+            assert message[flags].tolist() == [bool(each) for each in expected]
+            values = np.moveaxis(message[key], -2, 0)  # by class
+            assert [bool(each.any()) for each in values] == message[flags].tolist()
+    # The default is 2, and an agent may choose for itself.
+    (plain, *_), _ = _sent(kind(**epochs), key, labels)
+    assert plain[flags].tolist() == [True, True, False]
+    (chosen, *_), _ = _sent(kind(smallest_group=1, **epochs), key, labels, choices={"smallest_group": 3})
+    assert chosen[flags].tolist() == [True, False, False]
+
+
+def test_steps_that_have_used_one_sample_of_a_class_send_no_mean_of_it() -> None:
+    """A batch of two samples is one of each class, or two of one: only the latter is a group."""
+    for seed_labels in ([0, 1] * 6, [0, 0, 1, 1] * 3):
+        (sent, *_), _ = _sent(cd.FD(local_steps=1, batch_size=2), "means", seed_labels)
+        used = np.array([np.abs(mean).sum() > 0 for mean in sent["means"]])
+        assert used.tolist() == sent["seen"].tolist()
+        assert sent["seen"].sum() in (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("average_over", "samples", "expected"), [(1, 6, 2), (2, 6, 2), (5, 6, 6), (4, 6, 4), (9, 6, 6)]
+)
+def test_no_single_sample_comes_out_of_an_observation_or_its_difference_to_the_mean(
+    average_over: int, samples: int, expected: int
+) -> None:
+    """n times the class mean less k times an observation is the sum over the n - k samples that it leaves out.
+
+    So k is at least 2, and n - k is 0 or at least 2: of six samples an observation of five would leave out one.
+    """
+    agent = _federation(cd.CRS(), "ab").agents[0]
+    agent.start(0, ("a", "b"))
+    rng = np.random.default_rng(3)
+    agent.shard = type(agent.shard)(rng.normal(size=(samples, 2)), np.zeros(samples, int), CLASSES, "a")
+    own, _ = parts.own_representations(agent, average_over, 1, smallest=2)
+    features = agent.learner.evaluated_features(agent.shard.x)
+    matches = [
+        k for k in range(1, samples + 1)
+        for rows in itertools.combinations(range(samples), k)
+        if np.allclose(features[list(rows)].mean(axis=0), own[1, 0], atol=1e-6)
+    ]  # fmt: skip
+    assert matches == [expected]
 
 
 # --- the relay ------------------------------------------------------------------------------------
@@ -293,7 +460,7 @@ def test_an_invalid_message_is_refused_by_name_and_not_kept(message: Message) ->
 
 def test_it_goes_on_while_all_but_two_are_offline_and_who_comes_back_catches_up() -> None:
     gone = [cd.Fault(kind="gone", agent="c", first=2, last=4)]
-    federation = _federation(cd.CRS(average_over=9), faults=gone)
+    federation = _federation(cd.CRS(average_over=9, **ANY), faults=gone)
     federation.run(5, **QUIET)
     # c was away in rounds 2 to 4: in round 5 it downloads what a and b uploaded in round 4, one round old.
     relayed = federation.agents[2].state["relayed"]
@@ -302,7 +469,7 @@ def test_it_goes_on_while_all_but_two_are_offline_and_who_comes_back_catches_up(
     assert (relayed["age"][1] == [1, 1, 1]).all()
     # The others still used c's upload of round 1, unless it is too old for them.
     assert federation.agents[0].state["relayed"]["age"][0, 0] == 4.0
-    strict = _federation(cd.CRS(average_over=9, oldest=2.0), faults=gone)
+    strict = _federation(cd.CRS(average_over=9, oldest=2.0, **ANY), faults=gone)
     strict.run(5, **QUIET)
     assert strict.agents[0].state["relayed"]["age"][0, 0] == 1.0
 

@@ -15,6 +15,7 @@ from codistill.errors import LearnerError
 from codistill.protocols.alone import baseline_of
 
 LR, CLASSES = 0.1, 3
+ANY: dict[str, Any] = {"smallest_group": 1}  # also means of single samples, by which the formulas are followed here
 WEIGHTS = [
     np.array([[1.0, 0.0], [0.0, 1.0], [0.5, 0.5]]),
     np.array([[0.5, 0.5], [-1.0, 0.0], [0.0, 0.3]]),
@@ -36,7 +37,7 @@ def _run(rounds: int, targets: list[Any] = LABELS, protocol: Any = None, **optio
     agents = [
         cd.Agent(f"c{n}", _linear(w), x, y) for n, (w, x, y) in enumerate(zip(WEIGHTS, SAMPLES, targets, strict=False))
     ]
-    federation = cd.Federation(agents, protocol or cd.FD(), classes=CLASSES, **options)
+    federation = cd.Federation(agents, protocol or cd.FD(**ANY), classes=CLASSES, **options)
     federation.run(rounds, runtime="simulation", alone=False, progress=False)
     return agents
 
@@ -90,7 +91,7 @@ def test_from_the_second_round_on_outputs_are_pulled_to_the_target_of_their_clas
 
     2 (f - F̂_c) / (samples · columns) for the squared distance, (ψ(f, E) - ψ(F̂_c, E)) / (E samples) for KL.
     """
-    protocol = cd.FD(weight=0.7, distance=distance, temperature=temperature)
+    protocol = cd.FD(weight=0.7, distance=distance, temperature=temperature, **ANY)
     for n, agent in enumerate(_run(2, protocol=protocol)):
         x, labels, told = SAMPLES[n], LABELS[n], TOLD[n]
         w = WEIGHTS[n] - LR * _slope(OUTPUTS[n], _one_hot(labels)).T @ x
@@ -112,7 +113,7 @@ def test_a_soft_label_counts_for_every_class_by_its_share() -> None:
     """F_c = Σ y_c f / Σ y_c; the target of a sample is that of its largest class, for c1's first sample class 2."""
     soft = [np.array([[0.8, 0.2, 0.0], [0.0, 1.0, 0.0], [0.4, 0.6, 0.0]]), np.array([[0.3, 0.2, 0.5], [0.9, 0.0, 0.1]])]
     agents = [cd.Agent(f"c{n}", _linear(WEIGHTS[n]), SAMPLES[n][: len(y)], y) for n, y in enumerate(soft)]
-    federation = cd.Federation(agents, cd.FD(weight=0.7, distance="squared"))
+    federation = cd.Federation(agents, cd.FD(weight=0.7, distance="squared", **ANY))
     federation.run(2, runtime="simulation", alone=False, progress=False)
     step = [WEIGHTS[n] - LR * _slope(OUTPUTS[n][: len(y)], y).T @ SAMPLES[n][: len(y)] for n, y in enumerate(soft)]
     told = soft[0].T @ OUTPUTS[0] / np.maximum(soft[0].sum(axis=0), 1e-9)[:, None]  # class 2 was met by c1 alone
@@ -128,7 +129,7 @@ def test_the_median_stands_up_to_one_who_lies() -> None:
     """Four clients with one sample each; f are brought to log-probabilities before they are ranked."""
     weights = [np.eye(3, 2), 2 * np.eye(3, 2), -np.eye(3, 2), 1e6 * np.eye(3, 2)]
     agents = [cd.Agent(f"c{n}", _linear(w), [[1.0, -0.5]], [0]) for n, w in enumerate(weights)]
-    federation = cd.Federation(agents, cd.FD(aggregate="median"), classes=CLASSES)
+    federation = cd.Federation(agents, cd.FD(aggregate="median", **ANY), classes=CLASSES)
     federation.run(1, runtime="simulation", alone=False, progress=False)
     logs = [f - np.log(np.exp(f - f.max()).sum()) - f.max() for f in (w @ [1.0, -0.5] for w in weights)]
     np.testing.assert_allclose(agents[0].state["told"][0], np.median(logs[1:], axis=0), rtol=1e-5)
@@ -137,7 +138,7 @@ def test_the_median_stands_up_to_one_who_lies() -> None:
 
 def test_one_whose_means_were_lost_is_told_the_mean_of_all_who_were_heard() -> None:
     agents = [cd.Agent(f"c{n}", _linear(WEIGHTS[n]), SAMPLES[n], LABELS[n]) for n in range(3)]
-    federation = cd.Federation(agents, cd.FD(), classes=CLASSES, faults=[cd.Fault(kind="drop", rate=1.0)])
+    federation = cd.Federation(agents, cd.FD(**ANY), classes=CLASSES, faults=[cd.Fault(kind="drop", rate=1.0)])
     federation.faults.strikes = lambda t, sender, *_: "drop" if sender == "c0" else None  # type: ignore[method-assign]
     federation.run(1, runtime="simulation", alone=False, progress=False)
     np.testing.assert_allclose(agents[0].state["told"][0], (F[1, 0] + F[2, 0]) / 2, atol=1e-6)

@@ -14,6 +14,7 @@ from codistill.errors import LearnerError, RecipeError
 from codistill.protocols.alone import baseline_of
 
 LR, CLASSES, WIDTH = 0.1, 3, 2
+ANY: dict[str, Any] = {"smallest_group": 1}  # also means of single samples, by which the formulas are followed here
 RNG = np.random.default_rng(0)
 W = [RNG.normal(size=(WIDTH, 2)) for _ in range(3)]
 V = [RNG.normal(size=(CLASSES, WIDTH)) for _ in range(3)]
@@ -66,7 +67,7 @@ GLOBAL = np.stack([(OWN[0, 0] + OWN[1, 0] + OWN[2, 0]) / 3, (OWN[0, 1] + OWN[2, 
 
 
 def test_in_the_first_round_all_learn_alone_and_then_get_the_mean_prototypes() -> None:
-    for agent, expected in zip(_run(1, cd.FedProto()), FIRST, strict=True):
+    for agent, expected in zip(_run(1, cd.FedProto(**ANY)), FIRST, strict=True):
         np.testing.assert_allclose(_weights(agent)[0], expected[0], atol=1e-6)
         np.testing.assert_allclose(_weights(agent)[1], expected[1], atol=1e-6)
         np.testing.assert_allclose(agent.state["told"], GLOBAL, atol=1e-6)
@@ -75,7 +76,7 @@ def test_in_the_first_round_all_learn_alone_and_then_get_the_mean_prototypes() -
 
 def test_in_the_second_round_features_are_pulled_to_the_prototype_of_their_class() -> None:
     """The slope of λ mean |h - C̄_c|² with respect to h is 2 λ (h - C̄_c) / (samples · features)."""
-    for n, agent in enumerate(_run(2, cd.FedProto(weight=0.7))):
+    for n, agent in enumerate(_run(2, cd.FedProto(weight=0.7, **ANY))):
         w, v = FIRST[n]
         pull = 0.7 * 2 * (SAMPLES[n] @ w.T - GLOBAL[LABELS[n]]) / (3 * WIDTH)
         expected = _step(w, v, SAMPLES[n], LABELS[n], pull)
@@ -86,7 +87,7 @@ def test_in_the_second_round_features_are_pulled_to_the_prototype_of_their_class
 def test_a_class_whose_only_holder_was_not_heard_has_no_prototype() -> None:
     """c1 is the only one with class 2: without it, its sample of class 2 is not pulled, least of all to zero."""
     agents = _agents()
-    federation = cd.Federation(agents, cd.FedProto(), classes=CLASSES, faults=[cd.Fault(kind="drop", rate=1.0)])
+    federation = cd.Federation(agents, cd.FedProto(**ANY), classes=CLASSES, faults=[cd.Fault(kind="drop", rate=1.0)])
     federation.faults.strikes = lambda t, sender, *_: "drop" if sender == "c1" else None  # type: ignore[method-assign]
     federation.run(2, runtime="simulation", alone=False, progress=False)
     w, v = FIRST[1]
@@ -98,7 +99,7 @@ def test_a_class_whose_only_holder_was_not_heard_has_no_prototype() -> None:
 
 
 def test_the_median_is_taken_of_the_features_as_they_are() -> None:
-    agents = _run(1, cd.FedProto(aggregate="median"))
+    agents = _run(1, cd.FedProto(aggregate="median", **ANY))
     expected = np.median([OWN[n, 0] for n in range(3)], axis=0)
     np.testing.assert_allclose(agents[0].state["told"][0], expected, atol=1e-6)
 
@@ -109,7 +110,7 @@ def test_prototypes_are_taken_in_evaluation_mode() -> None:
         cd.Agent(f"c{n}", nn.Sequential(nn.Linear(2, 4), nn.Dropout(1.0), nn.Linear(4, 3)), SAMPLES[n], LABELS[n])
         for n in range(2)
     ]
-    assert _run(1, cd.FedProto(), agents)[0].state["told"].all()
+    assert _run(1, cd.FedProto(**ANY), agents)[0].state["told"].all()
 
 
 @pytest.mark.parametrize("aggregate", ["mean", "median"])

@@ -155,3 +155,44 @@ def test_garbage_in_one_round_does_not_stop_an_optimiser_for_good(protocol: cd.P
 def test_a_layer_has_neurons(hidden: tuple[int, ...]) -> None:
     with pytest.raises(RecipeError, match="discriminator_hidden"):
         cd.FedAL(discriminator_hidden=hidden)
+
+
+@pytest.mark.parametrize("kind", ["trimmed", "median"])
+def test_one_of_four_cannot_move_a_robust_target_and_a_round_with_too_few_says_so(kind: str) -> None:
+    """Each of four hears three others, of which one is left out at each end: the one in the middle stays.
+
+    In round 2 c2 is absent. Of the two others that are left, one Byzantine, none can be left out: that is an event.
+    """
+    torch.manual_seed(0)
+    x = np.random.default_rng(0).normal(size=(80, 4)).astype(np.float32)
+    agents = [
+        cd.Agent(f"c{n}", cd.TorchLearner(nn.Linear(4, 2), lr=1e-2), x[20 * n :][:20], x[20 * n :, 0][:20] > 0)
+        for n in range(4)
+    ]
+    faults = [cd.Fault(kind="invert", agent="c3", strength=1e6), cd.Fault(kind="gone", agent="c2", first=2, last=2)]
+    replies: list[dict[str, np.ndarray]] = []
+    outputs: list[dict[str, np.ndarray]] = []
+
+    def watch(sender: str, receiver: str, data: bytes) -> None:
+        message = cd.Message.decode(data)
+        if receiver == "hub":
+            if not outputs or sender in outputs[-1]:
+                outputs.append({})
+                replies.append({})
+            outputs[-1][sender] = message["f"]
+        else:
+            replies[-1][receiver] = message["told"][0]
+
+    protocol = cd.FedMD(transfer_steps=1, aggregate=kind)
+    result = _run(cd.Federation(agents, protocol, public=X, classes=2, faults=faults, watchers=[watch]), 3)
+    log_p = [{name: torch.log_softmax(torch.tensor(f), 1).numpy() for name, f in each.items()} for each in outputs]
+    for t in (0, 2):  # four are heard: an honest agent's target is between the two honest others'
+        for name in ("c0", "c1", "c2"):
+            others = np.stack([log_p[t][other] for other in ("c0", "c1", "c2") if other != name])
+            assert (replies[t][name] >= others.min(axis=0) - 1e-4).all()
+            assert (replies[t][name] <= others.max(axis=0) + 1e-4).all()
+    assert (np.abs(replies[1]["c0"]) > 1e3).any()
+    said = [event for event in result.events if "leaves nobody out" in event]
+    assert said == [
+        f"round 2: 'hub': aggregate = '{kind}' of 2 agents leaves nobody out: against 1 Byzantine agent it needs 3."
+    ]

@@ -43,7 +43,6 @@ class Shard:
         self.owner, self.classes, self._items = owner, classes, items
         self.labels: np.ndarray | None = y if y.ndim == 1 else None
         self.targets = _one_hot(y, classes) if y.ndim == 1 else y
-        self.releases = np.ones(len(self.x), dtype=bool)  # samples that may be part of what the owner sends
         self.seed = 0
 
     @cached_property
@@ -63,7 +62,6 @@ class Shard:
         chosen.set_aside()
         chosen.x, chosen.targets = self.x[rows], self.targets[rows]
         chosen.labels = None if self.labels is None else self.labels[rows]
-        chosen.releases = self.releases[rows]
         chosen._items = None if self._items is None else torch.utils.data.Subset(self._items, rows.tolist())
         return chosen
 
@@ -142,18 +140,36 @@ class PublicData:
         return PublicBatch(ids, uploaded(self._inputs[torch.from_numpy(ids)]))
 
 
-def as_releases(given: Any, samples: int, owner: str) -> np.ndarray:
-    """Which samples may be part of what an agent sends, as it was given: a boolean for each sample; None: all."""
-    if given is None:
-        return np.ones(samples, dtype=bool)
-    mask = np.asarray(given)
-    if mask.dtype != bool or mask.shape != (samples,):
+def released(mask: Any, x: Any, y: Any, items: Any, owner: str) -> tuple[tuple[Any, Any], Any]:
+    """The samples (x, y) that a mask releases, and those of a random data set `items`, if there is one.
+
+    The others are removed before anything is computed from them, so that nothing that is sent can depend on them.
+    """
+    try:
+        samples, labels = len(x), len(y)
+    except TypeError:
+        return (x, y), items  # no samples: that is reported where they are checked
+    chosen = np.asarray(mask)
+    if chosen.dtype != bool or chosen.shape != (samples,):
         raise DataError(
             f"releases of agent '{owner}' must be a boolean for each of its {samples} samples.",
-            f"{mask.dtype} of shape {mask.shape}",
+            f"{chosen.dtype} of shape {chosen.shape}",
             "Give a mask such as consent == 'yes'.",
         )
-    return mask
+    if not chosen.any():
+        raise DataError(
+            f"releases of agent '{owner}' must release a sample: one that is withheld takes no part in a run.",
+            f"{samples} samples, all withheld",
+            "Release some, or leave the agent out.",
+        )
+    rows = np.flatnonzero(chosen)
+    try:
+        kept = [each.iloc[rows] if hasattr(each, "iloc") else np.asarray(each)[rows] for each in (x, y)]
+    except (ValueError, IndexError):
+        return (x, y), items  # fewer labels than samples, rows of unequal length: reported as well
+    if labels != samples:
+        return (x, y), items
+    return (kept[0], kept[1]), None if items is None else torch.utils.data.Subset(items, rows.tolist())
 
 
 def cut(length: int, size: int) -> list[slice]:

@@ -24,13 +24,12 @@ class CRS(Protocol):
     its own mean and M_up observations. L_disc: whether τ_u can tell if s and t^c are of one class, by ĥ(s, t) =
     ⟨softmax τ_u(s), softmax τ_u(t)⟩ (5). The hub is a relay: it keeps the last upload of each agent, and never trains.
 
-    Between neighbours, without a hub, only observations are sent, and t̄ is the mean of those that an agent received. It
-    can do without rounds: what others have sent is used until they send again, or until it is older than `oldest`.
-
-    Deviations: L_KD is a mean over features (the printed sum does not learn with λ_KD = 10), and L_disc by default a
-    mean over the C pairs of a sample. What nobody has sent, or an agent has no samples of, is left out, never a zero
-    vector; a random `start`, as printed, is derived from the seed, without a download. A class with fewer than n_avg
-    samples is averaged over those there are. t̄^c needs another agent with class c. A diverged model leaves both out.
+    Between neighbours only observations are sent, and t̄ is the mean of those received. Without rounds, what others have
+    sent is used until they send again, or until it is older than `oldest`.
+    Deviations: L_KD is a mean over features and L_disc one over the C pairs of a sample; `form` = "printed" has both
+    sums, with which λ_KD = 10 does not learn, and the random start. What nobody has sent, or an agent has fewer than
+    `smallest_group` samples of, is left out, never a zero vector. A class with fewer than n_avg samples is averaged
+    over those there are. t̄^c needs another agent with class c. A diverged model leaves both out.
     """
 
     name = "crs"
@@ -41,7 +40,7 @@ class CRS(Protocol):
     asynchronous = True
     chosen_by_agents = (
         "kd_weight", "disc_weight", "average_over", "uploads", "downloads", "release_classes", "release_share",
-        "listen_to", "oldest", "local_epochs", "local_steps", "batch_size",
+        "smallest_group", "listen_to", "oldest", "local_epochs", "local_steps", "batch_size",
     )  # fmt: skip
 
     local_epochs: int = setting(1, "E, epochs of local training per round", at_least=0)
@@ -49,29 +48,37 @@ class CRS(Protocol):
     batch_size: int = setting(32, "samples per gradient step", at_least=1)
     kd_weight: float = setting(10.0, "λ_KD, of the distance to the global representation", at_least=0)
     disc_weight: float = setting(1.0, "λ_disc, of the contrast with observations of others", at_least=0)
-    pairs: str = setting("mean", "over the pairs of a sample with one observation per class", choices=("mean", "sum"))
+    form: str = setting("mean", "printed: features = sum, pairs = sum, start = random", choices=("mean", "printed"))
+    features: str = setting("mean", "over the features of a sample in L_KD; sum: as printed", choices=("mean", "sum"))
+    pairs: str = setting("mean", "over the C pairs of a sample in L_disc; sum: as printed", choices=("mean", "sum"))
     start: str = setting("none", "t̄ and t_m in round 1, with a hub; random: as printed", choices=("none", "random"))
-    average_over: int = setting(10, "n_avg, samples of a class in an observation", at_least=1)
+    average_over: int = setting(10, "n_avg, samples in an observation, at least smallest_group", at_least=1)
     uploads: int = setting(1, "M_up, observations per class that an agent releases", at_least=0, at_most=_MOST)
     downloads: int = setting(1, "M_down, observations per class that it uses", at_least=0, at_most=_MOST)
     release_classes: tuple[int, ...] | None = setting(None, "classes whose means it releases; unset: all", at_least=0)
     release_share: float = setting(1.0, "share of its samples in what it releases", at_least=0, at_most=1)
+    smallest_group: int = setting(2, parts.SMALLEST, at_least=1)
     listen_to: tuple[str, ...] | None = setting(None, "agents that it learns from; unset: all")
     oldest: float | None = setting(None, "age up to which it uses what others sent: rounds, or seconds", above=0)
     aggregate: str = setting("mean", "how the means of many become t̄", choices=parts.PLAIN_KINDS)
-    trim: float = setting(0.2, "share that 'trimmed' leaves out at each end", at_least=0, at_most=0.49)
+    trim: float = setting(0.2, parts.TRIM, at_least=0, at_most=0.49)
+
+    def __post_init__(self) -> None:
+        if self.form == "printed":
+            for name, value in (("features", "sum"), ("pairs", "sum"), ("start", "random")):
+                object.__setattr__(self, name, value)
+        super().__post_init__()
 
     async def round(self, me: Agent, t: int) -> None:
         """Algorithm 1, for one agent."""
         if me.topology.hub:
             await self._download(me)
         self._train(me, t)
-        own, held = parts.own_representations(
-            me, self.average_over, self.uploads, self.release_classes, self.release_share
-        )
+        bounds = self.release_classes, self.release_share, self.smallest_group
+        own, held = parts.own_representations(me, self.average_over, self.uploads, *bounds)
         if not me.topology.hub:
             heard = await me.exchange({"observations": own[1:], "held": held} if held.any() else None)
-            self._keep(me, heard, own.shape[2])
+            parts.keep_observations(me, heard, own.shape[2], _MOST)
         elif held.any():
             await me.send(HUB, representations=own, held=held)  # {t̄_u^c}, {t_u,m^c}
 
@@ -84,15 +91,15 @@ class CRS(Protocol):
             loss = me.learner.loss(f, y)  # L_CE
             if known[:1].any() and not me.diverged:
                 # L_KD = 1/|B| Σ_i |s_i - t̄^y_i|²
-                distance = (s - received[0, label]).square().mean(dim=1)
+                distance = (s - received[0, label]).square()
+                distance = distance.sum(dim=1) if self.features == "sum" else distance.mean(dim=1)
                 loss = loss + self.kd_weight * (distance * known[0, label]).mean()
             if known[1:].any() and not me.diverged:
                 m = torch.randint(1, len(known), (len(label),))  # m ~ UNIFORM(1, ..., M_down)
                 log_q = torch.log_softmax(me.learner.head(received), dim=2)
                 # L_disc = 1/|B| Σ_i (ℓ_disc(1, s_i, t_m^y_i) + Σ_{c ≠ y_i} ℓ_disc(0, s_i, t_m^c))
-                loss = loss + self.disc_weight * parts.contrast(
-                    torch.log_softmax(f, dim=1), label, log_q[m], known[m], mean=self.pairs == "mean"
-                )
+                l_disc = parts.contrast(f.log_softmax(dim=1), label, log_q[m], known[m], mean=self.pairs == "mean")
+                loss = loss + self.disc_weight * l_disc
             me.learner.descend(loss)
 
     def _received(self, me: Agent, t: int) -> tuple[np.ndarray, np.ndarray]:
@@ -113,13 +120,6 @@ class CRS(Protocol):
         received, age = parts.drawn_representations(me.rng("draw"), used, self.downloads, me.time)
         return received, age >= 0
 
-    def _keep(self, me: Agent, heard: dict[str, Message], features: int) -> None:
-        """Between neighbours: the last observations of each, in place of those before."""
-        kept = me.state.setdefault("heard", {})
-        for name, message in heard.items():
-            if message and parts.accepts_representations(me, name, message, "observations", features, _MOST):
-                kept[name] = {"observations": message["observations"], "held": message["held"], "time": me.time}
-
     async def _download(self, me: Agent) -> None:
         """{t̄^c} and M_down observations, of the relay; where the reply is lost, those of the last one stay."""
         shape, features = (1 + self.downloads, me.classes), int(me.learner.head.in_features)
@@ -135,10 +135,8 @@ class CRS(Protocol):
         if "representations" in message:
             features = me.hellos[sender].features if sender in me.hellos else None
             if parts.accepts_representations(me, sender, message, "representations", features, 1 + _MOST):
-                mean, observations = message["representations"][0], message["representations"][1:]
-                uploads[sender] = {
-                    "mean": mean, "observations": observations, "held": message["held"], "time": me.time,
-                }  # fmt: skip
+                own, held = message["representations"], message["held"]
+                uploads[sender] = {"mean": own[0], "observations": own[1:], "held": held, "time": me.time}
             return None
         if not me.accepts(sender, message, {"downloads": int, "oldest": float, "listen_to": list}):
             return Message()
@@ -148,7 +146,7 @@ class CRS(Protocol):
         if not others:
             return Message()
         means, held = (np.stack([used[name][key] for name in wanted]) for key in ("mean", "held"))
-        aggregation = parts.Aggregation(kind=self.aggregate, trim=self.trim, outputs=False)
+        aggregation = parts.Aggregation(kind=self.aggregate, trim=self.trim, outputs=False, hub=me)
         mean = parts.mean_representations(means, held, aggregation)  # t̄^c
         count = min(max(message["downloads"], 0), _MOST)
         received, age = parts.drawn_representations(me.rng("draw", sender), others, count, me.time, mean)
@@ -158,3 +156,4 @@ class CRS(Protocol):
         """There must be classes, and features of one dimension that are not the samples themselves."""
         parts.check_features(agents, self.name, by_class=True)
         parts.check_head(agents, self.name)
+        parts.check_sharing(agents, self)

@@ -24,13 +24,15 @@ class FD(Protocol):
     Deviations: f are outputs before the softmax, where the paper averages softmax outputs; d is KL, which has the
     gradient of its cross-entropy. Berdoz et al. (representation sharing) use `distance` = "squared" with γ = 10.
     The paper divides by M - 1; here the mean is over those who have the class. A soft label counts for each class by
-    its share, and its target is that of its largest one. An agent whose model diverges leaves d out for the round.
+    its share, and its target is that of its largest one. An agent whose model diverges leaves d out for the round. A
+    class of which fewer than `smallest_group` samples were used in a round is left out, and so named.
     """
 
     name = "fd"
     paper = "Jeong et al. 2018"
     exchanges = "mean outputs per class, to and from the hub"
     needs = Ability.GRADIENTS
+    chosen_by_agents = ("smallest_group",)
 
     local_epochs: int = setting(1, "epochs of local training per round", at_least=0)
     local_steps: int | None = setting(None, "gradient steps per round, instead of epochs", at_least=0)
@@ -39,7 +41,8 @@ class FD(Protocol):
     distance: str = setting("kl", "d, between outputs and their target", choices=("squared", "kl"))
     temperature: float = setting(1.0, "E, softens both sides of the distance 'kl'", above=0)
     aggregate: str = setting("mean", "how the others' outputs become one target", choices=parts.PLAIN_KINDS)
-    trim: float = setting(0.2, "share that 'trimmed' leaves out at each end", at_least=0, at_most=0.49)
+    trim: float = setting(0.2, parts.TRIM, at_least=0, at_most=0.49)
+    smallest_group: int = setting(2, parts.SMALLEST, at_least=1)
 
     async def round(self, me: Agent, t: int) -> None:
         """Local training towards labels and targets; then this round's means for new targets."""
@@ -55,7 +58,8 @@ class FD(Protocol):
             sums, shares = sums + share.T @ f.detach().numpy(), shares + share.sum(axis=0)
         if len(me.present) == 1:
             return  # nobody to learn from: the last targets stay
-        means, seen = parts.class_means(sums, shares)  # F_n,c
+        sent = parts.large_classes(me, shares, self.smallest_group)
+        means, seen = parts.class_means(sums, shares, sent)  # F_n,c
         reply = await me.ask_hub(means=means, seen=seen, expect={"means": means, "known": seen})
         if reply is not None:  # where it was lost, the last targets stay
             me.state |= {"told": reply["means"].astype(np.float32), "known": reply["known"].copy()}
@@ -72,7 +76,7 @@ class FD(Protocol):
         if not heard:
             return await me.skip()
         # A squared distance depends on a constant per sample: no log-probabilities there.
-        aggregation = parts.Aggregation(kind=self.aggregate, trim=self.trim, outputs=self.distance == "kl")
+        aggregation = parts.Aggregation(kind=self.aggregate, trim=self.trim, outputs=self.distance == "kl", hub=me)
         told = {name: np.zeros_like(like) for name in me.present}
         known = {name: np.zeros(len(like), dtype=bool) for name in me.present}
         for holders, classes in parts.classes_by_holders(heard):

@@ -44,7 +44,7 @@ class FedAL(Protocol):
     temperature: float = setting(1.0, "E, softens the outputs in the distillation loss", above=0)
     less_forgetting: float = setting(1.0, "weight of r, which holds a model to itself before a stage", at_least=0)
     aggregate: str = setting("mean", "how the others' outputs become one target", choices=parts.KINDS)
-    trim: float = setting(0.2, "share that 'trimmed' leaves out at each end", at_least=0, at_most=0.49)
+    trim: float = setting(0.2, parts.TRIM, at_least=0, at_most=0.49)
     adversarial: float = setting(1.0, "weight of U_n, the adversarial loss; 0: without a discriminator", at_least=0)
     clip: float | None = setting(None, "longest gradient of U_n for a sample; unset: unbounded", above=0)
     discriminator_lr: float = setting(1e-4, "η_d, learning rate of the discriminator", above=0)
@@ -89,7 +89,7 @@ class FedAL(Protocol):
 
     async def hub(self, me: Hub, t: int) -> None:
         """Lines 12-16, with whoever answered: a step of the discriminator, the mean output, and ∇_{f_n} U_n."""
-        aggregation = parts.Aggregation(kind=self.aggregate, trim=self.trim, temperature=self.temperature)
+        aggregation = parts.Aggregation(kind=self.aggregate, trim=self.trim, temperature=self.temperature, hub=me)
         discriminator = parts.Discriminator(
             lr=self.discriminator_lr, temperature=self.discriminator_temperature, hidden=self.discriminator_hidden
         )

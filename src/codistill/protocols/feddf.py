@@ -40,7 +40,7 @@ class FedDF(Protocol):
     temperature: float = setting(1.0, "E, softens the outputs in the distillation loss", above=0)
     less_forgetting: float = setting(0.0, "weight of r of (13), (14) (FedDF-AL: 1)", at_least=0, with_other=AL_WEIGHT)
     aggregate: str = setting("mean", "how the others' outputs become one target", choices=parts.KINDS)
-    trim: float = setting(0.2, "share that 'trimmed' leaves out at each end", at_least=0, at_most=0.49)
+    trim: float = setting(0.2, parts.TRIM, at_least=0, at_most=0.49)
     adversarial: float = setting(0.0, "weight of U_n, the adversarial loss; 0: without a discriminator", at_least=0)
     clip: float | None = setting(None, "longest gradient of U_n for a sample; unset: unbounded", above=0)
     discriminator_lr: float = setting(1e-4, "η_d, learning rate of the discriminator", above=0)
@@ -95,7 +95,7 @@ class FedDF(Protocol):
     async def hub(self, me: Hub, t: int) -> None:
         """Average weights group by group, then outputs across groups."""
         await self._average_weights(me)
-        aggregation = parts.Aggregation(kind=self.aggregate, trim=self.trim, temperature=self.temperature)
+        aggregation = parts.Aggregation(kind=self.aggregate, trim=self.trim, temperature=self.temperature, hub=me)
         discriminator = parts.Discriminator(
             lr=self.discriminator_lr, temperature=self.discriminator_temperature, hidden=self.discriminator_hidden
         )
@@ -119,7 +119,7 @@ class FedDF(Protocol):
         answers = dict.fromkeys(me.present, Message())
         for names, group in parts.groups_alike(me, heard, "weights"):
             # w ← Σ_k n_k / n · w_k, over the agents k of one architecture
-            mean = parts.combined_weights(group, self.aggregate_weights, self.trim, self.cap)
+            mean = parts.combined_weights(group, self.aggregate_weights, self.trim, self.cap, me)
             parts.watch_growth(me, names, mean)
             answers |= dict.fromkeys(group, Message(mean))
         await me.scatter(answers)

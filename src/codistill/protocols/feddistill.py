@@ -32,6 +32,7 @@ class FedDistill(Protocol):
     paper = "Seo et al. 2020; Zhu, Hong, Zhou, ICML 2021"
     exchanges = "weights, and mean outputs per class, to and from the hub"
     needs = Ability.WEIGHTS | Ability.GRADIENTS
+    chosen_by_agents = ("smallest_group",)
 
     local_epochs: int = setting(1, "epochs of local training per round", at_least=0)
     local_steps: int | None = setting(None, "gradient steps per round, instead of epochs", at_least=0)
@@ -39,9 +40,10 @@ class FedDistill(Protocol):
     lr_decay: float = setting(1.0, "factor on the learning rate per round", above=0, at_most=1)
     weight: float = setting(1.0, "γ, of the distance to the mean outputs of all", at_least=0)
     aggregate: str = setting("mean", "how the weights of all become one", choices=parts.PLAIN_KINDS)
-    trim: float = setting(0.2, "share that 'trimmed' leaves out at each end", at_least=0, at_most=0.49)
+    trim: float = setting(0.2, parts.TRIM, at_least=0, at_most=0.49)
     cap: float = setting(10.0, "largest n_k in the mean, in medians of all n_k", at_least=1)
     optimiser_state: str = setting("fresh", "its moments, where weights are replaced", choices=parts.OPTIMISER_STATES)
+    smallest_group: int = setting(2, parts.SMALLEST, at_least=1)
     synchronise: bool = setting(True, "start all agents from the same initial weights")
 
     async def begin(self, me: Agent) -> None:
@@ -68,7 +70,7 @@ class FedDistill(Protocol):
             share = y.numpy().astype(np.float64)
             sums, shares = sums + share.T @ f.detach().numpy(), shares + share.sum(axis=0)
         weights = me.learner.weights()
-        means, seen = parts.class_means(sums, shares)  # F_k,c
+        means, seen = parts.class_means(sums, shares, parts.large_classes(me, shares, self.smallest_group))  # F_k,c
         sent = {**weights, MEANS: means, SEEN: seen}
         self._take_over(me, await me.ask_hub(Message(sent, {"samples": len(me.shard)}), expect=sent), t)
 
@@ -95,7 +97,7 @@ class FedDistill(Protocol):
         await me.scatter(parts.to_groups(me, means))
 
     def _mean_outputs(self, me: Hub, outputs: list[Message]) -> dict[str, np.ndarray]:
-        aggregation = parts.Aggregation(kind=self.aggregate, trim=self.trim, outputs=False)
+        aggregation = parts.Aggregation(kind=self.aggregate, trim=self.trim, outputs=False, hub=me)
         told, known = np.zeros((me.classes,) * 2, np.float32), np.zeros(me.classes, dtype=bool)
         for c in range(me.classes):
             held = [message[MEANS][[c]] for message in outputs if message[SEEN][c]]

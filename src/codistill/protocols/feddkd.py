@@ -47,7 +47,7 @@ class FedDKD(Protocol):
     dkd_shares: str = setting("equal", "q_k, of an agent's gradient: equal, or by n_k", choices=("equal", "samples"))
     warm_up: int = setting(0, "rounds without distillation at the start", at_least=0)
     aggregate: str = setting("mean", "how the weights of all become one", choices=parts.PLAIN_KINDS)
-    trim: float = setting(0.2, "share that 'trimmed' leaves out at each end", at_least=0, at_most=0.49)
+    trim: float = setting(0.2, parts.TRIM, at_least=0, at_most=0.49)
     cap: float = setting(10.0, "largest n_k in the mean, in medians of all n_k", at_least=1)
     optimiser_state: str = setting("fresh", "its moments, where weights are replaced", choices=parts.OPTIMISER_STATES)
     synchronise: bool = setting(True, "start all agents from the same initial weights")
@@ -120,7 +120,7 @@ class FedDKD(Protocol):
         gradients = parts.accepted_gradients(me, sent, w, shares)
         if not gradients:
             return w
-        gradient = parts.combined_weights(gradients, self.aggregate, self.trim, self.cap)  # Σ_k q_k ∇d_k,j
+        gradient = parts.combined_weights(gradients, self.aggregate, self.trim, self.cap, me)  # Σ_k q_k ∇d_k,j
         rate = self.dkd_lr * self.dkd_lr_decay**t * self.dkd_lr_step_decay**j  # γ
         return parts.stepped(w, gradient, rate)  # line 10: w̄_{t,j} = w̄_{t,j-1} - γ Σ_k q_k ∇d_k,j
 

@@ -54,7 +54,7 @@ class FedGen(Protocol):
     diversity: float = setting(1.0, "η, of the diversity loss", at_least=0)
     class_shares: str = setting("seen", "what α_k(y) follows", choices=("seen", "coverage"))
     aggregate: str = setting("mean", "how the weights of all become one", choices=parts.PLAIN_KINDS)
-    trim: float = setting(0.2, "share that 'trimmed' leaves out at each end", at_least=0, at_most=0.49)
+    trim: float = setting(0.2, parts.TRIM, at_least=0, at_most=0.49)
     cap: float = setting(10.0, "largest n_k in the mean, in medians of all n_k", at_least=1)
     optimiser_state: str = setting("fresh", "its moments, where weights are replaced", choices=parts.OPTIMISER_STATES)
     synchronise: bool = setting(True, "start all agents from the same initial weights")

@@ -45,7 +45,7 @@ class FedMD(Protocol):
     temperature: float = setting(1.0, "E, softens the outputs in the distillation loss", above=0)
     less_forgetting: float = setting(0.0, "weight of the loss that holds a model to itself before a stage", at_least=0)
     aggregate: str = setting("mean", "how the others' outputs become one target", choices=parts.KINDS)
-    trim: float = setting(0.2, "share that 'trimmed' leaves out at each end", at_least=0, at_most=0.49)
+    trim: float = setting(0.2, parts.TRIM, at_least=0, at_most=0.49)
     floor: float = setting(1e-3, "smallest probability that a black-box agent sends", above=0, at_most=0.1)
 
     async def begin(self, me: Agent) -> None:
@@ -105,15 +105,14 @@ class FedMD(Protocol):
         reply = await me.ask_hub(f=f, **shares, expect=parts.expected_reply(f))
         return parts.leave_one_out(reply, f), slice(None)  # (5)
 
-    @property
-    def _aggregation(self) -> parts.Aggregation:
-        return parts.Aggregation(kind=self.aggregate, trim=self.trim, temperature=self.temperature)
+    def _aggregation(self, me: Hub) -> parts.Aggregation:
+        return parts.Aggregation(kind=self.aggregate, trim=self.trim, temperature=self.temperature, hub=me)
 
     def serve(self, me: Hub, sender: str, message: Message) -> Message:
         """Without rounds: keep an agent's outputs, and answer with the aggregate of the others' latest ones."""
         if not parts.keep_latest(me, sender, message, self.batch_size + 1, self.aggregate):
             return Message()
-        told, known = parts.latest_of_others(me, sender, message["ids"], self._aggregation)
+        told, known = parts.latest_of_others(me, sender, message["ids"], self._aggregation(me))
         if not known.any():
             return Message()
         me.measure([sender], disagreement=parts.disagreement(message["f"][None, known], told[known]))
@@ -121,7 +120,7 @@ class FedMD(Protocol):
 
     async def hub(self, me: Hub, t: int) -> None:
         """With rounds: aggregate the outputs that arrived, batch by batch."""
-        aggregation = self._aggregation
+        aggregation = self._aggregation(me)
         for ids, _ in me.public.batches(t, self.batch_size, self.transfer_steps) if len(me.present) > 1 else ():
             heard = await me.gather(expect=parts.expected_outputs(me, len(ids), self.aggregate))
             if not heard:

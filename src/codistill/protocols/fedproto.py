@@ -28,12 +28,14 @@ class FedProto(Protocol):
     authors' code, it is between samples and prototypes, a mean over features, and C̄_c is a plain mean. C_n,c is taken
     after training, in evaluation mode, over all samples or those of the `local_steps`. An agent predicts by its own
     head, not by the nearest prototype. An agent whose model diverges leaves the regulariser out until the next round.
+    A class of fewer than `smallest_group` samples is left out, and so named.
     """
 
     name = "fedproto"
     paper = "Tan et al., AAAI 2022; Han, Shi, Huang 2023, sec. VI-A"
     exchanges = "mean features per class, or features on public data, to and from the hub"
     needs = Ability.GRADIENTS | Ability.FEATURES
+    chosen_by_agents = ("smallest_group",)
 
     form: str = setting("classes", "what is sent: means of classes, or of public data", choices=("classes", "public"))
     local_epochs: int = setting(1, "epochs of local training per round", at_least=0)
@@ -42,7 +44,8 @@ class FedProto(Protocol):
     transfer_steps: int | None = setting(None, "public batches per round; unset: one pass over all", at_least=0)
     weight: float = setting(1.0, "λ, of the distance between features", at_least=0)
     aggregate: str = setting("mean", "how the features of many become one target", choices=parts.PLAIN_KINDS)
-    trim: float = setting(0.2, "share that 'trimmed' leaves out at each end", at_least=0, at_most=0.49)
+    trim: float = setting(0.2, parts.TRIM, at_least=0, at_most=0.49)
+    smallest_group: int = setting(2, parts.SMALLEST, at_least=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -67,7 +70,8 @@ class FedProto(Protocol):
             used = list(me.shard.batches(t, self.batch_size, steps=self.local_steps))
             x, targets = (np.concatenate(each) for each in zip(*used, strict=True))
         y, h = targets.astype(np.float64), me.learner.evaluated_features(x)
-        prototypes, seen = parts.class_means(y.T @ h, y.sum(axis=0))  # C_n,c
+        sent = parts.large_classes(me, y.sum(axis=0), self.smallest_group)
+        prototypes, seen = parts.class_means(y.T @ h, y.sum(axis=0), sent)  # C_n,c
         message = Message.of(prototypes=prototypes, seen=seen)
         reply = await me.ask_hub(message, expect={"prototypes": prototypes, "known": seen})
         if reply is not None:  # where it was lost, the last prototypes stay
@@ -83,7 +87,7 @@ class FedProto(Protocol):
 
     async def hub(self, me: Hub, t: int) -> None:
         """The mean over whoever answered: of prototypes with the receiver's own, of public features without."""
-        aggregation = parts.Aggregation(kind=self.aggregate, trim=self.trim, outputs=False)
+        aggregation = parts.Aggregation(kind=self.aggregate, trim=self.trim, outputs=False, hub=me)
         if self.form == "classes":
             return await self._mean_prototypes(me, aggregation)
         for ids, _ in me.public.batches(t, self.batch_size, self.transfer_steps) if len(me.present) > 1 else ():

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+from math import ceil
+from pathlib import Path
+
 import numpy as np
 import pytest
-from scipy.stats import trim_mean
 
 from codistill.protocols.parts.aggregation import KINDS, Aggregation
 
@@ -20,7 +23,9 @@ def _expected(kind: str, f: np.ndarray, coverage: np.ndarray, temperature: float
         case "mean":
             return f.mean(axis=0)
         case "trimmed":
-            return np.asarray(trim_mean(log_p, 0.2, axis=0))
+            # k = ⌈m/5⌉ at each end, fewer than half. Rounded down, as before, it was 0 up to four values: no trimming.
+            k = min(-(-len(f) // 5), (len(f) - 1) // 2)
+            return np.asarray(np.sort(log_p, axis=0)[k : len(f) - k].mean(axis=0))
         case "median":
             return np.asarray(np.median(log_p, axis=0))
         case "probabilities":
@@ -49,6 +54,65 @@ def test_equal_values_are_ranked_once() -> None:
     values = np.array([7.0, 1.0, 1.0, 1.0])[:, None, None]
     found = Aggregation(kind="median", outputs=False).of_others(values)
     np.testing.assert_array_equal(found.ravel(), [1, 1, 1, 1])
+
+
+def _stated(kind: str, trim: Fraction, m: int) -> int:
+    """For how many Byzantine agents of m a rule is said to hold: min(⌈trim m⌉, ⌈m/2⌉ - 1), or ⌈m/2⌉ - 1."""
+    half = ceil(Fraction(m, 2)) - 1
+    return half if kind == "median" else min(ceil(trim * m), half)
+
+
+@pytest.mark.parametrize("kind", ["trimmed", "median"])
+@pytest.mark.parametrize("percent", [1, 7, 10, 20, 34, 49])
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_it_holds_for_exactly_as_many_byzantine_agents_as_stated(kind: str, percent: int, sign: int) -> None:
+    """With f huge values every entry stays between the honest ones, with f + 1 it does not: of all, and of the others.
+
+    The values are distinct and shuffled, so that no entry leaves the range or stays in it by its place.
+    """
+    rng, trim = np.random.default_rng(percent), Fraction(percent, 100)
+    way = Aggregation(kind=kind, trim=float(trim), outputs=False)
+    for m in [*range(1, 16), 100]:
+        f = _stated(kind, trim, m)
+        for byzantine in {f, f + 1} - {m}:
+            honest = rng.normal(size=(m - byzantine, 2, 3))
+            lies = sign * rng.uniform(1e10, 1e20, size=(byzantine, 2, 3))
+            mixed = rng.permuted(np.concatenate([honest, lies]), axis=0)
+            # Of others: an honest agent, with any value, hears the m others.
+            own = rng.normal(size=(1, 2, 3))
+            for found in (way.of_all(mixed), way.of_others(np.concatenate([own, mixed]))[0]):
+                inside = (honest.min(axis=0) - 1e-9 <= found) & (found <= honest.max(axis=0) + 1e-9)
+                assert inside.all() if byzantine == f else not inside.any(), (m, byzantine)
+
+
+def test_the_table_of_the_documentation_and_the_share_of_all_agents() -> None:
+    """n agents, of which each hears n - 1 others: docs/how-to/faults.md; and ⌊trim n⌋ of n are always tolerated."""
+    trimmed, median = Aggregation(kind="trimmed"), Aggregation(kind="median")
+    others = {n: (trimmed.tolerated(n - 1), median.tolerated(n - 1)) for n in (2, 3, 4, 5, 6, 7, 8, 10, 11, 20, 21)}
+    assert others == {
+        2: (0, 0), 3: (0, 0), 4: (1, 1), 5: (1, 1), 6: (1, 2), 7: (2, 2), 8: (2, 3), 10: (2, 4), 11: (2, 4),
+        20: (4, 9), 21: (4, 9),
+    }  # fmt: skip
+    together = {n: (trimmed.tolerated(n), median.tolerated(n)) for n in (2, 3, 4, 5, 6, 7, 8, 10, 11, 20, 21)}
+    assert together == {
+        2: (0, 0), 3: (1, 1), 4: (1, 1), 5: (1, 2), 6: (2, 2), 7: (2, 3), 8: (2, 3), 10: (2, 4), 11: (3, 5),
+        20: (4, 9), 21: (5, 10),
+    }  # fmt: skip
+    page = (Path(__file__).parents[3] / "docs/how-to/faults.md").read_text("utf-8")
+    rows = {
+        "of the others, `trimmed`": [each[0] for each in others.values()],
+        "of the others, `median`": [each[1] for each in others.values()],
+        "of all, `trimmed`": [each[0] for each in together.values()],
+        "of all, `median`": [each[1] for each in together.values()],
+    }
+    assert f"| agents n | {' | '.join(map(str, others))} |" in page
+    for name, counts in rows.items():
+        assert f"| {name} | {' | '.join(map(str, counts))} |" in page
+    for percent in range(1, 50):
+        for n in range(2, 60):
+            way, share = Aggregation(kind="trimmed", trim=percent / 100), percent * n // 100
+            assert way.tolerated(n) >= min(share, (n - 1) // 2)
+            assert way.tolerated(n - 1) >= min(share, (n - 2) // 2)
 
 
 @pytest.mark.parametrize("kind", ["trimmed", "median"])

@@ -48,6 +48,8 @@ ACCEPTED: list[tuple[dict[str, Any], Protocol, dict[str, Any]]] = [
     ({"compression": "forbidden"}, cd.FedMD(), {}),
     ({"classes": [0, 1, 2]}, cd.FD(), {}),
     ({"classes": [0]}, cd.FedMD(), {}),  # nothing by class is released
+    ({"classes": [0, 1]}, cd.CRS(release_classes=(0, 1)), {}),
+    ({"settings": {"fd": {"smallest_group": {"at_least": 5}}}}, cd.FD(smallest_group=5), {}),
 ]
 REFUSED: list[tuple[dict[str, Any], Protocol, dict[str, Any], str]] = [
     ({"settings": {"fedmd": {"aggregate": "median"}}}, cd.FedMD(), {}, "fedmd.aggregate must be 'median': 'mean'"),
@@ -60,6 +62,10 @@ REFUSED: list[tuple[dict[str, Any], Protocol, dict[str, Any], str]] = [
     ({"compression": "forbidden"}, cd.FedMD(), {"compression": Compression(bits=8)}, "messages are compressed"),
     ({"classes": [0, 1]}, cd.FD(), {}, "classes = [0, 1]: fd releases statistics of 2"),
     ({"classes": [0, 1]}, cd.FedProto(), {}, "fedproto releases statistics of 2"),
+    ({"classes": [0, 1]}, cd.CRS(), {}, "crs releases statistics of 2"),
+    ({"classes": [0, 1]}, cd.CRS(release_classes=(1, 2)), {}, "crs releases statistics of 2"),
+    ({"classes": [0, 1]}, cd.FedDistill(), {}, "feddistill releases statistics of 2"),
+    ({"settings": {"fd": {"smallest_group": {"at_least": 5}}}}, cd.FD(), {}, "fd.smallest_group must be at least 5: 2"),
     ({"classes": [1]}, cd.FedMD(aggregate="coverage"), {}, "fedmd releases statistics of 0, 2"),
     ({"classes": [0]}, Own(), {}, "own releases statistics of 1, 2"),  # nothing is known of it
 ]  # fmt: skip

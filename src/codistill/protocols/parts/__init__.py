@@ -3,14 +3,16 @@
 Each computes; none of them communicates. What is sent and received stands in the protocol's file.
 """
 
-from codistill.protocols.parts.aggregation import KINDS, PLAIN_KINDS, Aggregation
+from codistill.protocols.parts.aggregation import KINDS, PLAIN_KINDS, TRIM, Aggregation
 from codistill.protocols.parts.classes import (
+    SMALLEST,
     check_classes,
     chosen,
     class_means,
     class_means_of_others,
     class_targets,
     classes_by_holders,
+    large_classes,
 )
 from codistill.protocols.parts.contrast import contrast, log_complement, log_other_class, log_same_class
 from codistill.protocols.parts.discriminator import Discriminator
@@ -42,7 +44,9 @@ from codistill.protocols.parts.newest_weights import (
 from codistill.protocols.parts.representations import (
     accepts_representations,
     check_features,
+    check_sharing,
     drawn_representations,
+    keep_observations,
     mean_representations,
     own_representations,
     random_representations,
@@ -79,16 +83,17 @@ from codistill.protocols.parts.weights import (
 )
 
 __all__ = [
-    "AVERAGES", "KINDS", "OPTIMISER_STATES", "PLAIN_KINDS", "SCHEDULES", "Aggregation", "Discriminator", "Generator",
-    "accepted_gradients", "accepted_heads", "accepted_probabilities", "accepted_weights", "accepts_representations",
-    "activation_divergence", "as_targets", "check_classes", "check_equal_weights", "check_features", "check_head",
-    "chosen", "class_means", "class_means_of_others", "class_targets", "class_weights", "classes_by_holders",
-    "clip_rows", "combined_weights", "communication_steps", "contrast", "coverage", "disagreement", "distillation",
-    "diversity_loss", "dkd_gradient", "drawn_representations", "expected_features", "expected_latest",
-    "expected_outputs", "expected_reply", "floats", "group_means", "groups_alike", "head_name", "keep_latest",
-    "keep_newest", "latest_of_others", "leave_one_out", "log_complement", "log_other_class", "log_same_class",
-    "lr_factor", "mean_representations", "mean_weights", "newest_weights", "note_effect", "on_simplex", "output_bytes",
-    "own_representations", "parameters_of", "proximal", "random_representations", "recent", "replies",
-    "ring_neighbours", "round_held", "same_initial_weights", "set_lr", "shared_weights", "split_message", "stacked",
-    "stepped", "take_over", "to_groups", "train_locally", "unless_diverged", "watch_growth",
+    "AVERAGES", "KINDS", "OPTIMISER_STATES", "PLAIN_KINDS", "SCHEDULES", "SMALLEST", "TRIM", "Aggregation",
+    "Discriminator", "Generator", "accepted_gradients", "accepted_heads", "accepted_probabilities", "accepted_weights",
+    "accepts_representations", "activation_divergence", "as_targets", "check_classes", "check_equal_weights",
+    "check_features", "check_head", "check_sharing", "chosen", "class_means", "class_means_of_others", "class_targets",
+    "class_weights", "classes_by_holders", "clip_rows", "combined_weights", "communication_steps", "contrast",
+    "coverage", "disagreement", "distillation", "diversity_loss", "dkd_gradient", "drawn_representations",
+    "expected_features", "expected_latest", "expected_outputs", "expected_reply", "floats", "group_means",
+    "groups_alike", "head_name", "keep_latest", "keep_newest", "keep_observations", "large_classes", "latest_of_others",
+    "leave_one_out", "log_complement", "log_other_class", "log_same_class", "lr_factor", "mean_representations",
+    "mean_weights", "newest_weights", "note_effect", "on_simplex", "output_bytes", "own_representations",
+    "parameters_of", "proximal", "random_representations", "recent", "replies", "ring_neighbours", "round_held",
+    "same_initial_weights", "set_lr", "shared_weights", "split_message", "stacked", "stepped", "take_over", "to_groups",
+    "train_locally", "unless_diverged", "watch_growth",
 ]  # fmt: skip

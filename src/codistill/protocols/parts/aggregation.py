@@ -7,14 +7,22 @@ computes all N of these at once, from sums and ranks over all agents with one of
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil
 
 import numpy as np
 from scipy.special import log_softmax, logsumexp
+
+from codistill.protocol import Hub
 
 # mean: of outputs before the softmax, as printed. The others first bring outputs to log-probabilities, since an
 # output before the softmax is known up to a constant only, and ranks and weights would depend on it.
 PLAIN_KINDS = ("mean", "trimmed", "median")
 KINDS = (*PLAIN_KINDS, "probabilities", "confidence", "coverage")
+# The help of the setting `trim`, wherever there is one.
+TRIM = (
+    "share of m values that 'trimmed' leaves out at each end, k = ⌈trim m⌉ < m/2: "
+    "it tolerates k Byzantine agents, 'median' ⌈m/2⌉ - 1"
+)
 
 _LEAST_WEIGHT = 1e-3  # no weight is zero, so that a sum of weights never is
 
@@ -23,17 +31,22 @@ _LEAST_WEIGHT = 1e-3  # no weight is zero, so that a sum of weights never is
 class Aggregation:
     """An aggregate of arrays of shape (N, samples, columns) over the first axis.
 
-    `trimmed` is the coordinate-wise mean without the share `trim` of the largest and of the smallest values, `median`
-    the coordinate-wise median: both are robust to a minority of Byzantine agents. `probabilities` is the mean of
-    ψ(f, E), in which a confident agent counts no more than any other. `confidence` weights each agent's output for a
+    `trimmed` is the coordinate-wise mean without the k largest and the k smallest of m values, k = min(⌈trim m⌉,
+    ⌈m/2⌉ - 1); `median`, the coordinate-wise median, is the same with k = ⌈m/2⌉ - 1. While at most k of the m agents
+    are Byzantine, every entry stays between the smallest and the largest honest value (Yin et al., ICML 2018); with
+    k + 1 it need not. m is N - 1 in `of_others`, N in `of_all`: a share `trim` of all N agents is tolerated by both,
+    wherever that leaves a majority of the m. `probabilities` is the mean of ψ(f, E), in which a confident agent
+    counts no more than any other. `confidence` weights each agent's output for a
     sample by 1 - H(p)/log K; `coverage` weights its entry for a class by the share of that class among its samples.
-    `outputs` is False for values that are not outputs before a softmax, such as features.
+    `outputs` is False for values that are not outputs before a softmax, such as features. `hub`: who aggregates; it
+    remarks, once for each m, where `trimmed` or `median` are of so few values that they leave none out.
     """
 
     kind: str = "mean"
     trim: float = 0.2
     temperature: float = 1.0
     outputs: bool = True
+    hub: Hub | None = None
 
     def of_others(self, values: np.ndarray, coverage: np.ndarray | None = None) -> np.ndarray:
         """For each of N ≥ 2 agents, the aggregate of all others: (N, samples, columns)."""
@@ -71,10 +84,25 @@ class Aggregation:
             return f, np.maximum(coverage.astype(np.float64)[:, None, :], _LEAST_WEIGHT)
         return f, equal
 
+    def tolerated(self, count: int) -> int:
+        """k: how many of `count` values are left out at each end, so how many of their senders may be Byzantine."""
+        if self.kind not in ("trimmed", "median"):
+            return 0
+        middle = (count - 1) // 2  # ⌈m/2⌉ - 1: one or two values stay
+        # ⌈trim m⌉; rounded before, since 0.07 · 100 is a little more than 7 in floating point
+        return middle if self.kind == "median" else min(ceil(round(self.trim * count, 9)), middle)
+
     def _cut(self, count: int) -> int:
-        """How many of `count` values are trimmed at each end; at least one or two stay."""
-        middle = (count - 1) // 2
-        return middle if self.kind == "median" else min(int(self.trim * count), middle)
+        """The same; where that is none, though some should be left out, the hub says so."""
+        cut = self.tolerated(count)
+        if not cut and self.hub is not None and (self.kind == "median" or self.trim > 0):
+            said = self.hub.state.setdefault("too few to leave out", [])
+            if count not in said:
+                said.append(count)
+                agents = f"{count} agent{'s' * (count > 1)}"
+                does = f"aggregate = '{self.kind}' of {agents} leaves nobody out"
+                self.hub.remark(f"{does}: against 1 Byzantine agent it needs 3.")
+        return cut
 
     def _finish(self, answer: np.ndarray, dtype: np.dtype) -> np.ndarray:
         if self.kind == "probabilities":

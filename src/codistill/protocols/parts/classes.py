@@ -13,10 +13,49 @@ from codistill.protocols.parts.aggregation import Aggregation
 EVERY = slice(None)  # all samples of a batch
 
 
-def class_means(values: np.ndarray, shares: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Σ y_c f / Σ y_c for each class c that occurred, from the sums (K, d) and Σ y_c (K,); and which ones did."""
-    seen = shares > 0
-    return (values / np.where(seen, shares, 1)[:, None]).astype(np.float32), seen
+# The help of the setting `smallest_group`, wherever there is one.
+SMALLEST = "samples of a class below which its mean is not sent; 1: a single sample's values may be"
+
+
+def class_means(
+    values: np.ndarray, shares: np.ndarray, sent: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Σ y_c f / Σ y_c for each class c that occurred, from the sums (K, d) and Σ y_c (K,); and which ones did.
+
+    `sent`: classes to which this is restricted, as of `large_classes`; the others have zeros, as those without samples.
+    """
+    seen = shares > 0 if sent is None else (shares > 0) & sent
+    means = (values / np.where(seen, shares, 1)[:, None]).astype(np.float32)
+    return np.where(seen[:, None], means, np.float32(0)), seen
+
+
+def large_classes(me: Agent, shares: np.ndarray, smallest: int) -> np.ndarray:
+    """(K,): which classes have at least `smallest` samples among those that were used, from Σ y_c over these.
+
+    Each sample counts once, also where it was used in several epochs: in the first pass over the shard none comes
+    twice, and after it the sum is at least that of the shard. A soft label counts by its share, so that no sample has
+    more than 1 / smallest of a mean over the shard.
+    """
+    sizes = np.minimum(shares, me.shard.targets.sum(axis=0, dtype=np.float64))
+    return named_classes(me, sizes, smallest)
+
+
+def named_classes(me: Agent, sizes: np.ndarray, smallest: int, among: Sequence[int] | None = None) -> np.ndarray:
+    """(K,): the classes of at least `smallest` samples; the agent remarks on others that it has, on each once.
+
+    The remark names all classes of which no mean is sent, as others can see: not which of these have samples.
+    `among`: classes that would be sent; None: all.
+    """
+    wanted = np.isin(np.arange(len(sizes)), np.arange(len(sizes)) if among is None else among)
+    sizes = np.where(wanted, sizes, 0)
+    large: np.ndarray = sizes >= smallest if smallest > 1 else sizes > 0
+    left_out = np.flatnonzero((sizes > 0) & ~large).tolist()
+    known = me.state.get("left out", [])
+    if not set(left_out) <= set(known):
+        me.state["left out"] = sorted({*known, *left_out})
+        shown = ", ".join(map(str, np.flatnonzero(wanted & ~large)[:100]))
+        me.remark(f"it sends no mean of the classes {shown}: fewer than {smallest} samples of each (smallest_group).")
+    return large
 
 
 def class_targets(state: Mapping[str, np.ndarray], y: torch.Tensor) -> tuple[torch.Tensor | slice, torch.Tensor]:

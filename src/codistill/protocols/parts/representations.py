@@ -8,32 +8,43 @@ from typing import Any
 import numpy as np
 
 from codistill.agent import Node
+from codistill.errors import RecipeError, nearest
 from codistill.protocol import Agent, LearnerError, Message, MessageError
 from codistill.protocols.parts.aggregation import Aggregation
+from codistill.protocols.parts.classes import named_classes
 from codistill.randomness import generator
 
 
 def own_representations(
-    me: Agent, average_over: int, observations: int, classes: Sequence[int] | None = None, share: float = 1.0
+    me: Agent,
+    average_over: int,
+    observations: int,
+    classes: Sequence[int] | None = None,
+    share: float = 1.0,
+    smallest: int = 1,
 ) -> tuple[np.ndarray, np.ndarray]:
     """(1 + M, C, d): the mean features of each class, then M observations of it; (C,): which classes there are.
 
     An observation is the mean over `average_over` samples of a class drawn at random, or all if there are fewer.
     `classes`: those that are released, None for all; `share`: of the samples that are used, always the same ones.
+    `smallest`: samples of a class that is released, of an observation, and of what an observation leaves out of the
+    class: the mean of the class and an observation of all but one sample would give that one.
     """
-    rows = np.flatnonzero(me.shard.releases)
+    rows = np.arange(len(me.shard))
     if share < 1.0:
         order = generator(me.seed, me.name, "released").permutation(len(me.shard))
-        rows = np.intersect1d(rows, order[: int(np.ceil(share * len(order)))])
+        rows = np.sort(order[: int(np.ceil(share * len(order)))])
     label, rng = me.shard.targets[rows].argmax(axis=1), me.rng("observations")
     features = me.learner.evaluated_features(me.shard.x[rows]) if len(rows) else np.zeros((0, 1), np.float32)
     own = np.zeros((1 + observations, me.classes, features.shape[1]), np.float32)
-    held = np.zeros(me.classes, dtype=bool)
-    for c in np.unique(label) if classes is None else np.intersect1d(label, classes):
-        of_class, held[c] = features[label == c], True
+    held = named_classes(me, np.bincount(label, minlength=me.classes), smallest, classes)
+    for c in np.flatnonzero(held):
+        of_class, count = features[label == c], max(average_over, smallest)
         own[0, c] = of_class.mean(axis=0)
+        if len(of_class) - count < smallest:
+            count = len(of_class)
         for m in range(observations):
-            own[1 + m, c] = of_class[rng.permutation(len(of_class))[:average_over]].mean(axis=0)
+            own[1 + m, c] = of_class[rng.permutation(len(of_class))[:count]].mean(axis=0)
     return own, held
 
 
@@ -87,6 +98,14 @@ def drawn_representations(
     return drawn, age
 
 
+def keep_observations(me: Agent, heard: Mapping[str, Message], features: int, most: int) -> None:
+    """Between neighbours: the last observations of each, in place of those before."""
+    kept = me.state.setdefault("heard", {})
+    for name, message in heard.items():
+        if message and accepts_representations(me, name, message, "observations", features, most):
+            kept[name] = {"observations": message["observations"], "held": message["held"], "time": me.time}
+
+
 def accepts_representations(
     me: Node, sender: str, message: Message, array: str, features: int | None, most: int
 ) -> bool:
@@ -126,3 +145,45 @@ def check_features(agents: Sequence[Agent], protocol: str, *, by_class: bool) ->
                 f"agent '{agent.name}' has {model}, whose features are its input",
                 "Give it a hidden layer, or use a protocol that exchanges outputs: fd, fedmd.",
             )
+
+
+def check_sharing(agents: Sequence[Agent], protocol: Any) -> None:
+    """Whom an agent listens to, which classes it releases, and how old knowledge may be: each must leave some."""
+    for agent in agents:
+        mine = protocol.chosen(agent.choices)
+        if mine.listen_to is not None:
+            _check_listening(agent, mine.listen_to, chosen="listen_to" in agent.choices)
+        beyond = [c for c in mine.release_classes or () if c >= agent.classes]
+        if beyond:
+            raise RecipeError(
+                f"release_classes of agent '{agent.name}' must be classes of the federation, 0 to {agent.classes - 1}.",
+                f"{beyond[0]}",
+                "Correct it, or leave release_classes out: all classes.",
+            )
+        if mine.oldest is not None and mine.oldest < 1 and not agent.asynchronous:
+            raise RecipeError(
+                f"oldest of agent '{agent.name}' must be at least 1 with rounds: what is used is of an earlier round.",
+                f"{mine.oldest:g}",
+                "Set 1 or more, or leave it out: any age.",
+            )
+
+
+def _check_listening(agent: Agent, listen_to: Sequence[str], *, chosen: bool) -> None:
+    """Every name is an agent, and somebody is left; in one's own choice, everybody named is heard, and not oneself."""
+    others = [name for name in agent.roster if name != agent.name]
+    heard = others if agent.topology.hub else list(agent.topology.sources(agent.name))
+    for name in listen_to:
+        if name not in agent.roster or (chosen and name not in heard):
+            is_own = "itself, " * (name == agent.name)
+            raise RecipeError(
+                f"listen_to of agent '{agent.name}' must name other agents that it hears.",
+                f"{is_own}'{name}'",
+                nearest(name, heard) if heard else "Leave it out: it hears nobody.",
+            )
+    if not set(listen_to) & set(heard):
+        raise RecipeError(
+            f"listen_to of agent '{agent.name}' must name an agent that it hears.",
+            ", ".join(map(repr, listen_to)) or "an empty list",
+            f"Name some of {', '.join(heard) or 'nobody'}, or leave it out: all. To send without learning, set "
+            "kd_weight and disc_weight to 0.",
+        )

@@ -91,7 +91,7 @@ def group_means(
     if len(groups) > 1:
         kinds = "; ".join(", ".join(names) for names, _ in groups)
         me.remark(f"agents with different architectures, each averaged by itself: {kinds}")
-    means = [(names, combined_weights(group, aggregate, trim, cap)) for names, group in groups]
+    means = [(names, combined_weights(group, aggregate, trim, cap, me)) for names, group in groups]
     for names, mean in means:
         watch_growth(me, names, mean)
     return means
@@ -128,14 +128,16 @@ def to_groups(me: Hub, means: Sequence[tuple[Sequence[str], Mapping[str, np.ndar
     return answers
 
 
-def combined_weights(heard: Mapping[str, Message], aggregate: str, trim: float, cap: float) -> dict[str, np.ndarray]:
+def combined_weights(
+    heard: Mapping[str, Message], aggregate: str, trim: float, cap: float, me: Hub | None = None
+) -> dict[str, np.ndarray]:
     """The mean, weighted by samples, or the median or trimmed mean of each weight, in which all count alike.
 
     The messages hold weights of equal names and shapes, and `samples`.
     """
     if aggregate == "mean":
         return mean_weights(heard, cap)
-    robust = Aggregation(kind=aggregate, trim=trim, outputs=False)
+    robust = Aggregation(kind=aggregate, trim=trim, outputs=False, hub=me)
     return {
         name: _of_dtype(robust.of_all(np.stack([message[name] for message in heard.values()]).astype(np.float64)), like)
         for name, like in next(iter(heard.values())).arrays.items()

@@ -132,7 +132,8 @@ class Policy(Settings):
         if self.classes is not None and releases_class_statistics(protocol):
             for agent in description.agents:
                 held = np.flatnonzero(np.asarray(agent.shard.targets).any(axis=0)).tolist()
-                others = sorted(set(held) - set(self.classes))
+                released = getattr(protocol.chosen(agent.choices), "release_classes", None)
+                others = sorted(set(held if released is None else released) & set(held) - set(self.classes))
                 if others:
                     shown = ", ".join(map(str, others[:10]))
                     broken.append(f"classes = {list(self.classes)}: {name_of(protocol)} releases statistics of {shown}")
@@ -224,7 +225,7 @@ def releases_class_statistics(protocol: Protocol) -> bool:
     """Whether agents send something computed from their labels class by class; of an unknown protocol: yes."""
     if PROTOCOLS.get(protocol.name) is not type(protocol):
         return True
-    by_class = protocol.name == "fd" or getattr(protocol, "form", None) == "classes"
+    by_class = protocol.name in ("crs", "fd", "feddistill") or getattr(protocol, "form", None) == "classes"
     return by_class or getattr(protocol, "aggregate", None) == "coverage"
 
 
