@@ -176,3 +176,13 @@ def test_help_shows_the_arguments_of_a_protocol() -> None:
 
 def test_copies_of_settings_are_equal() -> None:
     assert copy.deepcopy(Dirichlet(0.5)) == Dirichlet(0.5)
+
+
+def test_one_setting_may_change_the_default_of_others_and_never_what_was_given() -> None:
+    """The printed form of CRS has two sums and a random start; FedDF with a discriminator has τ = 15 and LF."""
+    printed = cd.CRS(form="printed")
+    assert (printed.features, printed.pairs, printed.start) == ("sum", "sum", "random")
+    assert cd.CRS(form="printed", pairs="mean").pairs == "mean"
+    assert (cd.CRS().features, cd.CRS(form="mean").pairs) == ("mean", "mean")
+    assert (cd.FedDF(adversarial=1.0).local_steps, cd.FedDF(adversarial=0.0).local_steps) == (15, 10)
+    assert from_table(cd.CRS, {"form": "printed", "start": "none"}, "protocol").start == "none"

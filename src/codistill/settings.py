@@ -55,9 +55,14 @@ def _check_arguments(cls: type[Any], values: Sequence[Any], named: Mapping[str, 
 
 
 def _other_defaults(cls: type[Any], named: Mapping[str, Any]) -> dict[str, Any]:
-    """The defaults that another setting changes, where that one is given and not 0, false or empty."""
-    rules = {field.name: field.metadata.get("with_other") for field in dataclasses.fields(cls)}
-    return {name: rule[1] for name, rule in rules.items() if rule is not None and named.get(rule[0])}
+    """The defaults that another setting changes, where that one is given and is not its own default."""
+    fields = {field.name: field for field in dataclasses.fields(cls)}
+    rules = {name: field.metadata.get("with_other") for name, field in fields.items()}
+    return {
+        name: rule[1]
+        for name, rule in rules.items()
+        if rule is not None and rule[0] in named and named[rule[0]] != fields[rule[0]].default
+    }
 
 
 def _hints(cls: type[Any]) -> dict[str, Any]:
@@ -84,7 +89,7 @@ def setting(
 ) -> Any:
     """Declare a field: its default, one line of help, and its bounds.
 
-    `with_other`: the name of another field, and the default instead where that one is given.
+    `with_other`: the name of another field, and the default instead where that one is not its own default.
     """
     bounds = {"help": help, "at_least": at_least, "above": above, "at_most": at_most, "choices": choices}
     bounds |= {"with_other": with_other}

@@ -12,6 +12,7 @@ from codistill.protocol import HUB, Ability, Agent, Hub, Message, Protocol, sett
 from codistill.protocols import parts
 
 _MOST = 64  # observations per class in a message
+_MEANS, _PRINTED = ("mean", "sum"), ("form", "sum")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,9 +50,12 @@ class CRS(Protocol):
     kd_weight: float = setting(10.0, "λ_KD, of the distance to the global representation", at_least=0)
     disc_weight: float = setting(1.0, "λ_disc, of the contrast with observations of others", at_least=0)
     form: str = setting("mean", "printed: features = sum, pairs = sum, start = random", choices=("mean", "printed"))
-    features: str = setting("mean", "over the features of a sample in L_KD; sum: as printed", choices=("mean", "sum"))
-    pairs: str = setting("mean", "over the C pairs of a sample in L_disc; sum: as printed", choices=("mean", "sum"))
-    start: str = setting("none", "t̄ and t_m in round 1, with a hub; random: as printed", choices=("none", "random"))
+    features: str = setting("mean", "over the features in L_KD; sum: as printed", choices=_MEANS, with_other=_PRINTED)
+    pairs: str = setting("mean", "over the C pairs in L_disc; sum: as printed", choices=_MEANS, with_other=_PRINTED)
+    start: str = setting(
+        "none", "t̄ and t_m in round 1, with a hub; random: as printed", choices=("none", "random"),
+        with_other=("form", "random"),
+    )  # fmt: skip
     average_over: int = setting(10, "n_avg, samples in an observation, at least smallest_group", at_least=1)
     uploads: int = setting(1, "M_up, observations per class that an agent releases", at_least=0, at_most=_MOST)
     downloads: int = setting(1, "M_down, observations per class that it uses", at_least=0, at_most=_MOST)
@@ -62,12 +66,6 @@ class CRS(Protocol):
     oldest: float | None = setting(None, "age up to which it uses what others sent: rounds, or seconds", above=0)
     aggregate: str = setting("mean", "how the means of many become t̄", choices=parts.PLAIN_KINDS)
     trim: float = setting(0.2, parts.TRIM, at_least=0, at_most=0.49)
-
-    def __post_init__(self) -> None:
-        if self.form == "printed":
-            for name, value in (("features", "sum"), ("pairs", "sum"), ("start", "random")):
-                object.__setattr__(self, name, value)
-        super().__post_init__()
 
     async def round(self, me: Agent, t: int) -> None:
         """Algorithm 1, for one agent."""
