@@ -82,8 +82,8 @@ local_epochs = 5
 ```
 
 A torch learner takes the options of its architecture and of training: `loss` (cross_entropy, squared), `optimiser`
-(adam, adamw, sgd), `lr`, `weight_decay`, `momentum`, `epochs` and `batch_size` (of a whole `fit`), `warm`, `projection`, `head`.
-A scikit-learn learner takes its constructor's options. Paths are relative to the recipe.
+(adam, adamw, sgd), `lr`, `weight_decay`, `momentum`, `epochs` and `batch_size` (of a whole `fit`), `warm`,
+`projection`, `head`. A scikit-learn learner takes its constructor's options. Paths are relative to the recipe.
 
 ## Tables
 
