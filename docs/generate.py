@@ -45,11 +45,11 @@ as the consensus error) is in `measures.png`. The table `[compare]` sets what th
 else the values of the last axis) are compared with.
 
 The results of a run are in its folder: `metrics.jsonl`, a row per round and agent, with the bytes that the agent sent
-and received, its gradient steps and exchanges (how often it waited for messages of others), scores, and what the
-protocol measures; and `report.html`. For classification with at most 100 classes also `outputs.safetensors`, from the
-last evaluation: each agent's average output by true class, and the share of pairs of agents that disagree. An agent
-that predicts real values counts as predicting the class of the largest one. The report and `codistill compare --out`
-draw it as heat maps.
+and received, its gradient steps and exchanges (how often it waited for others, but for what it missed in earlier
+rounds), scores, and what the protocol measures; and `report.html`. For classification with at most 100 classes also
+`outputs.safetensors`, from the last evaluation: each agent's average output by true class, and the share of pairs of
+agents that disagree. An agent that predicts real values counts as predicting the class of the largest one. The report
+and `codistill compare --out` draw it as heat maps.
 
 `[evaluation] features_at = [1, 25, 100]` keeps the features (the input of the last layer, the head) of 200 common test
 samples after these rounds, for every agent whose model has any: `features-000025.safetensors`, which the report draws
@@ -82,8 +82,8 @@ local_epochs = 5
 ```
 
 A torch learner takes the options of its architecture and of training: `loss` (cross_entropy, squared), `optimiser`
-(adam, adamw, sgd), `lr`, `weight_decay`, `momentum`, `epochs` and `batch_size` (of a whole `fit`), `warm`.
-A scikit-learn learner takes its constructor's options. Paths are relative to the recipe.
+(adam, adamw, sgd), `lr`, `weight_decay`, `momentum`, `epochs` and `batch_size` (of a whole `fit`), `warm`,
+`projection`, `head`. A scikit-learn learner takes its constructor's options. Paths are relative to the recipe.
 
 ## Tables
 

@@ -764,6 +764,10 @@ def test_a_loss_that_distillation_raises_is_an_event() -> None:
     assert agent.measures[1][2] == pytest.approx(np.log(2))
     note_effect(agent, start, {"weight": np.array([[-0.5], [0.0]], np.float32)}, (x, y))
     assert len(agent.remarks) == 1
+    agent.measures = []
+    note_effect(agent, start, {"weight": np.array([[-3e38], [3e38]], np.float32)}, (100 * x, y))
+    assert agent.remarks[1:] == ["distillation raised the loss on its own samples from 0.693 to nan."]
+    assert all(np.isfinite(value) for _, _, value in agent.measures)
 
 
 def test_combined_weights_far_beyond_those_of_the_round_before_are_an_event() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import log
+from math import isfinite, log
 
 import numpy as np
 import torch
@@ -66,10 +66,11 @@ def note_effect(
         return
     (x, y), figures = batch, {}
     for when, weights in (("before", mean), ("after", w)):
-        log_p, labels = log_softmax(me.learner.outputs_at(weights, x), axis=1), y.numpy()
+        with np.errstate(over="ignore", invalid="ignore"):
+            log_p, labels = log_softmax(me.learner.outputs_at(weights, x), axis=1), y.numpy()
         figures[f"accuracy_{when}_dkd"] = float((log_p.argmax(axis=1) == labels.argmax(axis=1)).mean())
         figures[f"loss_{when}_dkd"] = float(-(labels * log_p).sum(axis=1).mean())
-    me.measure(me.name, **figures)
+    me.measure(me.name, **{name: value for name, value in figures.items() if isfinite(value)})
     before, after = figures["loss_before_dkd"], figures["loss_after_dkd"]
     if not after <= max(2 * before, log(y.shape[1])):
         me.remark(f"distillation raised the loss on its own samples from {before:.3g} to {after:.3g}.")
