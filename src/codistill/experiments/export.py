@@ -10,7 +10,7 @@ from codistill.agent import Agent
 from codistill.data.dataset import Dataset
 from codistill.data.labels import CLASSIFICATION, LabelEncoding, class_names
 from codistill.errors import CheckpointError, CodistillError, RecipeError, nearest
-from codistill.experiments.recipe import Recipe
+from codistill.experiments.recipe import Recipe, check_trusted, code_of
 from codistill.experiments.recipe_federation import agent_names
 from codistill.experiments.run import prepare
 from codistill.experiments.saved_run import reopen
@@ -21,10 +21,13 @@ from codistill.runtimes.state_file import read_body
 from codistill.runtimes.stored_state import content_of, nodes_in
 
 
-def trained_in(folder: Path, name: str, *, data_dir: str | None = None) -> tuple[TrainedModel, int]:
+def trained_in(
+    folder: Path, name: str, *, data_dir: str | None = None, trust_code: bool = False
+) -> tuple[TrainedModel, int]:
     """An agent's model as it was at the last checkpoint of a run, and the number of rounds done by then.
 
-    The recipe says how the model is built and how its data were scaled, so the data must still be there.
+    The recipe says how the model is built and how its data were scaled, so the data must still be there. A protocol or
+    a learner in a file of one's own is run only with `trust_code`, and only if it is the file that the run began with.
     """
     recipe = reopen(folder)
     names = agent_names(recipe)
@@ -36,6 +39,7 @@ def trained_in(folder: Path, name: str, *, data_dir: str | None = None) -> tuple
             f"{folder} is the folder of a hub or of a peer",
             "At the agent: codistill join ... --save FILE; in Python: codistill.join(...).save(path).",
         )
+    check_trusted(code_of(recipe), trust_code, f"The model of '{name}'")
     done, saved = _newest_state(folder, name)
     federation, data = prepare(recipe, folder, data_dir=data_dir, resume=True)
     agent = next(agent for agent in federation.agents if agent.name == name)

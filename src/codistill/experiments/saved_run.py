@@ -22,9 +22,9 @@ RECIPE = "recipe.toml"
 
 
 def reopen(folder: Path) -> Recipe:
-    """The recipe of a run's folder."""
+    """The recipe of a run's folder; code that it names is not run: see `recipe.with_code`."""
     try:
-        return make_recipe(tomllib.loads((folder / RECIPE).read_text("utf-8")), folder.resolve())
+        return make_recipe(tomllib.loads((folder / RECIPE).read_text("utf-8")), folder.resolve(), run_code=False)
     except (OSError, ValueError) as error:
         missing = isinstance(error, FileNotFoundError | NotADirectoryError)
         if missing and _is_from_python(folder):

@@ -90,7 +90,7 @@ def make_learner(
     kind: str, options: Mapping[str, Any], shape: tuple[int, ...], classes: int, own: LoadOwn | None = None
 ) -> Learner:
     """The learner of a recipe: options of a torch learner are those of training and of the architecture."""
-    if own is not None and ".py:" in kind:
+    if own is not None and _is_own(kind):
         return make_own(own(kind), kind, options, shape, classes, _TRAINING)
     if kind == "pipeline":
         return as_learner(_pipeline(options, own))
@@ -118,6 +118,10 @@ def make_learner(
             nearest(kind, names),
         )
     return as_learner(_estimator(path, options))
+
+
+def _is_own(kind: str) -> bool:
+    return kind.rpartition(":")[0].endswith(".py")
 
 
 def _pipeline(options: Mapping[str, Any], own: LoadOwn | None) -> Pipeline:
@@ -150,7 +154,7 @@ def _step(step: Any, own: LoadOwn | None) -> Any:
             "Name an estimator.",
         )
     options = {key: value for key, value in step.items() if key != "kind"} if isinstance(step, dict) else {}
-    if own is not None and ".py:" in kind:
+    if own is not None and _is_own(kind):
         return call_own(own(kind), kind, options)
     known = {
         cls: f"{place}.{cls}" for place in _STEPS for cls in dir(importlib.import_module(place)) if cls[0].isupper()
