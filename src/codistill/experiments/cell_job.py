@@ -20,6 +20,7 @@ from codistill.experiments.sweep_jobs import DONE, FAILED, SKIPPED, STOPPED, for
 from codistill.experiments.sweep_run import Cell, Outcome, outcome_of
 from codistill.experiments.user_code import files_of
 from codistill.files import lock, write_atomically, writing
+from codistill.text import parse_json
 
 _CODE = "code.json"  # digests of the user's own files
 
@@ -83,7 +84,7 @@ def write_job_files(cell: Cell, folder: Path, data_dir: str | None) -> CellJob:
 
 def _checked_recipe(folder: Path) -> Recipe:
     recipe = reopen(folder)  # no code is run before it was compared
-    if _code(recipe) != json.loads((folder / _CODE).read_text("utf-8")):
+    if _code(recipe) != parse_json((folder / _CODE).read_text("utf-8")):
         raise RecipeError(
             "Files of your own protocols and models must stay as they are while jobs wait.",
             "they have changed since this job was submitted",

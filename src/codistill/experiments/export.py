@@ -64,7 +64,8 @@ def labels_of(data: Dataset) -> LabelEncoding | None:
     """The classes named as in the data: a saved model answers with these names; None: they are no classes."""
     if data.y.ndim != 1:
         return None
-    numbers = all(name.removeprefix("-").isdecimal() and str(int(name)) == name for name in data.class_names)
+    short = all(len(name) <= 19 for name in data.class_names)  # integers of 64 bits; what is longer stays text
+    numbers = short and all(name.removeprefix("-").isdecimal() and str(int(name)) == name for name in data.class_names)
     names = class_names([int(name) for name in data.class_names] if numbers else data.class_names)
     return LabelEncoding(CLASSIFICATION, data.classes, names)
 
@@ -76,11 +77,10 @@ def _newest_state(folder: Path, name: str) -> tuple[int, dict[str, Any]]:
         try:
             content = read_body(path, "a checkpoint")
             nodes = nodes_in(content, path)
+            if name in nodes:
+                return content["round"], content_of(nodes[name])
         except CheckpointError as error:
             problem = error.found
-            continue
-        if name in nodes:
-            return content["round"], content_of(nodes[name])
     # Under a hub, such as in 'codistill up', agents keep their own states.
     home = folder / "agents" / name
     states = [state for state in find_states(home) if state.back_to is None] if home.is_dir() else []

@@ -12,6 +12,7 @@ from typing import Any
 from codistill.data.partition import KINDS as PARTITIONS
 from codistill.errors import CodistillError, RecipeError
 from codistill.experiments.user_code import is_own, protocol_class
+from codistill.text import parse_toml
 from codistill.topology.graphs import KINDS as GRAPHS
 
 _OF_ANY = {"name", "rounds", "topology"}  # keys of [protocol] that are no field of a protocol
@@ -78,7 +79,7 @@ def override(tables: dict[str, Any], text: str) -> None:
     if not equals or not key.strip():
         raise RecipeError("--set must have the form table.key=value.", f"'{text}'", "Example: protocol.rounds=5.")
     try:
-        parsed = tomllib.loads(f"value = {value}")["value"]
+        parsed = parse_toml(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
         parsed = value.strip()
     put(tables, key, parsed)

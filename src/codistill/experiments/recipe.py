@@ -16,7 +16,7 @@ from codistill.data import partition as partitions
 from codistill.errors import RecipeError, nearest
 from codistill.experiments.overrides import apply_overrides
 from codistill.experiments.recipe_paths import with_absolute_paths
-from codistill.experiments.recipe_tables import AgentEntry, Data, Evaluation
+from codistill.experiments.recipe_tables import MOST_AGENTS, AgentEntry, Data, Evaluation
 from codistill.experiments.user_code import UnreadProtocol, files_of, is_own, protocol_class, shown_files
 from codistill.faults import Fault
 from codistill.federation.runtime_options import RuntimeOptions
@@ -27,6 +27,7 @@ from codistill.runtimes.network.options import Network
 from codistill.runtimes.plan import check_features_at
 from codistill.runtimes.safeguard import Safeguard, as_safeguard
 from codistill.settings import from_table
+from codistill.text import parse_toml
 from codistill.topology import KINDS as TOPOLOGIES
 from codistill.topology.graphs import KINDS as GRAPHS
 from codistill.topology.graphs import Graph
@@ -74,7 +75,7 @@ def read_recipe(path: Path, overrides: Sequence[str] = (), *, run_code: bool = T
 def read_tables(path: Path, overrides: Sequence[str] = (), *, run_code: bool = True) -> dict[str, Any]:
     """The tables of a recipe file, with what `--set` changes in them."""
     try:
-        tables = tomllib.loads(path.read_text("utf-8-sig"))
+        tables = parse_toml(path.read_text("utf-8-sig"))
     except OSError as error:
         raise RecipeError(
             "The recipe must be a readable file.", f"{path}: {error.strerror}", "Check the path."
@@ -167,6 +168,12 @@ def make_recipe(tables: Mapping[str, Any], folder: Path, *, run_code: bool = Tru
         )
     agents = tuple(from_table(AgentEntry, entry, "agents") for entry in source["agents"])
     _check_learners(data, agents)
+    if sum(entry.count for entry in agents) > MOST_AGENTS:
+        raise RecipeError(
+            f"A recipe may have at most {MOST_AGENTS:,} agents.",
+            f"{sum(entry.count for entry in agents):,}",
+            "Make 'count' in [[agents]] smaller.",
+        )
     evaluation: Evaluation = from_table(Evaluation, source.get("evaluation", {}), "evaluation")
     check_features_at(evaluation.features_at, rounds)
     return Recipe(

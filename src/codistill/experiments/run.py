@@ -184,9 +184,9 @@ def _check_facts(folder: Path, facts: dict[str, Any], trust_code: bool) -> None:
 
 def _differs(key: str, before: Any, now: Any) -> bool:
     """Whether a fact has changed. Files are compared by content, and settings that both versions of codistill have."""
-    if key == "user_code" and isinstance(before, dict):
+    if key == "user_code":
         before, now = sorted(map(str, before.values())), sorted(map(str, now.values()))
-    if key == "protocol_settings" and isinstance(before, dict) and isinstance(before.get("settings"), dict):
+    if key == "protocol_settings":
         new = {**now["settings"], **before["settings"]}
         before = {**before, "settings": {name: new[name] for name in now["settings"]}}
     return json.dumps(before, sort_keys=True) != json.dumps(now, sort_keys=True)

@@ -63,9 +63,8 @@ def check_code_of_run(recipe: Recipe, folder: Path) -> None:
         return
     before = read_facts(folder) if (folder / FACTS).exists() else {}
     bound = before.get("user_code")
-    if not isinstance(bound, dict):  # a folder from before helpers were recorded
-        protocol, learners = before.get("protocol_code"), before.get("learner_code")
-        digests = {protocol, *(learners.values() if isinstance(learners, dict) else ())} - {None}
+    if bound is None:  # a folder from before helpers were recorded
+        digests = {before.get("protocol_code"), *before.get("learner_code", {}).values()} - {None}
         named = digests_of(code_of(recipe))
         now = {path: code for path, code in now.items() if path.name in named}
         bound = {str(path): code for path, code in now.items() if code in digests}

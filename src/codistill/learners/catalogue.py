@@ -102,7 +102,7 @@ def make_learner(
         if unknown:
             known = {*_TRAINING, *zoo.defaults(kind)}
             raise LearnerError(f"'{kind}' must be given options it has.", f"'{unknown[0]}'", nearest(unknown[0], known))
-        return TorchLearner(zoo.build(kind, shape, classes, **rest), **training)
+        return TorchLearner(_module(kind, shape, classes, rest), **training)
     if kind == "kernel_ridge":
         c = options.get("c", 0)
         if isinstance(c, bool) or not isinstance(c, int | float):
@@ -118,6 +118,18 @@ def make_learner(
             nearest(kind, names),
         )
     return as_learner(_estimator(path, options))
+
+
+def _module(kind: str, shape: tuple[int, ...], classes: int, options: Mapping[str, Any]) -> Any:
+    """A module of the zoo; torch refuses sizes that are no sizes, or too large for the memory, in its own way."""
+    try:
+        return zoo.build(kind, shape, classes, **options)
+    except (RuntimeError, TypeError, ValueError, OverflowError, MemoryError) as error:
+        raise LearnerError(
+            f"'{kind}' must be given options it can use.",
+            f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no memory'}"[:200],
+            "Change the value, such as a smaller number of units.",
+        ) from None
 
 
 def _is_own(kind: str) -> bool:

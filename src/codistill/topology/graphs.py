@@ -18,7 +18,7 @@ import numpy as np
 from codistill.errors import RecipeError, nearest
 from codistill.randomness import derive, generator
 from codistill.settings import Settings, check_settings, setting
-from codistill.topology import Topology
+from codistill.topology import Topology, check_pairs
 
 TRIES = 100  # to draw a graph that is connected
 Pairs = Sequence[tuple[int, int]]
@@ -169,6 +169,7 @@ class _Drawn(Graph):
 
     def over(self, names: Sequence[str], seed: int = 0) -> Topology:
         """This graph over these agents."""
+        check_pairs(len(names))
         for attempt in range(TRIES):
             number = derive(seed if self.seed is None else self.seed, "topology", self.kind, attempt)
             topology = self._join(names, self._draw(len(names), number))
