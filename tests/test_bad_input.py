@@ -127,7 +127,24 @@ ROWS = {
     "a ring for a hub": (recipe(), ["protocol.topology=ring"], None, 2,
         ["fedmd needs a topology with a hub", "Use a star"]),
     "own protocol missing": (recipe(), ["protocol.name=mine.py:P"], None, 2, ["must be importable", "No such file"]),
+    "a hundred million agents": (recipe(), ["agents.0.count=100_000_000"], None, 2,
+        ["agents.count must be at most 100000", "how many such agents"]),
+    "many agents in several tables": (
+        recipe(agents=[{"learner": "logistic", "count": 60_000}, {"learner": "ridge", "count": 60_000}]), [], None, 2,
+        ["at most 100,000 agents", "120,000"]),
+    "a number that no array can count to": (recipe(), [f"data.samples={10**30}"], None, 2,
+        ["data.samples must be at most", f"{10**30}"]),
+    "a layer that no memory holds": (recipe(), ["agents.0.learner={kind='mlp', hidden=[9223372036854775808]}"], None, 4,
+        ["'mlp' must be given options it can use", "Change the value"]),
+    "a table in the place of a list": (recipe(), ["evaluation.scores={a=1}"], None, 2,
+        ["evaluation.scores must be a list of strings"]),
     # data
+    "as much public data as there are numbers": (recipe(), ["data.public=1e308"], None, 3, ["size 1e+308", "fraction"]),
+    "a number of 400 digits": (recipe(data=TABLE, protocol=ALONE), [], csv(
+        "".join(f"{i},{i % 7},{'uv'[i % 2]}\n" for i in range(20)) + f"1,{'9' * 400},u\n"), 3,
+        ["must be finite in 32 bits", "a number of 400 digits in column 'y', data row 21"]),
+    "a number of 400 digits among fractions": (recipe(data=TABLE, protocol=ALONE), [], csv(
+        GOOD_ROWS + f"{'9' * 400},1,u\n"), 3, ["must be finite in 32 bits", "inf in column 'x', data row 21"]),
     "too much public data": (recipe(), ["data.public=500"], None, 3, ["at least 1 of its 142", "500"]),
     "more agents than samples": (recipe(), ["agents.0.count=200"], None, 3, ["201 agents and 130 samples"]),
     "more samples than there are": (recipe(), ["data.samples=9999"], None, 3, ["9999 of 142", "Lower it"]),
@@ -234,6 +251,10 @@ FILES = {
     "recipe missing": (None, 2, ["The recipe must be a readable file", "No such file"]),
     "recipe not TOML": (b"[data\n", 2, ["must be valid TOML", "at line 1"]),
     "recipe not text": (b"\xff\xfe\x00", 2, ["must be valid TOML", "utf-8"]),
+    "recipe nested deeply": (b"seed = " + b"[" * 3000 + b"]" * 3000, 2, ["must be valid TOML", "nested more than 64"]),
+    "recipe nested 100 deep": (b"seed = " + b"[" * 100 + b"]" * 100, 2, ["must be valid TOML", "nested more than 64"]),
+    "recipe with an integer of 5,000 digits": (b"seed = " + b"9" * 5000, 2, ["must be valid TOML", "4300 digits"]),
+    "recipe with a long hexadecimal integer": (b"seed = 0x" + b"f" * 9000, 2, ["must be valid TOML", "1024 bits"]),
     "recipe empty": (b"", 2, ["A recipe must have [data]"]),
 }
 
@@ -464,7 +485,7 @@ TAMPERED = {
         b"[]", b"", b"\xff", b'{"a":' * 100_000,
         *({key: value} for key, value in [
             ("agents", []), ("agents", {"lab": 3}), ("counts", [[1]]), ("counts", "x"), ("counts", [[-1] * 3] * 2),
-            ("class_names", {}), ("test_samples", None), ("test_samples", 1.5), ("versions", "x"), ("task", "other"),
+            ("class_names", {}), ("class_names", ["a", "b", -5]), ("test_samples", None), ("test_samples", 1.5), ("versions", "x"), ("task", "other"),
             ("topology", 3), ("protocol_settings", []), ("seed", "x"), ("learner_code", []), ("user_code", 7),
         ]),
     ],

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _DEEPEST = 64  # tables and lists in one another: what is nested deeper is no recipe, and would exceed Python's stack
+# Text that a spreadsheet takes for a formula (OWASP: CSV injection), also behind quotes; a number or a dash is none.
+_FORMULA = re.compile("'*[=+\\-@\t\r\n\uff1d\uff0b\uff0d\uff20]")
+_HARMLESS = re.compile(r"-|[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|[+-]?(inf|nan)")
 _LONGEST = 1024  # bits of an integer: larger ones can neither be converted nor printed
 
 
@@ -74,3 +81,20 @@ def _checked(value: Any) -> Any:
         if not level:
             return value
     raise RecursionError
+
+
+def csv_text(frame: pd.DataFrame) -> str:
+    """A frame as CSV, without its index. Text that a spreadsheet would take for a formula gets a leading quote ('):
+    names of agents, classes and columns may be others'. Without that quote it is the text again."""
+    safe = frame.copy()
+    for place, kind in enumerate(safe.dtypes):
+        if kind.kind not in "biuf":
+            safe.isetitem(place, safe.iloc[:, place].map(_without_formula))
+    safe.columns = safe.columns.map(_without_formula)
+    text: str = safe.to_csv(index=False)
+    return text
+
+
+def _without_formula(cell: Any) -> Any:
+    formula = isinstance(cell, str) and _FORMULA.match(cell) and not _HARMLESS.fullmatch(cell)
+    return f"'{cell}" if formula else cell

@@ -45,7 +45,7 @@ def _is_protocol(value: Any) -> bool:
 _SOUND: dict[str, Callable[[Any], bool]] = {
     "agents": _are_words,
     "counts": _are_counts,
-    "class_names": lambda value: isinstance(value, list) and all(isinstance(name, str | int) for name in value),
+    "class_names": lambda value: isinstance(value, list) and all(isinstance(name, str) for name in value),
     "test_samples": _is_count,
     "versions": _are_words,
     "task": lambda value: value is None or value in TASKS,

@@ -169,7 +169,6 @@ class _Drawn(Graph):
 
     def over(self, names: Sequence[str], seed: int = 0) -> Topology:
         """This graph over these agents."""
-        check_pairs(len(names))
         for attempt in range(TRIES):
             number = derive(seed if self.seed is None else self.seed, "topology", self.kind, attempt)
             topology = self._join(names, self._draw(len(names), number))
@@ -199,6 +198,7 @@ class Geometric(_Drawn):
     def _draw(self, agents: int, seed: int) -> Pairs:
         from scipy.spatial import KDTree
 
+        check_pairs(agents)
         points = generator(seed).random((agents, 2))
         pairs: Pairs = KDTree(points).query_pairs(self.radius, output_type="ndarray").tolist() if agents else []
         return pairs
@@ -217,6 +217,7 @@ class ErdosRenyi(_Drawn):
     probability: float = setting(help="that two agents are linked", above=0, at_most=1)
 
     def _draw(self, agents: int, seed: int) -> Pairs:
+        check_pairs(agents)
         linked = generator(seed).random((agents, agents)) < self.probability
         return [(int(a), int(b)) for a, b in np.argwhere(np.triu(linked, 1))]
 
