@@ -485,7 +485,8 @@ TAMPERED = {
         b"[]", b"", b"\xff", b'{"a":' * 100_000,
         *({key: value} for key, value in [
             ("agents", []), ("agents", {"lab": 3}), ("counts", [[1]]), ("counts", "x"), ("counts", [[-1] * 3] * 2),
-            ("class_names", {}), ("class_names", ["a", "b", -5]), ("test_samples", None), ("test_samples", 1.5), ("versions", "x"), ("task", "other"),
+            ("class_names", {}), ("class_names", ["a", "b", -5]),
+            ("test_samples", None), ("test_samples", 1.5), ("versions", "x"), ("task", "other"),
             ("topology", 3), ("protocol_settings", []), ("seed", "x"), ("learner_code", []), ("user_code", 7),
         ]),
     ],
