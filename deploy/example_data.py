@@ -1,12 +1,14 @@
 """Makes data to try deploy/ with: two unequal tables of patients, and public data."""
 
-import sys
+import argparse
 from pathlib import Path
 
 import numpy as np
 from sklearn.datasets import load_breast_cancer
 
-folder = Path(sys.argv[1] if len(sys.argv) > 1 else ".")
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("folder", type=Path, nargs="?", default=Path(), help="where they are written (default: here)")
+folder: Path = parser.parse_args().folder
 table = load_breast_cancer(as_frame=True).frame.sample(frac=1, random_state=0)
 table["malignant"] = 1 - table.pop("target")
 public, rest = table[:169], table[169:]

@@ -2,6 +2,8 @@
 code, before anything runs; nothing half-written is left, and nothing that was there is lost."""
 
 import errno
+import hashlib
+import json
 import os
 import resource
 import shutil
@@ -35,6 +37,7 @@ from codistill.errors import (
     StorageError,
 )
 from codistill.reports import pages
+from codistill.wire.state import pack, unpack
 
 # --- through the command line ---------------------------------------------------------------------------
 
@@ -124,7 +127,24 @@ ROWS = {
     "a ring for a hub": (recipe(), ["protocol.topology=ring"], None, 2,
         ["fedmd needs a topology with a hub", "Use a star"]),
     "own protocol missing": (recipe(), ["protocol.name=mine.py:P"], None, 2, ["must be importable", "No such file"]),
+    "a hundred million agents": (recipe(), ["agents.0.count=100_000_000"], None, 2,
+        ["agents.count must be at most 100000", "how many such agents"]),
+    "many agents in several tables": (
+        recipe(agents=[{"learner": "logistic", "count": 60_000}, {"learner": "ridge", "count": 60_000}]), [], None, 2,
+        ["at most 100,000 agents", "120,000"]),
+    "a number that no array can count to": (recipe(), [f"data.samples={10**30}"], None, 2,
+        ["data.samples must be at most", f"{10**30}"]),
+    "a layer that no memory holds": (recipe(), ["agents.0.learner={kind='mlp', hidden=[9223372036854775808]}"], None, 4,
+        ["'mlp' must be given options it can use", "Change the value"]),
+    "a table in the place of a list": (recipe(), ["evaluation.scores={a=1}"], None, 2,
+        ["evaluation.scores must be a list of strings"]),
     # data
+    "as much public data as there are numbers": (recipe(), ["data.public=1e308"], None, 3, ["size 1e+308", "fraction"]),
+    "a number of 400 digits": (recipe(data=TABLE, protocol=ALONE), [], csv(
+        "".join(f"{i},{i % 7},{'uv'[i % 2]}\n" for i in range(20)) + f"1,{'9' * 400},u\n"), 3,
+        ["must be finite in 32 bits", "a number of 400 digits in column 'y', data row 21"]),
+    "a number of 400 digits among fractions": (recipe(data=TABLE, protocol=ALONE), [], csv(
+        GOOD_ROWS + f"{'9' * 400},1,u\n"), 3, ["must be finite in 32 bits", "inf in column 'x', data row 21"]),
     "too much public data": (recipe(), ["data.public=500"], None, 3, ["at least 1 of its 142", "500"]),
     "more agents than samples": (recipe(), ["agents.0.count=200"], None, 3, ["201 agents and 130 samples"]),
     "more samples than there are": (recipe(), ["data.samples=9999"], None, 3, ["9999 of 142", "Lower it"]),
@@ -231,6 +251,10 @@ FILES = {
     "recipe missing": (None, 2, ["The recipe must be a readable file", "No such file"]),
     "recipe not TOML": (b"[data\n", 2, ["must be valid TOML", "at line 1"]),
     "recipe not text": (b"\xff\xfe\x00", 2, ["must be valid TOML", "utf-8"]),
+    "recipe nested deeply": (b"seed = " + b"[" * 3000 + b"]" * 3000, 2, ["must be valid TOML", "nested more than 64"]),
+    "recipe nested 100 deep": (b"seed = " + b"[" * 100 + b"]" * 100, 2, ["must be valid TOML", "nested more than 64"]),
+    "recipe with an integer of 5,000 digits": (b"seed = " + b"9" * 5000, 2, ["must be valid TOML", "4300 digits"]),
+    "recipe with a long hexadecimal integer": (b"seed = 0x" + b"f" * 9000, 2, ["must be valid TOML", "1024 bits"]),
     "recipe empty": (b"", 2, ["A recipe must have [data]"]),
 }
 
@@ -444,6 +468,110 @@ def test_a_run_folder_that_was_tampered_with(ran, capsys, file, data, code, word
     before = content(ran)
     complaint(capsys, RESUME, code, words)
     assert content(ran) == before
+
+
+ROW = {"round": 2, "agent": "lab", "present": True, "sent": 1, "received": 1, "accuracy": 0.5, "test_samples": 4}
+TAMPERED = {
+    "metrics.jsonl": [
+        b"\xff\xfe\n", b"[" * 100_000 + b"\n", b"9" * 5000 + b"\n", b"null\n",
+        *({key: value} for key, value in [
+            ("agent", []), ("agent", 3), ("agent", "nobody"), ("round", "x"), ("round", None), ("round", -1),
+            ("round", 10**30), ("present", 1), ("sent", "much"), ("sent", float("nan")), ("accuracy", "good"),
+            ("accuracy", None), ("accuracy", [0.5]), ("accuracy", 1e308), ("loss", 10**400), ("test_samples", {}),
+        ]),
+    ],
+    "times.jsonl": [b'{"seconds": NaN}\n', b'{"seconds": []}\n', b"{}\n", b"\xff\n", b"[" * 100_000 + b"\n"],
+    "run.json": [
+        b"[]", b"", b"\xff", b'{"a":' * 100_000,
+        *({key: value} for key, value in [
+            ("agents", []), ("agents", {"lab": 3}), ("counts", [[1]]), ("counts", "x"), ("counts", [[-1] * 3] * 2),
+            ("class_names", {}), ("class_names", ["a", "b", -5]),
+            ("test_samples", None), ("test_samples", 1.5), ("versions", "x"), ("task", "other"),
+            ("topology", 3), ("protocol_settings", []), ("seed", "x"), ("learner_code", []), ("user_code", 7),
+        ]),
+    ],
+    "recipe.toml": [
+        b"seed = " + b"9" * 5000, b"seed = " + b"[" * 3000 + b"]" * 3000, b"seed = 0x" + b"f" * 9000, b"\xff",
+        b"seed = " + b"[" * 100 + b"]" * 100,
+    ],
+    "outputs.safetensors": [b"\x00", b""],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("file", "data"),
+    [(file, data) for file, kinds in TAMPERED.items() for data in kinds],
+    ids=lambda each: f"{each}"[:40],
+)
+def test_a_run_folder_with_values_that_were_not_written_by_a_run(ran, capsys, file, data):
+    """Whatever is in it now: commands that read it name the file, or resume as if it were as before."""
+    path, before = ran / file, content(ran)
+    if isinstance(data, dict) and file == "metrics.jsonl":
+        data = path.read_bytes() + (json.dumps({**ROW, **data}) + "\n").encode()
+    elif isinstance(data, dict):
+        data = json.dumps({**json.loads(path.read_text()), **data}).encode()
+    path.write_bytes(data)
+    for command in (["report", "out"], ["compare", "out", "out"]):
+        said = complaint(capsys, command, 6, [])
+        assert path.name in said or "topology" in said
+    path.write_bytes(data)
+    if file in ("run.json", "recipe.toml") and b"topology" not in data:
+        complaint(capsys, RESUME, 6, [])
+    assert {**content(ran), file: before[file]} == before
+
+
+@pytest.mark.parametrize("file", ["metrics.jsonl", "times.jsonl", "run.json", "recipe.toml", "outputs.safetensors"])
+def test_a_folder_in_the_place_of_a_file_of_a_run(ran, capsys, file):
+    (ran / file).unlink()
+    (ran / file).mkdir()
+    complaint(capsys, ["report", "out"], 6, [file])
+
+
+def outlines():
+    """Contents of a checkpoint whose digest is right and that are none, by what is wrong with them."""
+    good = {"round": 2, "sizes": {"metrics.jsonl": 0}, "nodes": {"clinic": pack({}), "lab": pack({}), "hub": pack({})}}
+    return {
+        "a number": 5,
+        "a list": [],
+        "nothing": {},
+        "no nodes": {key: good[key] for key in ("round", "sizes")},
+        "nodes of another kind": {**good, "nodes": []},
+        "states that are no bytes": {**good, "nodes": {"clinic": 1, "lab": 2, "hub": 3}},
+        "states without an outline": {**good, "nodes": dict.fromkeys(good["nodes"], b"x")},
+        "other nodes": {**good, "nodes": {"clinic": pack({})}},
+        "a round that is none": {**good, "round": "2"},
+        "a negative size": {**good, "sizes": {"metrics.jsonl": -1}},
+        "the size of another file": {**good, "sizes": {"../recipe.toml": 0}},
+        "states in another folder": {**good, "states": {"lab": ["../../recipe.toml", 3]}},
+        "states that are no files": {**good, "states": {"lab": 3}},
+    }
+
+
+@pytest.mark.parametrize("wrong", list(outlines()))
+def test_the_newest_checkpoint_with_a_right_digest_and_a_wrong_outline(whole, ran, capsys, wrong):
+    """The one before is used, and the user gets to know; no other file is touched."""
+    body = pack(outlines()[wrong])
+    checkpoints(ran)[-1].write_bytes(hashlib.sha256(body).digest() + body)
+    recipe_before = (ran.parent / "recipe.toml").read_bytes()
+    assert main(["export", "out", "clinic", "--out", "model.codistill"]) in (0, 6)
+    capsys.readouterr()
+    assert main(RESUME) == 0
+    said = capsys.readouterr().err
+    assert "round-000002.state cannot be used: " in said
+    assert "Going on from round-000001.state" in said
+    assert (ran / "metrics.jsonl").read_bytes() == (whole / "metrics.jsonl").read_bytes()
+    assert (ran.parent / "recipe.toml").read_bytes() == recipe_before
+
+
+def test_checkpoints_of_other_agents_only(ran, capsys):
+    """That is no damage: the run is not thrown back to an earlier round, and nothing is lost."""
+    for path in checkpoints(ran):
+        content_before = unpack(path.read_bytes()[32:])
+        body = pack({**content_before, "nodes": {"clinic": content_before["nodes"]["clinic"]}})
+        path.write_bytes(hashlib.sha256(body).digest() + body)
+    before = (ran / "metrics.jsonl").read_bytes()
+    complaint(capsys, RESUME, 6, ["agents and models that it began with", "a run of clinic"])
+    assert (ran / "metrics.jsonl").read_bytes() == before
 
 
 def test_a_run_folder_of_another_seed(ran, capsys):

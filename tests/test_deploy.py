@@ -7,6 +7,8 @@ import dataclasses
 import re
 import shlex
 import shutil
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -175,3 +177,18 @@ def test_every_rule_of_a_policy_is_on_the_page() -> None:
 def test_every_network_setting_is_on_the_page() -> None:
     for field in dataclasses.fields(Network):
         assert f"\n| `{field.name}` |" in PAGE
+
+
+def test_the_example_data_are_made_where_one_says_and_help_makes_nothing(tmp_path: Path) -> None:
+    made = [sys.executable, str(DEPLOY / "example_data.py")]
+    said = subprocess.run([*made, "--help"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert "usage: example_data.py" in said.stdout
+    assert "two unequal tables" in said.stdout
+    assert list(tmp_path.iterdir()) == []
+    wrong = subprocess.run([*made, "--out", "x"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (wrong.returncode, list(tmp_path.iterdir())) == (2, [])
+    subprocess.run([*made, "data"], cwd=tmp_path, capture_output=True, check=True)
+    files = sorted(
+        str(path.relative_to(tmp_path / "data")) for path in (tmp_path / "data").rglob("*") if path.is_file()
+    )
+    assert files == ["hospital-a/patients.csv", "hospital-b/patients.csv", "public.npy"]

@@ -119,12 +119,11 @@ class Agent(Node):
         self.shape = self.shard.x.shape[1:]
         counted = encoding.classes if encoding.task == CLASSIFICATION else 0
         own = Naming(f"agent '{self.name}'", self.column_names, self._dtypes, counted, encoding.names)
-        self.shard.x = self.prepared.fit(self.shard.x, own)
-        if self.prepared.transformer is not None:
-            own = replace(own, columns=())  # it has made others of them
+        self.naming = self._named or own
+        self.shard.x = self.prepared.fit(self.shard.x, self.naming)
         if not self.learner.ready:
-            self.naming = self._named or own
-            self.learner.take_names(self.naming, self.shard.x)
+            prepared = self.prepared.transformer is not None  # then it has made other columns of them
+            self.learner.take_names(replace(self.naming, columns=()) if prepared else self.naming, self.shard.x)
         if self.shard.labels is not None:
             self.class_mix = np.bincount(self.shard.labels, minlength=classes)
         self.settle_test(encoding)
@@ -166,7 +165,7 @@ class Agent(Node):
         return twin
 
     def named_as(self, other: Agent) -> Agent:
-        """The same agent, made of the prepared samples and numbered labels of another: its model uses their names."""
+        """The same agent, made of the unnamed samples and numbered labels of another: it uses their names."""
         self._named = other.naming
         return self
 

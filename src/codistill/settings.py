@@ -20,6 +20,7 @@ from codistill.arguments import check_call
 from codistill.errors import RecipeError, nearest
 
 S = TypeVar("S")
+LARGEST = (1 << 63) - 1  # integer that arrays and libraries can count with
 _evaluated: dict[type[Any], dict[str, Any]] = {}
 
 
@@ -177,7 +178,7 @@ def _is_one_kind(value: Any, kind: Any) -> bool:
 def _wrong_items(value: Any, kind: Any) -> list[Any]:
     """Items of a list `tuple[kind, ...]`, or values of a table `dict[str, kind]`, that are not of their kind."""
     inner = typing.get_args(kind)
-    if isinstance(value, dict) and len(inner) == 2:
+    if isinstance(value, dict) and typing.get_origin(kind) is dict and len(inner) == 2:
         return [each for each in value.values() if not _is_kind(each, _alternatives(inner[1]))]
     if isinstance(value, tuple) and Ellipsis in inner:
         return [each for each in value if not _is_kind(each, _alternatives(inner[0]))]
@@ -191,6 +192,8 @@ def _broken_bound(value: Any, bounds: Mapping[str, Any]) -> str:
         return ""
     if isinstance(value, float) and not math.isfinite(value):
         return "finite"
+    if isinstance(value, int) and abs(value) > LARGEST:
+        return f"at most {LARGEST} in absolute value"
     if bounds.get("at_least") is not None and value < bounds["at_least"]:
         return f"at least {bounds['at_least']}"
     if bounds.get("above") is not None and value <= bounds["above"]:

@@ -1,6 +1,20 @@
-"""Numbers and text formatted for people."""
+"""Numbers and text formatted for people; and text in TOML or JSON read so that whatever is wrong with it is named."""
 
 from __future__ import annotations
+
+import json
+import re
+import tomllib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_DEEPEST = 64  # tables and lists in one another: what is nested deeper is no recipe, and would exceed Python's stack
+# Text that a spreadsheet takes for a formula (OWASP: CSV injection), also behind quotes; a number or a dash is none.
+_FORMULA = re.compile("'*[=+\\-@\t\r\n\uff1d\uff0b\uff0d\uff20]")
+_HARMLESS = re.compile(r"-|[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|[+-]?(inf|nan)")
+_LONGEST = 1024  # bits of an integer: larger ones can neither be converted nor printed
 
 
 def bytes_text(count: float) -> str:
@@ -30,3 +44,57 @@ def percent_text(share: float) -> str:
 def printable(text: str, most: int) -> str:
     """Received text as one printable line of at most `most` characters, safe for a terminal or a log."""
     return "".join(letter if letter.isprintable() else "?" for letter in text[:most])
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """The tables of a TOML text; whatever is wrong with it is a `TOMLDecodeError`."""
+    try:
+        return _checked(tomllib.loads(text))  # type: ignore[no-any-return]
+    except tomllib.TOMLDecodeError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise tomllib.TOMLDecodeError(_said(error)) from None
+
+
+def parse_json(text: str | bytes) -> Any:
+    """The value of a JSON text; whatever is wrong with it is a `ValueError`."""
+    try:
+        return _checked(json.loads(text))
+    except RecursionError as error:
+        raise ValueError(_said(error)) from None
+
+
+def _said(error: Exception) -> str:
+    if isinstance(error, RecursionError):
+        return f"lists and tables are nested more than {_DEEPEST} deep"
+    return str(error).partition(";")[0]  # after it Python says how to raise the limit of digits
+
+
+def _checked(value: Any) -> Any:
+    """A value whose depth and integers are within limits."""
+    level = [value]
+    for _ in range(_DEEPEST):
+        if any(isinstance(each, int) and each.bit_length() > _LONGEST for each in level):
+            raise ValueError(f"an integer of more than {_LONGEST} bits")
+        inner = [each for each in level if isinstance(each, dict | list)]
+        level = [item for each in inner for item in (each.values() if isinstance(each, dict) else each)]
+        if not level:
+            return value
+    raise RecursionError
+
+
+def csv_text(frame: pd.DataFrame) -> str:
+    """A frame as CSV, without its index. Text that a spreadsheet would take for a formula gets a leading quote ('):
+    names of agents, classes and columns may be others'. Without that quote it is the text again."""
+    safe = frame.copy()
+    for place, kind in enumerate(safe.dtypes):
+        if kind.kind not in "biuf":
+            safe.isetitem(place, safe.iloc[:, place].map(_without_formula))
+    safe.columns = safe.columns.map(_without_formula)
+    text: str = safe.to_csv(index=False)
+    return text
+
+
+def _without_formula(cell: Any) -> Any:
+    formula = isinstance(cell, str) and _FORMULA.match(cell) and not _HARMLESS.fullmatch(cell)
+    return f"'{cell}" if formula else cell

@@ -1,5 +1,7 @@
 """`codistill export` and `codistill predict`: from the folder of a run to predictions for a table."""
 
+import io
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -12,6 +14,7 @@ from codistill.experiments.recipe import read_recipe
 from codistill.experiments.recipe_federation import build
 from codistill.experiments.run import prepare
 from codistill.experiments.saved_run import reopen
+from codistill.text import csv_text
 
 RECIPE = """
 seed = 0
@@ -150,3 +153,37 @@ def test_mistakes_are_named(run, capsys, tmp_path):
     said(capsys, "export", run / "run", "linear", "--out", path)
     code, shown = said(capsys, "predict", path, run / "flowers.csv", "--out", tmp_path / "out.txt")
     assert (code, ".csv or a .parquet" in shown.err) == (3, True)
+
+
+def test_predicted_classes_are_no_formulas_in_a_spreadsheet(tmp_path, capsys):
+    """Names of classes may be others'. A leading quote makes them text; without it they are the names again."""
+    classes = ["=1+1", "+cmd|x", "-3.5", "@a", "'=x", "plain", "\tx", "-"]
+    x = np.arange(16, dtype=float).reshape(-1, 1) // 2
+    agent = cd.Agent("a", DecisionTreeClassifier(random_state=0), x, np.repeat(classes, 2))
+    agents = [agent, cd.Agent("b", DecisionTreeClassifier(), x, np.repeat(classes, 2))]
+    result = cd.Federation(agents, cd.AvgKD(), seed=0).run(1, runtime="simulation", alone=False, progress=False)
+    path, table, out = tmp_path / "a.codistill", tmp_path / "x.csv", tmp_path / "out.csv"
+    result.agents["a"].save(path)
+    pd.DataFrame({"0": x[:, 0]}).to_csv(table, index=False)
+    assert main(["predict", str(path), str(table), "--out", str(out)]) == 0
+    capsys.readouterr()
+    assert main(["predict", str(path), str(table)]) == 0
+    assert capsys.readouterr().out == out.read_text()
+    found = pd.read_csv(out, dtype=str, keep_default_na=False)
+    assert list(found["class"][::2]) == ["'=1+1", "'+cmd|x", "-3.5", "'@a", "''=x", "plain", "'\tx", "-"]
+    restored = found["class"].str.replace(r"^'(?='*[=+\-@\t])", "", regex=True)
+    assert list(restored) == list(np.repeat(classes, 2))
+    assert main(["predict", str(path), str(table), "--out", str(tmp_path / "out.parquet")]) == 0
+    assert list(pd.read_parquet(tmp_path / "out.parquet")["class"][::2]) == classes
+
+
+@pytest.mark.parametrize("text", ["=x", "+x", "-x", "@x", "\tx", "\rx", "\n=x", "-1-1", "+1e", "--1", "-=1", "\uff1dx"])
+def test_text_that_may_be_a_formula_is_quoted_in_cells_and_headings(text):
+    frame = pd.DataFrame({text: [text, "x"], "number": [-0.5, 1e-9], "said": ["-0.5", "+3e-7"]})
+    lines = csv_text(frame)
+    back = pd.read_csv(io.StringIO(lines, newline=""), dtype={"said": str}, lineterminator="\n")
+    assert list(back.columns) == [f"'{text}", "number", "said"]
+    assert list(back[f"'{text}"]) == [f"'{text}", "x"]
+    assert list(back["number"]) == [-0.5, 1e-9]
+    assert list(back["said"]) == ["-0.5", "+3e-7"]
+    assert next(iter(frame.columns)) == text  # the frame itself is not changed

@@ -9,6 +9,7 @@ import pytest
 from sklearn.base import clone
 from sklearn.dummy import DummyClassifier
 from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.preprocessing import StandardScaler
 from sklearn.tree import DecisionTreeClassifier
 
 import codistill as cd
@@ -135,6 +136,74 @@ def test_a_probing_run_gives_what_a_run_gives_and_counts_its_bytes(protocol):
 
 
 # --- gains --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("prepare", [None, StandardScaler()], ids=["as they are", "scaled"])
+@pytest.mark.parametrize("protocol", [cd.AvgKD(), cd.EKD(), cd.FedMD()], ids=lambda each: each.name)
+def test_a_probing_run_prepares_samples_as_a_run_does(protocol, prepare):
+    """With missing values, filled in for one model and kept for the other, and a transformer of each agent's own."""
+    public = samples("public", 40)[0]
+    public[::3, 0] = np.nan
+
+    def agents(**options):
+        data = {name: samples(name) for name in ("a", "bb")}
+        for x, _ in data.values():
+            x *= 10
+            x[::4, 1] = np.nan
+        models = {"a": LogisticRegression(), "bb": DecisionTreeClassifier(max_depth=2, random_state=0)}
+        return [cd.Agent(name, models[name], *data[name], prepare=prepare, **options) for name in models]
+
+    asking = setting(*agents(), public=public)
+    every, held = np.arange(24), np.arange(6)
+    probe = run_probe(asking, protocol, dict.fromkeys(("a", "bb"), (every, held)), 1)
+    seed = derive(asking.seed, "advice", 1) >> 1
+    run = cd.Federation(agents(), protocol, public=public, seed=seed, classes=2).run(
+        2, runtime="simulation", alone=False, progress=False
+    )
+    for name, raw in zip(("a", "bb"), agents(), strict=True):
+        x, y = raw._data
+        wrong = run.agents[name].predict(x[held]) != y[held]
+        assert np.array_equal(probe.losses[name], wrong.astype(float))
+    assert np.isnan(public).any()
+
+
+def test_advice_for_a_recipe_with_missing_cells_leaves_nothing_out_that_runs(tmp_path):
+    """Every protocol is named once: as an option, or as left out, and missing cells are a reason for neither."""
+    x, y = samples("table", 80)
+    lines = [f"{a},{'' if i % 5 == 0 else b},{'yes' if y[i] else 'no'}" for i, (a, b) in enumerate(x)]
+    (tmp_path / "table.csv").write_text("first,second,label\n" + "\n".join(lines) + "\n")
+    learners = ["logistic_regression", "gradient_boosting", {"kind": "mlp", "epochs": 1}]
+    tables = {
+        "data": {"file": "table.csv", "label": "label", "public": 20},
+        "agents": [{"learner": learner} for learner in learners],
+        "protocol": {"name": "fedmd", "rounds": 1},
+    }
+    advice = advise_recipe(make_recipe(tables, tmp_path), seconds=60)
+    assert advice.findings is not None
+    assert advice.findings.failed == {}
+    named = [*(option.name for option in advice.options), *advice.left_out]
+    assert sorted(named) == sorted(set(named))
+    assert {"fedmd", "avgkd", "ekd", "pkd"} <= {option.name for option in advice.options}
+
+
+@pytest.mark.parametrize("fold", [0, 1])
+def test_a_protocol_whose_probing_run_fails_is_left_out_and_no_option(monkeypatch, fold):
+    """Whether it fails at once or in a later fold, when a gain was measured already."""
+    from codistill.experiments import advice_search
+
+    probe = advice_search.run_probe
+
+    def failing(setting, protocol, split, seed, **options):
+        if protocol.name == "knows" and seed == 1 + fold:
+            raise ValueError("too few samples")
+        return probe(setting, protocol, split, seed, **options)
+
+    monkeypatch.setattr(advice_search, "run_probe", failing)
+    agents = [cd.Agent(name, DummyClassifier(), *samples(name)) for name in ("a", "bb")]
+    advice = advise(agents, rounds=2, like=Knows(right=True))
+    assert advice.left_out["knows"] == "its probing run failed: too few samples"
+    assert "knows" not in {option.name for option in advice.options}
+    assert advice.recommended != "knows"
 
 
 def test_the_gain_of_real_values_is_the_fall_of_the_rmse_in_deviations_of_the_targets():

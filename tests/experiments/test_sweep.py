@@ -280,6 +280,43 @@ def test_a_sweep_of_a_protocol_of_ones_own_recognises_its_finished_runs(tmp_path
         execute_sweep(read_sweep(path), out, tell=str)
 
 
+def test_one_protocol_with_several_settings_is_several_lines(toy: Path, no_report: None) -> None:
+    """Their labels say in what they differ, and what all of them say is not repeated."""
+    same = [f'{{ name = "avgkd", rounds = 1, own_weight = {weight} }}' for weight in (0.2, 0.8)]
+    values = f'[{", ".join(same)}, {{ name = "akd" }}, {{ name = "avgkd" }}]'
+    toy.write_text(TOY[: TOY.index("[sweep]")] + f"[sweep]\nprotocol = {values}\n")
+    sweep = read_sweep(toy)
+    labels = ["avgkd, rounds=1, own_weight=0.2", "avgkd, rounds=1, own_weight=0.8", "akd", "avgkd"]
+    assert [run["protocol"] for run, _ in sweep.runs] == labels
+    assert [recipe.protocol.own_weight for _, recipe in sweep.runs[:2]] == [0.2, 0.8]
+    frame = execute_sweep(sweep, toy.parent / "out", tell=str)
+    assert frame is not None
+    assert list(frame["protocol"].unique()) == labels
+    assert len({path.parent for path in (toy.parent / "out").glob("*/metrics.jsonl")}) == 4
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        '[{ name = "avgkd" }, { name = "avgkd" }]',
+        '[{ label = "a", name = "avgkd" }, { label = "a", name = "akd" }]',
+        "[1, 1]",
+    ],
+)
+def test_equal_values_are_not_different(toy: Path, values: str) -> None:
+    toy.write_text(TOY[: TOY.index("[sweep]")] + f"[sweep]\nprotocol = {values}\n")
+    with pytest.raises(RecipeError, match="must be a list of different values"):
+        read_sweep(toy)
+
+
+def test_labels_of_a_sweep_are_no_formulas_in_a_spreadsheet(toy: Path, no_report: None) -> None:
+    toy.write_text(TOY[: TOY.index("[sweep]")] + '[sweep.seed]\n"=1+1" = 0\n"-1" = 1\n')
+    frame = execute_sweep(read_sweep(toy), toy.parent / "out", tell=str)
+    assert frame is not None
+    assert set(frame["seed"]) == {"=1+1", "-1"}
+    assert set(pd.read_csv(toy.parent / "out" / "sweep.csv", dtype=str)["seed"]) == {"'=1+1", "-1"}
+
+
 def test_runs_are_enumerated_once(toy: Path) -> None:
     sweep = read_sweep(toy)
     assert sweep.runs is sweep.runs

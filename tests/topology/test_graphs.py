@@ -198,3 +198,12 @@ def test_a_thousand_agents_are_read_in_time_that_grows_with_their_links():
     topology = Topology.ring(roster)
     assert topology.links == 1000
     assert Name.looks < 40_000
+
+
+@pytest.mark.parametrize(
+    "graph", [KINDS["complete"](), Geometric(radius=0.1), ErdosRenyi(probability=0.5)], ids=lambda each: each.kind
+)
+def test_all_pairs_of_very_many_agents_are_refused_at_once(graph):
+    """Fifty thousand agents have more than a billion pairs."""
+    with pytest.raises(RecipeError, match=r"at most 10,000.*50,000.*ring"):
+        graph.over([f"a{i}" for i in range(50_000)])

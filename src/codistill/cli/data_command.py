@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from codistill.cli.console import print_table
-from codistill.cli.recipe_arguments import add_recipe_arguments
+from codistill.cli.recipe_arguments import add_recipe_arguments, add_trust_argument
 from codistill.errors import RecipeError
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     data.add_argument("recipe", type=Path, nargs="?", help="show this recipe's partition and graph of agents")
     data.add_argument("--out", type=Path, metavar="FILE", help="write the partition as a picture (.png, .svg, .pdf)")
     add_recipe_arguments(data)
+    add_trust_argument(data)
     data.set_defaults(command=_data)
 
 
@@ -52,22 +53,25 @@ def _show_partition(options: argparse.Namespace) -> int:
     from codistill.data.split import split_public
     from codistill.experiments.recipe import read_recipe
     from codistill.experiments.recipe_federation import agent_names, hand_out, load_data, topology_of
+    from codistill.experiments.user_code import UnreadProtocol
     from codistill.files import write_atomically
     from codistill.topology.facts import figures
 
-    recipe = read_recipe(options.recipe, options.set)
+    recipe = read_recipe(options.recipe, options.set, run_code=options.trust_code)
     data = load_data(recipe, options.data_dir)
     public = None
     if recipe.data.public:
         public, data = split_public(data, recipe.data.public, recipe.seed)
-    names, topology = agent_names(recipe), topology_of(recipe)
+    names = agent_names(recipe)
     table = counts(data.y, hand_out(recipe, data), data.classes)
     print("private training samples by agent and class")
     print(partition_text(table, names, data.class_names))
     print(f"\npublic samples: {0 if public is None else len(public):,}; test samples: {len(data.x_test):,}")
     if data.columns is not None:
         print(columns_text(data.columns, np.isnan(data.x)))
-    if topology.links:
+    if recipe.topology is None and isinstance(recipe.protocol, UnreadProtocol):
+        print(f"topology: as {recipe.protocol.place} says, which was not run; --trust-code runs it")
+    elif (topology := topology_of(recipe)).links:
         print("topology: " + "; ".join(f"{name} {value}" for name, value in figures(topology).items()))
     if options.out:
         write_atomically(options.out, _picture(options.out, table, names, data.class_names))

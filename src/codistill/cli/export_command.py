@@ -6,6 +6,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from codistill.cli.recipe_arguments import add_trust_argument
+
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     """Add the command to the command line."""
@@ -16,6 +18,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     export.add_argument("--onnx", action="store_true", help="as an ONNX graph that takes samples as they are")
     export.add_argument("--out", type=Path, metavar="FILE", help="default: AGENT.codistill or AGENT.onnx")
     export.add_argument("--data-dir", metavar="DIR", help="folder of <name>.npz data sets (default: as in the run)")
+    add_trust_argument(export)
     export.set_defaults(command=_export)
 
 
@@ -23,7 +26,7 @@ def _export(options: argparse.Namespace) -> int:
     from codistill.experiments.export import trained_in
     from codistill.federation.onnx_file import save_onnx
 
-    trained, done = trained_in(options.run, options.agent, data_dir=options.data_dir)
+    trained, done = trained_in(options.run, options.agent, data_dir=options.data_dir, trust_code=options.trust_code)
     suffix = ".onnx" if options.onnx else ".codistill"
     path = options.out or Path(f"{options.agent}{suffix}")
     if options.onnx:

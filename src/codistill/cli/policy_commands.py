@@ -7,9 +7,14 @@ import sys
 from collections import Counter, deque
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from codistill.cli.recipe_arguments import add_trust_argument
 from codistill.errors import CheckpointError, PolicyError, RecipeError
+
+if TYPE_CHECKING:
+    from codistill.experiments.recipe import Recipe
+    from codistill.protocol import Protocol
 
 _SHORTEST = 12  # digits of a digest that are enough to recognise it
 
@@ -30,6 +35,7 @@ def add_parsers(commands: Any) -> None:
     check = _action(actions, "check", _check, "say whether an agent with this policy would take part in a recipe")
     check.add_argument("policy", type=Path, metavar="POLICY", help="policy.toml")
     check.add_argument("recipe", type=Path, nargs="?", metavar="RECIPE", help="a TOML recipe; unset: none")
+    add_trust_argument(check)
     check.add_argument("--agent", type=Path, metavar="FILE", help="my_agent.py: its labels are compared as well")
 
 
@@ -137,19 +143,32 @@ def _check(options: argparse.Namespace) -> int:
 
     from codistill.experiments.agent_file import read_agent_file
     from codistill.experiments.networked import describe_terms
-    from codistill.experiments.recipe import read_recipe
+    from codistill.experiments.recipe import check_trusted, code_of, read_recipe
+    from codistill.experiments.recipe_federation import agent_names
     from codistill.federation.nodes import with_agent
     from codistill.runtimes.network.policy import read_policy
 
-    recipe = None if options.recipe is None else read_recipe(options.recipe)
-    policy = read_policy(options.policy, None if recipe is None else type(recipe.protocol))
-    print(f"policy: {policy}")
-    if recipe is None:
+    if options.recipe is None:
+        print(f"policy: {read_policy(options.policy)}")
         return 0
-    description = describe_terms(recipe)
+    if options.agent is not None and options.agent.suffix == ".toml":
+        used = code_of(read_recipe(options.agent, run_code=False))
+        check_trusted(used, options.trust_code, f"An agent of {options.agent}")
+    recipe = read_recipe(options.recipe, run_code=False)
+    mine = None
+    if options.agent is not None and not recipe.data.held_by_agents:
+        raise RecipeError(
+            "--agent is for a recipe whose agents hold their data: only there an agent's labels are its own.",
+            f"{options.recipe} without held_by_agents",
+            "Leave --agent out, or give the recipe of the federation.",
+        )
     if options.agent is not None:
-        name = description.topology.names[0]
-        mine = read_agent_file(options.agent, name, policy=options.policy)
+        mine = read_agent_file(options.agent, agent_names(recipe)[0], policy=options.policy)
+    recipe = _with_protocol(recipe, None if mine is None else mine.protocol, trusted=options.trust_code)
+    policy = read_policy(options.policy, type(recipe.protocol))
+    print(f"policy: {policy}")
+    description = describe_terms(recipe)
+    if mine is not None:
         description = with_agent(replace(description, public=mine.public or description.public), mine.agent)
         policy = mine.policy
     broken = policy.objections(description)
@@ -163,6 +182,25 @@ def _check(options: argparse.Namespace) -> int:
     if policy.classes is not None and options.agent is None:
         print("classes: compared with the agent's labels when it joins; now by --agent my_agent.py")
     return 0
+
+
+def _with_protocol(recipe: Recipe, own: type[Protocol] | None, *, trusted: bool) -> Recipe:
+    """The recipe with its protocol; one in a file is the agent's own, if that is the same file, or must be trusted."""
+    from dataclasses import replace
+
+    from codistill.experiments.recipe import check_trusted, with_code
+    from codistill.experiments.user_code import UnreadProtocol, digests_of
+    from codistill.runtimes.network.terms import code_digest
+    from codistill.settings import from_table
+
+    unread = recipe.protocol
+    if not isinstance(unread, UnreadProtocol):
+        return recipe
+    same = own is not None and own.__name__ == unread.class_name
+    if own is not None and same and code_digest(own) in digests_of([unread.place]).values():
+        return replace(recipe, protocol=from_table(own, unread.table, "protocol"))
+    check_trusted([unread.place], trusted, "Whether a policy allows a protocol in a file")
+    return with_code(recipe)
 
 
 def _print_table(headings: tuple[str, ...], rows: Sequence[tuple[str, ...]], *, numbers: int) -> None:

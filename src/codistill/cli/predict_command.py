@@ -23,12 +23,13 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
 
 def _predict(options: argparse.Namespace) -> int:
     from codistill.federation.table_predictions import predict_table, write_predictions
+    from codistill.text import csv_text
 
     predictions, notes = predict_table(options.model, options.table, label=options.label)
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
     if options.out is None:
-        print(predictions.to_csv(index=False), end="")
+        print(csv_text(predictions), end="")
         return 0
     write_predictions(predictions, options.out)
     print(f"{len(predictions)} rows: {options.out}")

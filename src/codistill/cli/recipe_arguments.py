@@ -5,6 +5,12 @@ from __future__ import annotations
 import argparse
 
 
+def add_trust_argument(parser: argparse.ArgumentParser, help: str = "") -> None:
+    """Add --trust-code, for commands that inspect."""
+    text = help or "run Python files that the recipe names; without it, none is run, and those needed are listed"
+    parser.add_argument("--trust-code", action="store_true", help=text)
+
+
 def add_recipe_arguments(parser: argparse.ArgumentParser) -> None:
     """Add --set and --data-dir."""
     parser.add_argument(

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from codistill.cli.console import print_results
-from codistill.cli.recipe_arguments import add_recipe_arguments
+from codistill.cli.recipe_arguments import add_recipe_arguments, add_trust_argument
 from codistill.errors import RecipeError
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ def add_parsers(commands: argparse._SubParsersAction[Any]) -> None:
     resume = commands.add_parser("resume", help=text, description=text)
     resume.add_argument("run", type=Path, help="the folder of the run")
     resume.add_argument("--quiet", action="store_true", help="no progress display")
+    add_trust_argument(resume, "run the Python files that the recipe names even if they have changed since it began")
     resume.set_defaults(command=_resume)
 
 
@@ -83,12 +84,17 @@ def _execute(recipe: Recipe, options: argparse.Namespace, stem: str) -> int:
 
 def _resume(options: argparse.Namespace) -> int:
     from codistill.experiments.run import execute
+    from codistill.experiments.same_run import check_code_of_run
     from codistill.experiments.saved_run import reopen
 
     recipe = reopen(options.run)
     if recipe.runtime.kind == "machines" and _is_other_rank(recipe):
+        if not options.trust_code:
+            check_code_of_run(recipe, options.run)
         return _serve(recipe, options.run, None)
-    summary, complete = execute(recipe, options.run, resume=True, progress=not options.quiet)
+    summary, complete = execute(
+        recipe, options.run, resume=True, progress=not options.quiet, trust_code=options.trust_code
+    )
     return print_results(summary, complete, options.run)
 
 

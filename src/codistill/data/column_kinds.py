@@ -58,13 +58,18 @@ def check_number(values: pd.Series[Any], owner: str) -> None:
     import pandas as pd
 
     if not pd.api.types.is_numeric_dtype(values.dtype):
-        bad = pd.to_numeric(values, errors="coerce").isna() & values.notna()
+        try:
+            bad = pd.to_numeric(values, errors="coerce").isna() & values.notna()
+        except OverflowError:  # integers that no float can hold
+            large = [len(f"{value}".lstrip("-")) for value in values]
+            row = int(np.argmax(large))
+            raise _too_large(f"a number of {large[row]} digits", values.name, row, owner) from None
         if not bad.any() and values.isna().all():
             return
         row = int(bad.to_numpy(dtype=bool).argmax())
         raise DataError(
             f"Every feature column of {owner} must be numeric, or its kind must be said.",
-            f"column '{values.name}' of type {values.dtype}, with {values.iloc[row]!r} in data row {row + 1}",
+            f"column '{values.name}' of type {values.dtype}, with {f'{values.iloc[row]!r}'[:80]} in data row {row + 1}",
             f'Say its kind, e.g. {_key(values.name)} = "category" or "text" in [data.columns]; encode it as numbers; '
             "list it in 'drop' or 'ids'; or list such a cell in 'missing_values'.",
         )
@@ -74,11 +79,15 @@ def check_number(values: pd.Series[Any], owner: str) -> None:
             bad_numbers = np.isinf(numbers.astype(np.float32))
         if bad_numbers.any():
             row = int(bad_numbers.argmax())
-            raise DataError(
-                f"Numbers of {owner} must be finite in 32 bits.",
-                f"{values.iloc[row]} in column '{values.name}', data row {row + 1} (the first row is 1)",
-                "Correct the cell, remove the row, or list the column in 'drop'.",
-            )
+            raise _too_large(f"{values.iloc[row]}", values.name, row, owner)
+
+
+def _too_large(number: str, column: Any, row: int, owner: str) -> DataError:
+    return DataError(
+        f"Numbers of {owner} must be finite in 32 bits.",
+        f"{number} in column '{column}', data row {row + 1} (the first row is 1)",
+        "Correct the cell, remove the row, or list the column in 'drop'.",
+    )
 
 
 def written_value(value: Any) -> str:

@@ -13,6 +13,7 @@ import numpy as np
 from codistill.data.column_kinds import ENCODINGS, Column, as_column, check_number, written_value
 from codistill.data.named_columns import column_names, listed
 from codistill.errors import DataError, RecipeError, nearest
+from codistill.text import parse_toml
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -36,7 +37,7 @@ class Columns:
     def read(cls, path: str | Path) -> Columns:
         """The schema in a TOML file: one line `name = "kind"` or one table `[name]` for each column."""
         try:
-            tables = tomllib.loads(Path(path).read_text("utf-8-sig"))
+            tables = parse_toml(Path(path).read_text("utf-8-sig"))
         except OSError as error:
             raise RecipeError(
                 "The schema must be a readable file.", f"{path}: {error.strerror}", "Check the path."

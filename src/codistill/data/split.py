@@ -86,8 +86,8 @@ def split_public(dataset: Dataset, size: int | float, seed: int) -> tuple[np.nda
     Returns the public x, in random order, and the data set without those samples.
     """
     total = len(dataset.x)
-    count = round(size * total) if isinstance(size, float) and math.isfinite(size) else size
     too_much = isinstance(size, float) and size >= 1
+    count = round(size * total) if isinstance(size, float) and math.isfinite(size) and not too_much else size
     if too_much or not _is_count(count) or not 1 <= count < total:
         raise DataError(
             f"Public data split off data set '{dataset.name}' must take at least 1 of its {total} "

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from codistill.agent import Agent
+from codistill.data.validation import validate_samples
 from codistill.errors import CodistillError
 from codistill.federation import Federation
 from codistill.learners.ability import Ability
@@ -50,6 +51,8 @@ class Setting:
 
     def federation(self, agents: Sequence[Agent], protocol: Protocol, seed: int | None = None) -> Federation:
         """A federation of copies of the agents, checked."""
+        for agent in agents:  # what they choose for themselves, as far as this protocol leaves it to them
+            agent.choices = {key: agent.choices[key] for key in agent.choices if key in protocol.chosen_by_agents}
         return Federation(
             agents,
             protocol,
@@ -103,10 +106,23 @@ def find_candidates(setting: Setting, like: Protocol | None = None) -> Candidate
 
 
 def copy_of(agent: Agent, rows: Any = slice(None)) -> Agent:
-    """An agent with some of the samples and an untouched copy of the model."""
-    y = agent.shard.targets if agent.shard.labels is None else agent.shard.labels
+    """An agent with some of the samples, which it prepares as in a run, and an untouched copy of the model."""
     twin = agent.twin()
-    return Agent(agent.name, twin.learner, agent.shard.x[rows], y[rows]).named_as(agent)
+    copied = Agent(
+        agent.name, twin.learner, raw_samples(agent)[rows], targets_of(agent)[rows], prepare=agent._prepare,
+        choices=agent.choices,
+    )  # fmt: skip
+    return copied.named_as(agent)
+
+
+def raw_samples(agent: Agent) -> np.ndarray:
+    """The samples of an agent before it prepares them: missing values are still missing."""
+    return validate_samples(agent._data[0], targets_of(agent), agent.shard.classes, f"agent '{agent.name}'")[0]
+
+
+def targets_of(agent: Agent) -> np.ndarray:
+    """The labels of an agent's samples, or the real values to predict."""
+    return agent.shard.targets if agent.shard.labels is None else agent.shard.labels
 
 
 def _limited(agent: Agent, samples: int, setting: Setting) -> Agent:

@@ -41,7 +41,7 @@ class ProbedAgent(Agent):
     """An agent of a probing run. Its answers are those of any other agent."""
 
     def __init__(self, agent: Agent, models: SentModels) -> None:
-        super().__init__(agent.name, agent.learner, *agent._data)
+        super().__init__(agent.name, agent.learner, *agent._data, prepare=agent._prepare, choices=agent.choices)
         self._named = agent._named
         self._models = models
         if Ability.PORTABLE in self.learner.abilities:
@@ -50,8 +50,12 @@ class ProbedAgent(Agent):
     def open_model(self, sender: str, message: Message) -> Any:
         """The model in a message, ready to predict on one's own data."""
         model = self._models.get(message)
-        return model if sender == self.name else ReceivedModel(model, self.shard.x, self.shard.classes)
+        if sender == self.name:
+            return model
+        return ReceivedModel(model, self.shard.x, self.shard.classes, self.prepared.complete)
 
     def predict_with(self, sender: str, data: bytes, x: np.ndarray) -> np.ndarray:
         """Predictions (n, C) of a model that was received."""
-        return checked_predictions(self._models.get(Message.decode(data)), x, self.shard.classes)
+        return checked_predictions(
+            self._models.get(Message.decode(data)), x, self.shard.classes, self.prepared.complete
+        )

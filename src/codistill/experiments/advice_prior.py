@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from codistill.experiments.advice_candidates import Setting
+from codistill.experiments.advice_candidates import Setting, raw_samples
 from codistill.learners.ability import Ability
 
 FEATURES = ("intercept", "own samples", "others' samples", "label skew", "input shift", "gradients", "real targets")
@@ -120,7 +120,8 @@ def input_shifts(setting: Setting, most: int = 200) -> dict[str, float]:
     from sklearn.ensemble import ExtraTreesClassifier
     from sklearn.metrics import roc_auc_score
 
-    x = np.concatenate([agent.shard.x[:most].reshape(len(agent.shard.x[:most]), -1) for agent in setting.agents])
+    samples = [raw_samples(agent)[:most] for agent in setting.agents]
+    x = np.concatenate([each.reshape(len(each), -1) for each in samples])
     owner = np.concatenate([[agent.name] * len(agent.shard.x[:most]) for agent in setting.agents])
     if len(setting.agents) < 2:
         return {agent.name: 0.0 for agent in setting.agents}

@@ -12,7 +12,7 @@ import numpy as np
 
 from codistill.agent import Agent
 from codistill.data.shard import Shard
-from codistill.experiments.advice_candidates import Setting, copy_of
+from codistill.experiments.advice_candidates import Setting, copy_of, raw_samples
 from codistill.experiments.advice_models import ProbedAgent, SentModels
 from codistill.protocol import Protocol
 from codistill.randomness import derive, generator
@@ -86,22 +86,20 @@ def run_probe(
         )
         losses = {}
         for agent in setting.agents:
-            held = copy_of(agent, parts[agent.name][1]) if len(parts[agent.name][1]) else None
-            trained = result.agents[agent.name]
-            losses[agent.name] = np.empty(0) if held is None else _losses(trained, held, setting.classes)
+            held, trained = parts[agent.name][1], result.agents[agent.name]
+            losses[agent.name] = _losses(trained, agent, held) if len(held) else np.empty(0)
     seconds = time.monotonic() - began
     sent = float(np.mean([row["sent"] for row in result.rows])) if result.rows else 0.0
     return ProbeRun(losses, sent, seconds, rounds, not result.interrupted)
 
 
-def _losses(trained: Any, held: Agent, classes: int) -> np.ndarray:
-    held.settle(classes)
-    answers: np.ndarray = trained.decision_function(held.shard.x).astype(np.float64)
-    if held.shard.labels is not None:
-        wrong: np.ndarray = answers.argmax(axis=1) != held.shard.labels
+def _losses(trained: Any, agent: Agent, held: Rows) -> np.ndarray:
+    answers: np.ndarray = trained.decision_function(raw_samples(agent)[held]).astype(np.float64)
+    if agent.shard.labels is not None:
+        wrong: np.ndarray = answers.argmax(axis=1) != agent.shard.labels[held]
         return wrong.astype(np.float64)
     with np.errstate(over="ignore", invalid="ignore"):
-        squared: np.ndarray = ((answers - held.shard.targets) ** 2).sum(axis=1)
+        squared: np.ndarray = ((answers - agent.shard.targets[held]) ** 2).sum(axis=1)
     return np.where(np.isfinite(squared), squared, _DIVERGED)
 
 

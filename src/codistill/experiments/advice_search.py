@@ -121,6 +121,7 @@ class Search:
                     raise
                 said = f"{error.must} Found: {error.found}" if isinstance(error, CodistillError) else f"{error}"
                 self.findings.failed[name] = f"its probing run failed: {said}"[:300]
+                self.findings.gains.pop(name, None)  # left out: there is nothing to expect of it
                 continue
             if run.complete:
                 self.findings.runs.setdefault(name, []).append(run)

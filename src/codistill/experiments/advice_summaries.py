@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +18,7 @@ from codistill.learners.ability import Ability
 from codistill.learners.catalogue import make_learner
 from codistill.randomness import generator, seed_libraries
 from codistill.settings import check_settings, from_table, setting
+from codistill.text import parse_json, parse_toml
 
 _ROWS = 12  # made-up samples of an agent, by which it is checked what its model can do
 _PUBLIC_ROWS = 8
@@ -83,7 +82,7 @@ def read_file(path: Path) -> dict[str, Any]:
     """The tables of a TOML or JSON file."""
     try:
         text = path.read_text("utf-8-sig")
-        tables = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+        tables = parse_json(text) if path.suffix == ".json" else parse_toml(text)
     except OSError as error:
         raise RecipeError(
             "The recipe or the file of summaries must be readable.", f"{path}: {error.strerror}", "Check the path."

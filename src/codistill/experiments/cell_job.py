@@ -14,12 +14,13 @@ from typing import Any
 import tomli_w
 
 from codistill.errors import CodistillError, RecipeError
-from codistill.experiments.recipe import Recipe
-from codistill.experiments.same_run import facts_of_learners, facts_of_protocol
+from codistill.experiments.recipe import Recipe, code_of, with_code
 from codistill.experiments.saved_run import RECIPE, reopen
 from codistill.experiments.sweep_jobs import DONE, FAILED, SKIPPED, STOPPED, forget_job, write_outcome
 from codistill.experiments.sweep_run import Cell, Outcome, outcome_of
+from codistill.experiments.user_code import files_of
 from codistill.files import lock, write_atomically, writing
+from codistill.text import parse_json
 
 _CODE = "code.json"  # digests of the user's own files
 
@@ -82,15 +83,15 @@ def write_job_files(cell: Cell, folder: Path, data_dir: str | None) -> CellJob:
 
 
 def _checked_recipe(folder: Path) -> Recipe:
-    recipe = reopen(folder)
-    if _code(recipe) != json.loads((folder / _CODE).read_text("utf-8")):
+    recipe = reopen(folder)  # no code is run before it was compared
+    if _code(recipe) != parse_json((folder / _CODE).read_text("utf-8")):
         raise RecipeError(
             "Files of your own protocols and models must stay as they are while jobs wait.",
             "they have changed since this job was submitted",
             "Give the same command again: the job is then submitted with the files as they are.",
         )
-    return recipe
+    return with_code(recipe)
 
 
 def _code(recipe: Recipe) -> dict[str, Any]:
-    return {**facts_of_protocol(recipe), **facts_of_learners(recipe)}
+    return {str(path): code for path, code in files_of(code_of(recipe)).items()}

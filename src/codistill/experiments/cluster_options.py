@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import tomllib
 import typing
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Any
 
 from codistill.errors import RecipeError
 from codistill.settings import check_settings, from_table, setting
+from codistill.text import parse_toml
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ def cluster_options(file: Path | None = None, changes: Sequence[str] = ()) -> Cl
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        table = tomllib.loads(file.read_text("utf-8"))
+        table = parse_toml(file.read_text("utf-8"))
     except (OSError, ValueError) as error:
         raise RecipeError("--on-file must name a TOML file.", f"{file}: {error}"[:200], "Correct it.") from None
     if isinstance(table.get("time"), datetime.time):  # TOML has times of day, written as Slurm's limits

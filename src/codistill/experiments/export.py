@@ -10,7 +10,7 @@ from codistill.agent import Agent
 from codistill.data.dataset import Dataset
 from codistill.data.labels import CLASSIFICATION, LabelEncoding, class_names
 from codistill.errors import CheckpointError, CodistillError, RecipeError, nearest
-from codistill.experiments.recipe import Recipe
+from codistill.experiments.recipe import Recipe, check_trusted, code_of
 from codistill.experiments.recipe_federation import agent_names
 from codistill.experiments.run import prepare
 from codistill.experiments.saved_run import reopen
@@ -21,10 +21,13 @@ from codistill.runtimes.state_file import read_body
 from codistill.runtimes.stored_state import content_of, nodes_in
 
 
-def trained_in(folder: Path, name: str, *, data_dir: str | None = None) -> tuple[TrainedModel, int]:
+def trained_in(
+    folder: Path, name: str, *, data_dir: str | None = None, trust_code: bool = False
+) -> tuple[TrainedModel, int]:
     """An agent's model as it was at the last checkpoint of a run, and the number of rounds done by then.
 
-    The recipe says how the model is built and how its data were scaled, so the data must still be there.
+    The recipe says how the model is built and how its data were scaled, so the data must still be there. A protocol or
+    a learner in a file of one's own is run only with `trust_code`, and only if it is the file that the run began with.
     """
     recipe = reopen(folder)
     names = agent_names(recipe)
@@ -36,6 +39,7 @@ def trained_in(folder: Path, name: str, *, data_dir: str | None = None) -> tuple
             f"{folder} is the folder of a hub or of a peer",
             "At the agent: codistill join ... --save FILE; in Python: codistill.join(...).save(path).",
         )
+    check_trusted(code_of(recipe), trust_code, f"The model of '{name}'")
     done, saved = _newest_state(folder, name)
     federation, data = prepare(recipe, folder, data_dir=data_dir, resume=True)
     agent = next(agent for agent in federation.agents if agent.name == name)
@@ -60,7 +64,8 @@ def labels_of(data: Dataset) -> LabelEncoding | None:
     """The classes named as in the data: a saved model answers with these names; None: they are no classes."""
     if data.y.ndim != 1:
         return None
-    numbers = all(name.removeprefix("-").isdecimal() and str(int(name)) == name for name in data.class_names)
+    short = all(len(name) <= 19 for name in data.class_names)  # integers of 64 bits; what is longer stays text
+    numbers = short and all(name.removeprefix("-").isdecimal() and str(int(name)) == name for name in data.class_names)
     names = class_names([int(name) for name in data.class_names] if numbers else data.class_names)
     return LabelEncoding(CLASSIFICATION, data.classes, names)
 
@@ -72,11 +77,10 @@ def _newest_state(folder: Path, name: str) -> tuple[int, dict[str, Any]]:
         try:
             content = read_body(path, "a checkpoint")
             nodes = nodes_in(content, path)
+            if name in nodes:
+                return content["round"], content_of(nodes[name])
         except CheckpointError as error:
             problem = error.found
-            continue
-        if name in nodes:
-            return content["round"], content_of(nodes[name])
     # Under a hub, such as in 'codistill up', agents keep their own states.
     home = folder / "agents" / name
     states = [state for state in find_states(home) if state.back_to is None] if home.is_dir() else []

@@ -19,7 +19,7 @@ from codistill.experiments.agent_file import AgentFile
 from codistill.experiments.recipe import Recipe, make_recipe
 from codistill.experiments.recipe_federation import agent_names, plan_of, topology_of
 from codistill.experiments.run import check_devices, make_folder, prepare, report_on, source_of
-from codistill.experiments.same_run import facts_of_protocol
+from codistill.experiments.same_run import facts_of_code
 from codistill.experiments.saved_run import RECIPE, reopen
 from codistill.faults import Faults
 from codistill.federation.clock_checks import check_clock_runtime
@@ -289,6 +289,6 @@ def _facts(recipe: Recipe, description: RunDescription) -> dict[str, Any]:
         "topology": None if description.topology.hub else as_plain(description.topology),
         "compression": None if recipe.compression is None else dataclasses.asdict(recipe.compression),
         "seed": recipe.seed,
-        **facts_of_protocol(recipe),
+        **facts_of_code(recipe),
         "versions": versions(),
     }

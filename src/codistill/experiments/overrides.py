@@ -11,14 +11,18 @@ from typing import Any
 
 from codistill.data.partition import KINDS as PARTITIONS
 from codistill.errors import CodistillError, RecipeError
-from codistill.experiments.user_code import protocol_class
+from codistill.experiments.user_code import is_own, protocol_class
+from codistill.text import parse_toml
 from codistill.topology.graphs import KINDS as GRAPHS
 
+_OF_ANY = {"name", "rounds", "topology"}  # keys of [protocol] that are no field of a protocol
 # The key that says which fields a table has.
 _KIND = {"partition": "kind", "protocol": "name", "topology": "kind"}
 
 
-def apply_overrides(tables: dict[str, Any], changes: Sequence[str], folder: Path) -> list[str]:
+def apply_overrides(
+    tables: dict[str, Any], changes: Sequence[str], folder: Path, *, run_code: bool = True
+) -> list[str]:
     """Apply every `--set`; returns notes on what was dropped, because it belonged to the kind that was there before."""
     before = {table: _kind(tables, table) for table in _KIND}
     given: set[tuple[str, ...]] = set()
@@ -31,7 +35,7 @@ def apply_overrides(tables: dict[str, Any], changes: Sequence[str], folder: Path
         whole = (table,) in given  # a table that was given as a whole holds nothing of before
         if old is not None and new is not None and new != old and not whole:
             kept = {steps[1] for steps in given if steps[0] == table and len(steps) > 1}
-            notes += _drop(tables[table], table, old, new, kept, folder)
+            notes += _drop(tables[table], table, old, new, kept, folder, run_code)
     return notes
 
 
@@ -41,10 +45,16 @@ def _kind(tables: dict[str, Any], table: str) -> str | None:
     return kind if isinstance(kind, str) else None
 
 
-def _drop(held: dict[str, Any], table: str, old: str, new: str, given: set[str], folder: Path) -> list[str]:
+def _drop(
+    held: dict[str, Any], table: str, old: str, new: str, given: set[str], folder: Path, run_code: bool
+) -> list[str]:
     """Remove fields that the new kind does not have, or has with another meaning, unless they are given with it."""
+    unread = [kind for kind in (old, new) if table == "protocol" and is_own(kind) and not run_code]
+    if new in unread:
+        return []  # what it has is not known
     try:
-        before, after = (_fields(table, kind, folder) for kind in (old, new))
+        after = _fields(table, new, folder)
+        before = dict.fromkeys(held.keys() - _OF_ANY, "") if old in unread else _fields(table, old, folder)
     except (CodistillError, KeyError):
         return []  # an unknown kind: refused when the recipe is made
     # What two protocols call by one name means the same; what two kinds of partitions do may not.
@@ -57,7 +67,7 @@ def _drop(held: dict[str, Any], table: str, old: str, new: str, given: set[str],
 def _fields(table: str, kind: str, folder: Path) -> dict[str, str]:
     """The fields of a kind, with their help texts: equal texts say that they mean the same."""
     if table == "protocol":
-        cls: type[Any] = protocol_class(str(folder / kind) if ".py:" in kind else kind)
+        cls: type[Any] = protocol_class(str(folder / kind) if is_own(kind) else kind)
     else:
         cls = (PARTITIONS if table == "partition" else GRAPHS)[kind]
     return {field.name: str(field.metadata.get("help", "")) for field in dataclasses.fields(cls)}
@@ -69,7 +79,7 @@ def override(tables: dict[str, Any], text: str) -> None:
     if not equals or not key.strip():
         raise RecipeError("--set must have the form table.key=value.", f"'{text}'", "Example: protocol.rounds=5.")
     try:
-        parsed = tomllib.loads(f"value = {value}")["value"]
+        parsed = parse_toml(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
         parsed = value.strip()
     put(tables, key, parsed)

@@ -16,8 +16,8 @@ from codistill.data import partition as partitions
 from codistill.errors import RecipeError, nearest
 from codistill.experiments.overrides import apply_overrides
 from codistill.experiments.recipe_paths import with_absolute_paths
-from codistill.experiments.recipe_tables import AgentEntry, Data, Evaluation
-from codistill.experiments.user_code import protocol_class
+from codistill.experiments.recipe_tables import MOST_AGENTS, AgentEntry, Data, Evaluation
+from codistill.experiments.user_code import UnreadProtocol, files_of, is_own, protocol_class, shown_files
 from codistill.faults import Fault
 from codistill.federation.runtime_options import RuntimeOptions
 from codistill.protocol import Protocol
@@ -27,6 +27,7 @@ from codistill.runtimes.network.options import Network
 from codistill.runtimes.plan import check_features_at
 from codistill.runtimes.safeguard import Safeguard, as_safeguard
 from codistill.settings import from_table
+from codistill.text import parse_toml
 from codistill.topology import KINDS as TOPOLOGIES
 from codistill.topology.graphs import KINDS as GRAPHS
 from codistill.topology.graphs import Graph
@@ -66,27 +67,51 @@ _PLACES = {
 }
 
 
-def read_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
-    """Read, override and check a recipe file."""
-    return make_recipe(read_tables(path, overrides), path.resolve().parent)
+def read_recipe(path: Path, overrides: Sequence[str] = (), *, run_code: bool = True) -> Recipe:
+    """Read, override and check a recipe file; without `run_code` a protocol in a file of one's own is not read."""
+    return make_recipe(read_tables(path, overrides, run_code=run_code), path.resolve().parent, run_code=run_code)
 
 
-def read_tables(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
+def read_tables(path: Path, overrides: Sequence[str] = (), *, run_code: bool = True) -> dict[str, Any]:
     """The tables of a recipe file, with what `--set` changes in them."""
     try:
-        tables = tomllib.loads(path.read_text("utf-8-sig"))
+        tables = parse_toml(path.read_text("utf-8-sig"))
     except OSError as error:
         raise RecipeError(
             "The recipe must be a readable file.", f"{path}: {error.strerror}", "Check the path."
         ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise RecipeError(f"{path} must be valid TOML.", str(error), "Fix the line it names.") from None
-    for note in apply_overrides(tables, overrides, path.resolve().parent):
+    for note in apply_overrides(tables, overrides, path.resolve().parent, run_code=run_code):
         print(f"note: {note}", file=sys.stderr)
     return tables
 
 
-def make_recipe(tables: Mapping[str, Any], folder: Path) -> Recipe:
+def with_code(recipe: Recipe) -> Recipe:
+    """The same recipe with its protocol, which may be in a file that was not run yet: it is run now."""
+    unread = recipe.protocol
+    if not isinstance(unread, UnreadProtocol):
+        return recipe
+    return dataclasses.replace(recipe, protocol=_made_protocol(unread.place, unread.table))
+
+
+def code_of(recipe: Recipe) -> list[Any]:
+    """The names of the protocol, the learners and their steps: files of one's own are among them."""
+    return [recipe.source["protocol"]["name"], *(kind for entry in recipe.agents for kind in entry.kinds)]
+
+
+def check_trusted(names: Sequence[Any], trusted: bool, what: str) -> None:
+    """Files among the names in a recipe are run by a command that inspects only if that is asked for."""
+    files = files_of(names)
+    if files and not trusted:
+        raise RecipeError(
+            f"{what} needs code that the recipe names, which is run only if you trust it.",
+            f"not run: {shown_files(files)}",
+            "Read it; if you trust it, add --trust-code.",
+        )
+
+
+def make_recipe(tables: Mapping[str, Any], folder: Path, *, run_code: bool = True) -> Recipe:
     """Check the tables of a recipe; paths in it are relative to `folder`."""
     source = with_absolute_paths(tables, folder)
     known = (
@@ -121,7 +146,7 @@ def make_recipe(tables: Mapping[str, Any], folder: Path) -> Recipe:
     _expect(source, dict, "data", "partition", "protocol", *tables_of_settings)
     if not source["agents"]:
         raise RecipeError("A recipe must have at least one agent.", "an empty list", "Add an [[agents]] table.")
-    protocol, rounds, topology = _protocol(source["protocol"])
+    protocol, rounds, topology = _protocol(source["protocol"], run_code)
     if "topology" in source:
         if topology is not None:
             raise RecipeError(
@@ -143,6 +168,12 @@ def make_recipe(tables: Mapping[str, Any], folder: Path) -> Recipe:
         )
     agents = tuple(from_table(AgentEntry, entry, "agents") for entry in source["agents"])
     _check_learners(data, agents)
+    if sum(entry.count for entry in agents) > MOST_AGENTS:
+        raise RecipeError(
+            f"A recipe may have at most {MOST_AGENTS:,} agents.",
+            f"{sum(entry.count for entry in agents):,}",
+            "Make 'count' in [[agents]] smaller.",
+        )
     evaluation: Evaluation = from_table(Evaluation, source.get("evaluation", {}), "evaluation")
     check_features_at(evaluation.features_at, rounds)
     return Recipe(
@@ -190,12 +221,12 @@ def _seed(seed: Any) -> int:
     return seed
 
 
-def _protocol(table: Mapping[str, Any]) -> tuple[Protocol, int, str | Graph | None]:
+def _protocol(table: Mapping[str, Any], run_code: bool) -> tuple[Protocol, int, str | Graph | None]:
     rest = dict(table)
     name = rest.pop("name", None)
     if not isinstance(name, str):
         raise RecipeError("[protocol] must say its name.", repr(name), f"Choose one of {', '.join(PROTOCOLS)}.")
-    cls = protocol_class(name)
+    cls = protocol_class(name) if run_code or not is_own(name) else UnreadProtocol
     rounds = rest.pop("rounds", 10)
     if isinstance(rounds, bool) or not isinstance(rounds, int) or rounds < 1:
         raise RecipeError("protocol.rounds must be an integer of at least 1.", repr(rounds), "Choose another number.")
@@ -206,13 +237,21 @@ def _protocol(table: Mapping[str, Any]) -> tuple[Protocol, int, str | Graph | No
             repr(topology),
             nearest(str(topology), TOPOLOGIES),
         )
+    if cls is UnreadProtocol:
+        return UnreadProtocol(place=name, table=rest), rounds, topology
+    return _made_protocol(name, rest), rounds, topology
+
+
+def _made_protocol(name: str, rest: Mapping[str, Any]) -> Protocol:
+    """A protocol with the settings of its table."""
     known = protocol_settings(name)
     for key in rest:
         if key not in known:
             in_learner = f'It belongs to a learner: learner = {{ kind = "mlp", {key} = ... }} in [[agents]].'
             do = in_learner if key in OF_THE_MODEL else nearest(key, known)
             raise RecipeError(f"[protocol] may only hold what {name} has.", f"'{key}'", do)
-    return from_table(cls, rest, "protocol"), rounds, topology
+    made: Protocol = from_table(protocol_class(name), rest, "protocol")
+    return made
 
 
 def protocol_settings(name: str) -> set[str]:

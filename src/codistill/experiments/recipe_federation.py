@@ -30,6 +30,7 @@ from codistill.runtimes.plan import Plan
 from codistill.topology import KINDS as TOPOLOGIES
 from codistill.topology import Topology
 
+_DIGITS = 19  # of an integer; longer labels, such as keys, are names
 # Keys of [data] that say how a table is read.
 _READING = (
     "label", "label_above", "label_map", "drop", "ids", "missing", "missing_values", "test_fraction", "scale",
@@ -196,7 +197,7 @@ def _own_scaler(options: Data, data: datasets.Dataset) -> Any:
 
 def _ask_about_labels(recipe: Recipe, data: datasets.Dataset, agents: list[Agent]) -> None:
     """Integers in a label column may be values to predict; words, and data sets by name, have classes."""
-    numbers = all(name.lstrip("-").isdecimal() for name in data.class_names)
+    numbers = all(name.removeprefix("-").isdecimal() and len(name) <= _DIGITS for name in data.class_names)
     if recipe.data.task is None and not recipe.data.by_name and data.y.ndim == 1 and numbers:
         values = np.array([int(name) for name in data.class_names])
         ask_about_values(values, len(data.y) + len(data.y_test), regressors(agents))

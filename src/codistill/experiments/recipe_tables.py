@@ -19,6 +19,7 @@ from codistill.settings import check_settings, setting
 _OF_TABLES = (  # keys of [data]
     "label", "label_above", "label_map", "drop", "ids", "columns", "schema", "missing", "missing_values",
 )  # fmt: skip
+MOST_AGENTS = 100_000  # of a recipe: each takes some 40 KB, whatever its model
 _OF_NAMES = ("samples", "test_samples", "size", "channels")
 
 
@@ -144,7 +145,7 @@ class AgentEntry:
         None, "a learner's name, 'file.py:Name', or a table with kind and options; where agents hold their data: none"
     )
     name: str | None = setting(None, "the agent's name; unset: made from the learner's")
-    count: int = setting(1, "how many such agents", at_least=1)
+    count: int = setting(1, "how many such agents", at_least=1, at_most=MOST_AGENTS)
     device: str | None = setting(None, f"{DEVICE_HELP}; unset: as [runtime] says")
     choices: dict[str, Any] = setting(factory=dict, help="settings of the protocol that it chooses for itself")
 

@@ -14,9 +14,9 @@ from codistill.data.partition import counts
 from codistill.data.validation import digest
 from codistill.devices import CPU, check_device
 from codistill.errors import CheckpointError
-from codistill.experiments.recipe import Recipe
+from codistill.experiments.recipe import Recipe, with_code
 from codistill.experiments.recipe_federation import build, hand_out, plan_of
-from codistill.experiments.same_run import facts_of_learners, facts_of_protocol
+from codistill.experiments.same_run import check_code_of_run, facts_of_code
 from codistill.experiments.saved_run import RECIPE, read_facts, read_summary
 from codistill.federation import Federation
 from codistill.federation.clock_checks import check_clock_runtime
@@ -29,29 +29,45 @@ from codistill.runtimes.store import check_vacant
 from codistill.topology.facts import as_plain
 
 REPORT, NETWORK = "report.html", "network.json"
+_CODE = ("protocol_code", "learner_code", "user_code")  # facts that are digests of one's own files
 
 
 def prepare(
-    recipe: Recipe, folder: Path, *, data_dir: str | None = None, resume: bool = False
+    recipe: Recipe, folder: Path, *, data_dir: str | None = None, resume: bool = False, trust_code: bool = False
 ) -> tuple[Federation, datasets.Dataset]:
-    """Build a recipe's federation, and write into the folder of its run what it is; to resume, compare."""
+    """Build a recipe's federation, and write into the folder of its run what it is; to resume, compare.
+
+    `trust_code`: files of one's own may have changed since the run began.
+    """
     if not resume:
         check_vacant(folder)
+    elif not trust_code:
+        check_code_of_run(recipe, folder)
+    recipe = with_code(recipe)
     federation, data = build(recipe, data_dir)
-    make_folder(folder, source_of(recipe, data_dir), _facts(recipe, federation, data), resume=resume)
+    facts = _facts(recipe, federation, data)
+    make_folder(folder, source_of(recipe, data_dir), facts, resume=resume, trust_code=trust_code)
     return federation, data
 
 
-def make_folder(folder: Path, source: dict[str, Any], facts: dict[str, Any], *, resume: bool) -> None:
+def make_folder(
+    folder: Path, source: dict[str, Any], facts: dict[str, Any], *, resume: bool, trust_code: bool = False
+) -> None:
     """Write a run's recipe and facts into its folder; to resume, compare."""
     if resume:
-        _check_facts(folder, facts)
+        _check_facts(folder, facts, trust_code)
     else:
         _write_new(folder, source, facts)
 
 
 def execute(
-    recipe: Recipe, folder: Path, *, data_dir: str | None = None, resume: bool = False, progress: bool = True
+    recipe: Recipe,
+    folder: Path,
+    *,
+    data_dir: str | None = None,
+    resume: bool = False,
+    progress: bool = True,
+    trust_code: bool = False,
 ) -> tuple[Summary, bool]:
     """Run a recipe in a folder; returns its results, and whether all rounds were done."""
     elsewhere = (folder / NETWORK).exists() or (folder / "agents").is_dir()
@@ -65,7 +81,7 @@ def execute(
     check_devices(recipe)
     if recipe.runtime.kind == "network":
         plan_of(recipe).check_for_network()
-    federation, _ = prepare(recipe, folder, data_dir=data_dir, resume=resume)
+    federation, _ = prepare(recipe, folder, data_dir=data_dir, resume=resume, trust_code=trust_code)
     result = _run(federation, recipe, folder, resume=resume, progress=progress)
     return report_on(folder), not result.interrupted
 
@@ -75,7 +91,7 @@ def serve(recipe: Recipe, folder: Path, *, data_dir: str | None = None) -> bool:
 
     The folder is rank 0's: nothing is written there, and only the key is read.
     """
-    federation, _ = build(recipe, data_dir)
+    federation, _ = build(with_code(recipe), data_dir)
     return not _run(federation, recipe, folder, resume=False, progress=False).interrupted
 
 
@@ -144,19 +160,36 @@ def _write_new(folder: Path, source: dict[str, Any], facts: dict[str, Any]) -> N
         write_atomically(folder / FACTS, json.dumps(facts, indent=1).encode())
 
 
-def _check_facts(folder: Path, facts: dict[str, Any]) -> None:
-    """Agents and data must be what they were; a run that was killed before it said so says it now."""
+def _check_facts(folder: Path, facts: dict[str, Any], trust_code: bool) -> None:
+    """Agents, data and protocol must be what they were; a run that was killed before it said so says it now."""
     if not (folder / FACTS).exists():
         write_atomically(folder / FACTS, json.dumps(facts, indent=1).encode())
         return
     before, now = read_facts(folder), json.loads(json.dumps(facts))
-    changed = [key for key in now if key != "versions" and key in before and before[key] != now[key]]
-    if changed:
+    changed = [key for key in now if key != "versions" and key in before and _differs(key, before[key], now[key])]
+    code = [key for key in _CODE if before.get(key) != now.get(key)] if trust_code else []
+    others = [key for key in changed if key not in code]
+    if others:
         raise CheckpointError(
             f"Data and agents must be as they were when the run in {folder} began.",
-            f"other {', '.join(changed)}",
-            "Bring the data, and the files of your own models, back; or start a new run with 'codistill run'.",
+            f"other {', '.join(others)}",
+            "Bring the data, the recipe, and the files of your own models, back; or start a new run with 'codistill "
+            "run'.",
         )
+    if code:
+        earlier = [*before.get("earlier_code", ()), {key: before.get(key) for key in code}]
+        written = {**before, **{key: now[key] for key in code if key in now}, "earlier_code": earlier}
+        write_atomically(folder / FACTS, json.dumps(written, indent=1).encode())
+
+
+def _differs(key: str, before: Any, now: Any) -> bool:
+    """Whether a fact has changed. Files are compared by content, and settings that both versions of codistill have."""
+    if key == "user_code":
+        before, now = sorted(map(str, before.values())), sorted(map(str, now.values()))
+    if key == "protocol_settings":
+        new = {**now["settings"], **before["settings"]}
+        before = {**before, "settings": {name: new[name] for name in now["settings"]}}
+    return json.dumps(before, sort_keys=True) != json.dumps(now, sort_keys=True)
 
 
 def _facts(recipe: Recipe, federation: Federation, data: datasets.Dataset) -> dict[str, Any]:
@@ -175,7 +208,6 @@ def _facts(recipe: Recipe, federation: Federation, data: datasets.Dataset) -> di
         "topology": None if federation.topology.hub else as_plain(federation.topology),
         "compression": None if recipe.compression is None else dataclasses.asdict(recipe.compression),
         "seed": recipe.seed,
-        **facts_of_protocol(recipe),
-        **facts_of_learners(recipe),
+        **facts_of_code(recipe),
         "versions": versions(),
     }

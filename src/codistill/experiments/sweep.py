@@ -203,7 +203,7 @@ def _axis(key: str, values: Any) -> Axis:
     if isinstance(values, dict) and values:
         return Axis(key, values, named=True)
     if isinstance(values, list) and values:
-        labels = [str(v.get("label", v.get("name", v))) if isinstance(v, dict) else str(v) for v in values]
+        labels = _labels(values)
         if len(set(labels)) == len(labels):
             return Axis(key, dict(zip(labels, map(_without_label, values), strict=True)))
     raise RecipeError(
@@ -211,6 +211,20 @@ def _axis(key: str, values: Any) -> Axis:
         f"{values!r}"[:100],
         'Write for example "seed" = [0, 1, 2].',
     )
+
+
+def _labels(values: list[Any]) -> list[str]:
+    """A label for each value. Tables of one name, such as a protocol with several settings, are told apart by these."""
+    labels = [str(v.get("label", v.get("name", v))) if isinstance(v, dict) else str(v) for v in values]
+    for label in {label for label in labels if labels.count(label) > 1}:
+        same = [i for i, each in enumerate(labels) if each == label]
+        tables = [values[i] for i in same]
+        if all(isinstance(table, dict) and "label" not in table for table in tables):
+            said_by_all = [key for key in tables[0] if all(each.get(key) == tables[0][key] for each in tables)]
+            for i in same:
+                said = [f"{key}={value}" for key, value in values[i].items() if key not in said_by_all]
+                labels[i] = ", ".join([label, *said])
+    return labels
 
 
 def _compare(table: Any, compared: Axis) -> Compare:

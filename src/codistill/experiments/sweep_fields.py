@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 
 from codistill.experiments.recipe import protocol_settings
+from codistill.experiments.user_code import is_own
 
 ABSENT = "-"  # the label of a field that a run's protocol does not have
 _PROTOCOL = "protocol."
@@ -17,7 +18,7 @@ _PROTOCOL = "protocol."
 def known_settings(all_tables: Iterable[Mapping[str, Any]], folder: Path) -> dict[str, set[str]]:
     """By name of the protocol, what the [protocol] tables of a sweep may hold; files are relative to `folder`."""
     names = {name for tables in all_tables if (name := _name(tables)) is not None}
-    return {name: protocol_settings(str(folder / name) if ".py:" in name else name) for name in names}
+    return {name: protocol_settings(str(folder / name) if is_own(name) else name) for name in names}
 
 
 def leave_out(tables: dict[str, Any], known: Mapping[str, set[str]]) -> list[str]:

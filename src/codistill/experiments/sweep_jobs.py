@@ -16,6 +16,7 @@ from typing import Any
 
 from codistill.errors import RecipeError
 from codistill.files import lock, write_atomically
+from codistill.text import parse_json
 
 JOBS, LOGS = ".jobs", ".logs"  # the first in a sweep's folder, the second in the first
 LOCAL, SLURM = "local", "slurm"
@@ -69,7 +70,7 @@ def forget_job(folder: Path) -> None:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text("utf-8"))
+        content = parse_json(path.read_text("utf-8"))
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}

@@ -18,11 +18,12 @@ from codistill.experiments.same_run import is_run_of
 from codistill.experiments.saved_run import RECIPE
 from codistill.experiments.sweep import Sweep
 from codistill.experiments.sweep_jobs import check_no_jobs
-from codistill.files import lock, writing
+from codistill.files import lock, write_atomically, writing
 from codistill.results.metric_text import metric_name, score_text
 from codistill.results.records import Row
 from codistill.results.scores import as_score
 from codistill.runtimes.store import METRICS, read_rows
+from codistill.text import csv_text
 
 TABLE = "sweep.csv"
 
@@ -74,7 +75,7 @@ def execute_sweep(
         if not found:
             raise RecipeError("A sweep must hold at least one possible run.", "none", "See what was said above.")
         frame = pd.concat([_frame(cell, found[cell.place]) for cell in cells if cell.place in found], ignore_index=True)
-        frame.to_csv(folder / TABLE, index=False)
+        write_atomically(folder / TABLE, csv_text(frame).encode())
     return frame
 
 

@@ -27,6 +27,7 @@ from codistill.plots.heatmaps import draw_grid
 from codistill.plots.sweep_plots import Layout, Lines
 from codistill.results.latex_table import latex_tables
 from codistill.results.metric_text import in_percent, metric_name
+from codistill.text import csv_text
 
 _PICTURE, _OUTPUTS_PICTURE = "sweep.png", "outputs.png"
 _FEATURES_PICTURE = "features.png"
@@ -63,7 +64,7 @@ def show_costs(sweep: Sweep, frame: pd.DataFrame, folder: Path, console: Console
     percent, table = in_percent(metric_of(frame)), costs(sweep, frame)
     _show(list(cost_tables(sweep, table, percent=percent)), (folder / _COSTS_TABLE).with_suffix(".tex"), console)
     written = {"costs": folder / _COSTS_TABLE}
-    table.to_csv(folder / _COSTS_TABLE, index=False)
+    write_atomically(folder / _COSTS_TABLE, csv_text(table).encode())
     if frame["sent"].any():
         written[f"{metric_name(metric_of(frame))} against costs"] = folder / _COSTS_PICTURE
         draw_costs(sweep, along_costs(sweep, frame), folder / _COSTS_PICTURE, percent=percent)

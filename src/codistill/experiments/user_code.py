@@ -1,10 +1,17 @@
-"""One's own Python file, named by oneself: imported as any module is, but beside all others."""
+"""One's own Python file, named by oneself: imported as any module is, but beside all others.
+
+A recipe can name such files, so whoever runs it runs them. Commands that only look at a recipe or at the folder of a
+run run none: an `UnreadProtocol` takes the place of a protocol, and files are compared by their digests.
+"""
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import importlib.util
 import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -12,6 +19,7 @@ from typing import Any
 from codistill.errors import RecipeError, nearest
 from codistill.protocol import Protocol
 from codistill.protocols import PROTOCOLS
+from codistill.settings import setting
 from codistill.source_lines import own_line
 
 _loaded: dict[tuple[str, bytes], ModuleType] = {}  # by path and content
@@ -62,10 +70,73 @@ def load_own(name: str) -> Any:
     return getattr(module, attribute)
 
 
+def files_of(names: Iterable[Any]) -> dict[Path, str | None]:
+    """Every file that is run for such names, with its SHA-256: the files, and modules beside them that they import.
+
+    None of them is run. A file that cannot be read has no digest.
+    """
+    found: dict[Path, str | None] = {}
+    waiting = [Path(name.rpartition(":")[0]) for name in names if is_own(name)]
+    while waiting:
+        path = waiting.pop()
+        if path in found:
+            continue
+        content = _content(path)
+        found[path] = None if content is None else hashlib.sha256(content).hexdigest()
+        waiting += [] if content is None else _imported_beside(path, content)
+    return dict(sorted(found.items()))
+
+
+def _content(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except (OSError, ValueError):  # a path with a NUL in it is a ValueError
+        return None
+
+
+def _imported_beside(path: Path, content: bytes) -> Iterator[Path]:
+    """Modules in the folder of a file that it imports by name, at whatever place."""
+    try:
+        tree = ast.parse(content)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return  # it fails when it is run
+    for node in ast.walk(tree):
+        named = [each.name for each in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
+        if isinstance(node, ast.ImportFrom) and node.module:
+            named = [node.module, *(f"{node.module}.{name}" for name in named)]
+        for name in named:
+            place = path.parent.joinpath(*name.split("."))
+            yield from (each for each in (place.with_suffix(".py"), place / "__init__.py") if each.is_file())
+
+
+def shown_files(files: dict[Path, str | None]) -> str:
+    """Files with their digests, for a person."""
+    return ", ".join(
+        f"{path} ({'not readable' if code is None else f'SHA-256 {code}'})" for path, code in files.items()
+    )
+
+
 def digests_of(names: list[Any]) -> dict[str, str]:
     """The SHA-256 of each file among such names, by the file's name."""
     files = sorted({Path(name.rpartition(":")[0]) for name in names if is_own(name)})
-    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+    contents = {path.name: _content(path) for path in files}  # what is not readable is reported when it is run
+    return {name: hashlib.sha256(content).hexdigest() for name, content in contents.items() if content is not None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnreadProtocol(Protocol):
+    """In the place of a protocol in a file of one's own that was not run: of it only its place and settings are known.
+
+    It cannot be run: see `recipe.with_code`.
+    """
+
+    place: str = setting("", "its file and class, 'file.py:Class'")
+    table: dict[str, Any] = setting(factory=dict, help="its settings, as they are written, not checked")
+
+    @property
+    def class_name(self) -> str:
+        """The name of its class."""
+        return self.place.rpartition(":")[2]
 
 
 def protocol_class(name: str) -> type[Protocol]:

@@ -21,6 +21,7 @@ from codistill.results.scores import Score, find_score
 from codistill.runtimes.description import RunDescription
 from codistill.runtimes.network.terms import describe_public
 from codistill.settings import from_table
+from codistill.text import parse_json
 from codistill.topology.facts import as_plain
 
 FACTS = "run.json"
@@ -40,7 +41,7 @@ def write_devices(folder: Path, devices: Mapping[str, str]) -> None:
     if set(devices.values()) <= {CPU}:
         return
     with suppress(ValueError, TypeError):  # that the file is damaged is said by those who need what is in it
-        facts = json.loads((folder / FACTS).read_bytes())
+        facts = parse_json((folder / FACTS).read_bytes())
         if "devices" not in facts:
             write_atomically(folder / FACTS, json.dumps({**facts, "devices": devices}, indent=1).encode())
 

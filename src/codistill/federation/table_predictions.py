@@ -17,6 +17,7 @@ from codistill.errors import DataError
 from codistill.federation.trained_model import TrainedModel, load
 from codistill.files import write_atomically
 from codistill.results.outputs import are_probabilities
+from codistill.text import csv_text
 
 
 def predict_table(model: Path, table: Path, *, label: str | None = None) -> tuple[pd.DataFrame, list[str]]:
@@ -36,7 +37,7 @@ def write_predictions(predictions: pd.DataFrame, path: Path) -> None:
         raise DataError("Predictions are written to a .csv or a .parquet file.", f"{path}", "Change the suffix.")
     out = io.BytesIO()
     if path.suffix.lower() == ".csv":
-        predictions.to_csv(out, index=False)
+        out.write(csv_text(predictions).encode())
     else:
         predictions.to_parquet(out, index=False)
     write_atomically(path, out.getvalue())

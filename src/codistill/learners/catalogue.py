@@ -91,7 +91,7 @@ def make_learner(
     kind: str, options: Mapping[str, Any], shape: tuple[int, ...], classes: int, own: LoadOwn | None = None
 ) -> Learner:
     """The learner of a recipe: options of a torch learner are those of training and of the architecture."""
-    if own is not None and ".py:" in kind:
+    if own is not None and _is_own(kind):
         return make_own(own(kind), kind, options, shape, classes, _TRAINING)
     if kind == "pipeline":
         return as_learner(_pipeline(options, own))
@@ -103,7 +103,7 @@ def make_learner(
         if unknown:
             known = {*_TRAINING, *zoo.defaults(kind)}
             raise LearnerError(f"'{kind}' must be given options it has.", f"'{unknown[0]}'", nearest(unknown[0], known))
-        return TorchLearner(zoo.build(kind, shape, classes, **rest), **training)
+        return TorchLearner(_module(kind, shape, classes, rest), **training)
     if kind == "kernel_ridge":
         c = options.get("c", 0)
         if isinstance(c, bool) or not isinstance(c, int | float):
@@ -119,6 +119,22 @@ def make_learner(
             nearest(kind, names),
         )
     return as_learner(_estimator(path, options))
+
+
+def _module(kind: str, shape: tuple[int, ...], classes: int, options: Mapping[str, Any]) -> Any:
+    """A module of the zoo; torch refuses sizes that are no sizes, or too large for the memory, in its own way."""
+    try:
+        return zoo.build(kind, shape, classes, **options)
+    except (RuntimeError, TypeError, ValueError, OverflowError, MemoryError) as error:
+        raise LearnerError(
+            f"'{kind}' must be given options it can use.",
+            f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no memory'}"[:200],
+            "Change the value, such as a smaller number of units.",
+        ) from None
+
+
+def _is_own(kind: str) -> bool:
+    return kind.rpartition(":")[0].endswith(".py")
 
 
 def _pipeline(options: Mapping[str, Any], own: LoadOwn | None) -> Pipeline:
@@ -151,7 +167,7 @@ def _step(step: Any, own: LoadOwn | None) -> Any:
             "Name an estimator.",
         )
     options = {key: value for key, value in step.items() if key != "kind"} if isinstance(step, dict) else {}
-    if own is not None and ".py:" in kind:
+    if own is not None and _is_own(kind):
         return call_own(own(kind), kind, options)
     known = {
         cls: f"{place}.{cls}" for place in _STEPS for cls in dir(importlib.import_module(place)) if cls[0].isupper()

@@ -67,7 +67,7 @@ def run(
     with ExitStack() as closing:
         closing.callback(runtime.close)
         closing.callback(lambda: told.finished(RunFinished(done, plan.rounds, outcome, time.monotonic() - began)))
-        start, saved = _start(description, store, told)
+        start, saved = _start(description, runtime, store, told)
         done = start
         if saved is not None:
             _load(runtime, saved)
@@ -114,9 +114,11 @@ class _LastScores:
         self.scores = record.scores
 
 
-def _start(description: RunDescription, store: RunFolder | None, told: Observers) -> tuple[int, Saved | None]:
+def _start(
+    description: RunDescription, runtime: Runtime, store: RunFolder | None, told: Observers
+) -> tuple[int, Saved | None]:
     """Where the run goes on, and from what."""
-    start, saved, rows = store.latest() if store else (0, None, [])
+    start, saved, rows = store.latest(runtime.saved_nodes) if store else (0, None, [])
     outputs = store.outputs(start) if store and start == description.plan.rounds else None
     notes = (*description.notes, *(store.notes if store else ()))
     features = store.features(start) if store else ()

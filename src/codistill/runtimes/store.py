@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,6 +23,8 @@ from codistill.results.feature_space import FeatureSpace
 from codistill.results.outputs import Outputs
 from codistill.results.records import RoundEnded, Row
 from codistill.runtimes.stored_state import STATES, Saved, StoredState, nodes_in
+from codistill.settings import LARGEST
+from codistill.text import parse_json
 from codistill.wire.state import pack, unpack
 
 METRICS, TIMES, LOG = "metrics.jsonl", "times.jsonl", "log.txt"
@@ -29,6 +32,10 @@ BASELINE = "alone"  # in a run's folder: that of the agents alone
 OUTPUTS = "outputs.safetensors"
 FEATURES = "features-{:06d}.safetensors"  # after a round
 _FILES = (METRICS, TIMES, LOG)
+_FLAGS = ("present", "lies")
+_COUNTED = ("round", "sent", "received", "steps", "exchanges", "test_samples", "time")
+_SHARES = ("accuracy", "own_accuracy")
+_LARGEST_FIGURE = 1e150  # finite; sums of squares of such figures are so, too
 _KEPT = 2  # the newest checkpoint, and the one before in case the newest cannot be read
 _DIGEST = 32
 _MANY_FILES = 500  # from here on, to sync the whole system is faster than to sync each
@@ -130,22 +137,32 @@ class RunFolder:
     def _found(self) -> list[Path]:
         return files.patiently(lambda: sorted(self._checkpoints.glob("round-*.state")))
 
-    def latest(self) -> tuple[int, Saved | None, list[Row]]:
-        """Rounds done, what was saved, and the rows up to there; cuts the files back to that moment."""
+    def latest(self, wanted: Collection[str] | None = None) -> tuple[int, Saved | None, list[Row]]:
+        """Rounds done, what was saved, and the rows up to there; cuts the files back to that moment.
+
+        `wanted`: the nodes that go on. What each of them has kept must be readable; if a checkpoint holds others than
+        these, one before it that holds these is used, if there is any.
+        """
         with writing(self._checkpoints):
             for path in self._checkpoints.glob("*.part"):
                 path.unlink()
-        found = self._found()
+        found, of_others = self._found(), None
         for path in reversed(found):
             try:
-                content = _read(path)
-                nodes = nodes_in(content, path)
+                content = _checked(path, wanted is not None)
             except CheckpointError as error:
                 self.notes.append(f"The checkpoint {path} cannot be used: {error.found}.")
                 continue
+            if wanted is not None and content["nodes"].keys() != set(wanted):
+                of_others = of_others or content
+                self.notes.append(f"The checkpoint {path} cannot be used: it is of other agents.")
+                continue
             if self.notes:
                 self.notes.append(f"Going on from {path.name}, the one before.")
-            return self._cut_back({**content, "nodes": nodes})
+            return self._cut_back(content)
+        if of_others is not None:
+            self.notes.clear()  # whoever goes on says that these are others
+            return self._cut_back(of_others)
         if found:
             raise CheckpointError(
                 f"A checkpoint of {self.folder} must be readable.",
@@ -218,6 +235,18 @@ def _read(path: Path) -> dict[str, Any]:
     return content
 
 
+def _checked(path: Path, unpacked: bool) -> dict[str, Any]:
+    """A checkpoint with the states of all nodes; with `unpacked`, each of those that it holds itself can be read."""
+    content = _read(path)
+    nodes = nodes_in(content, path)
+    if not content["sizes"].keys() <= set(_FILES):  # files that are cut back to these sizes
+        raise CheckpointError("A checkpoint must be as it was written.", "sizes of other files", "Use an earlier one.")
+    for state in nodes.values() if unpacked else ():
+        if isinstance(state, bytes):
+            unpack(state)
+    return {**content, "nodes": nodes}
+
+
 def whole_lines(path: Path) -> list[str]:
     """All lines that end as lines do."""
     return path.read_text("utf-8").rpartition("\n")[0].splitlines()
@@ -226,15 +255,33 @@ def whole_lines(path: Path) -> list[str]:
 def read_rows(path: Path) -> list[Row]:
     """The rows of a metrics file; a last line that was cut off by a kill does not count."""
     try:
-        rows = [json.loads(line) for line in whole_lines(path)]
+        rows = [parse_json(line) for line in whole_lines(path)]
         for row in rows:
-            if not {"round", "agent", "present", "sent", "received"} <= row.keys():
-                raise ValueError(f"a row without what every row has: {row}")
+            _check_row(row)
         return rows
-    except (OSError, ValueError, AttributeError) as error:
+    except (OSError, ValueError) as error:
         raise CheckpointError(
             f"{path} must be a metrics file.", f"{type(error).__name__}: {error}"[:200], "Check the run's folder."
         ) from None
+
+
+def _check_row(row: Any) -> None:
+    """A row must hold what every row holds, and figures are numbers."""
+    if not isinstance(row, dict) or not {"round", "agent", "present", "sent", "received"} <= row.keys():
+        raise ValueError(f"a row without what every row has: {row}")
+    if not isinstance(row["agent"], str) or not all(isinstance(row.get(key, False), bool) for key in _FLAGS):
+        raise ValueError(f"a row whose agent is not a name, or whose {' or '.join(_FLAGS)} is not true or false: {row}")
+    for key, value in row.items():
+        if key == "agent" or key in _FLAGS:
+            continue
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise ValueError(f"'{key}' is not a number: {row}")
+        share = key in _SHARES and not math.isnan(value)
+        lowest, highest = (0, 1) if share else (0, LARGEST) if key in _COUNTED else (-_LARGEST_FIGURE, _LARGEST_FIGURE)
+        if not lowest <= value <= highest and (share or key in _COUNTED or math.isfinite(value)):
+            raise ValueError(f"'{key}' is out of range: {row}")
+    if not isinstance(row["round"], int):
+        raise ValueError(f"'round' is not an integer: {row}")
 
 
 def read_outputs(folder: Path, done: int) -> Outputs | None:

@@ -53,7 +53,13 @@ def checked_bytes(path: Path, what: str) -> bytes:
 
 
 def nodes_in(content: Mapping[str, Any], checkpoint: Path) -> dict[str, bytes | StoredState]:
-    """The states of all nodes in a checkpoint that was read from this file."""
+    """The states of all nodes in a checkpoint that was read from this file; a `CheckpointError` if it is not one.
+
+    A digest says only that the file is as somebody has written it: what is in it must be a checkpoint, too.
+    """
+    problem = _problem_in(content)
+    if problem is not None:
+        raise CheckpointError(f"{checkpoint} must be a checkpoint.", problem, "Use an earlier one.")
     folder = checkpoint.parent.parent / STATES
     files = {name: StoredState(folder / file, size) for name, (file, size) in content.get("states", {}).items()}
     for name, stored in files.items():
@@ -64,3 +70,31 @@ def nodes_in(content: Mapping[str, Any], checkpoint: Path) -> dict[str, bytes | 
                 "Use an earlier checkpoint, or start the run again in another folder.",
             )
     return {**content["nodes"], **files}
+
+
+def _problem_in(content: Any) -> str | None:
+    """Why what was read is not the content of a checkpoint; None if it is."""
+    if not isinstance(content, dict) or not {"round", "sizes", "nodes"} <= content.keys():
+        return "its content is not that of a checkpoint"
+    done, sizes, nodes, states = (content.get(key, {}) for key in ("round", "sizes", "nodes", "states"))
+    if not _is_count(done) or not isinstance(sizes, dict) or not all(map(_is_count, sizes.values())):
+        return "the number of rounds, or a size of a file, is not one"
+    if not isinstance(nodes, dict) or not all(isinstance(state, bytes) for state in nodes.values()):
+        return "what the nodes keep is not in bytes"
+    if not isinstance(states, dict) or not all(map(_is_file, states.values())):
+        return "the states of agents are not files with sizes"
+    if not all(isinstance(name, str) for name in (*sizes, *nodes, *states)):
+        return "names that are not text"
+    return None
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 62
+
+
+def _is_file(entry: Any) -> bool:
+    """A name in the folder of states, and a size."""
+    if not isinstance(entry, list | tuple) or len(entry) != 2:
+        return False
+    file, size = entry
+    return isinstance(file, str) and file not in ("", ".", "..") and not set("/\\\0") & set(file) and _is_count(size)

@@ -13,6 +13,7 @@ from codistill.errors import RecipeError, nearest
 from codistill.topology.mixing import as_mixing_matrix, spectral_gap
 
 HUB = "hub"
+MOST_PAIRED = 10_000  # agents of a graph whose pairs are listed: fifty million
 
 
 class Topology:
@@ -74,6 +75,7 @@ class Topology:
     @classmethod
     def complete(cls, names: Sequence[str]) -> Topology:
         """Every agent is linked to every other."""
+        check_pairs(len(names))
         return cls(names, [(a, b) for i, a in enumerate(names) for b in names[i + 1 :]], kind="complete")
 
     @classmethod
@@ -226,6 +228,16 @@ class Topology:
             name: {other: float(w[place, self._places[other]]) for other in self._sources[name]}
             for place, name in enumerate(self.names)
         }
+
+
+def check_pairs(agents: int) -> None:
+    """Graphs in which all pairs are looked at need memory for each."""
+    if agents > MOST_PAIRED:
+        raise RecipeError(
+            f"Agents that are all linked, or linked at random, may be at most {MOST_PAIRED:,}.",
+            f"{agents:,}",
+            "Choose a hub (star) or a ring, or fewer agents.",
+        )
 
 
 def _reached(start: str, ways: Mapping[str, Sequence[str]]) -> set[str]:

@@ -18,7 +18,7 @@ import numpy as np
 from codistill.errors import RecipeError, nearest
 from codistill.randomness import derive, generator
 from codistill.settings import Settings, check_settings, setting
-from codistill.topology import Topology
+from codistill.topology import Topology, check_pairs
 
 TRIES = 100  # to draw a graph that is connected
 Pairs = Sequence[tuple[int, int]]
@@ -198,6 +198,7 @@ class Geometric(_Drawn):
     def _draw(self, agents: int, seed: int) -> Pairs:
         from scipy.spatial import KDTree
 
+        check_pairs(agents)
         points = generator(seed).random((agents, 2))
         pairs: Pairs = KDTree(points).query_pairs(self.radius, output_type="ndarray").tolist() if agents else []
         return pairs
@@ -216,6 +217,7 @@ class ErdosRenyi(_Drawn):
     probability: float = setting(help="that two agents are linked", above=0, at_most=1)
 
     def _draw(self, agents: int, seed: int) -> Pairs:
+        check_pairs(agents)
         linked = generator(seed).random((agents, agents)) < self.probability
         return [(int(a), int(b)) for a, b in np.argwhere(np.triu(linked, 1))]
 

@@ -21,6 +21,7 @@ from typing import Any
 
 from codistill.errors import CheckpointError
 from codistill.files import open_patiently, replace_file, write_all, writing
+from codistill.text import parse_json
 
 AUDIT = "audit.jsonl"
 START = "0" * 64  # in place of the digest of a line before the first
@@ -93,7 +94,7 @@ class ChainReader:
     def _checked(self, line: bytes) -> dict[str, Any]:
         number = self.lines + 1
         try:
-            entry = json.loads(line)
+            entry = parse_json(line)
             found, previous = entry["number"], entry["previous"]
             _ = entry["event"], entry["time"]
         except (ValueError, KeyError, TypeError, RecursionError):

@@ -23,6 +23,7 @@ from codistill.runtimes.network.options import Network
 from codistill.runtimes.network.peer_runtime import PeerRuntime
 from codistill.runtimes.network.policy import ANYTHING, Policy
 from codistill.runtimes.network.transport import Transport
+from codistill.text import parse_json
 from codistill.topology import HUB, Topology
 
 RUN = "network.json"  # in the folder of a run with a hub: its name
@@ -86,6 +87,6 @@ def run_name(folder: Path | None) -> str:
     if not path.exists():
         write_atomically(path, json.dumps({"run": secrets.token_hex(16)}).encode())
     try:
-        return str(json.loads(path.read_text("utf-8"))["run"])
+        return str(parse_json(path.read_text("utf-8"))["run"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{path} must be as it was written.", f"{error}", "Start in another folder.") from None

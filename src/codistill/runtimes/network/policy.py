@@ -25,6 +25,7 @@ from codistill.runtimes.description import RunDescription
 from codistill.runtimes.network.audit_log import Usage
 from codistill.runtimes.network.setting_rules import check_rules, objections_to_settings
 from codistill.settings import Settings, check_settings, from_table, setting
+from codistill.text import parse_toml
 
 DAILY = ("rounds_per_day", "bytes_per_day")
 _NOT_TOLD = "(not told)"
@@ -232,7 +233,7 @@ def releases_class_statistics(protocol: Protocol) -> bool:
 def read_policy(path: Path, own: type[Protocol] | None = None) -> Policy:
     """The policy in a TOML file; `own`: a protocol that is not codistill's."""
     try:
-        tables = tomllib.loads(path.read_text("utf-8"))
+        tables = parse_toml(path.read_text("utf-8"))
     except OSError as error:
         raise RecipeError(
             f"The policy {path} must be readable.", f"{error.strerror}", "Check its path and its owner."
