@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import re
 import resource
+import subprocess
+import sys
 import tracemalloc
 import zipfile
 from dataclasses import dataclass
 from io import BytesIO
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from archived_models import EVIL
 from hostile_messages import HOSTILE, Hostile, claims
 from model_messages import (
     TRAP,
@@ -59,6 +64,24 @@ def test_a_hostile_message_is_refused_and_takes_no_memory(name, tmp_path, monkey
     taken = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     assert taken < (500_000 if name.startswith("onnx") else 300_000)  # kB
     assert not (tmp_path / TRAP).exists()
+
+
+def test_no_archive_kills_its_reader():
+    """In a process of its own: compiled code that follows a wrong index ends the process, and not with an exception.
+
+    Every estimator with trees, with nodes, values and class counts of the wrong dtype, shape or content; and what
+    compiled code reads of other saved models.
+    """
+    folder = Path(__file__).parent
+    paths = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
+    opened = subprocess.run(
+        [sys.executable, str(folder / "archived_models.py")],
+        env=os.environ | {"PYTHONPATH": paths}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert opened.returncode == 0, (opened.returncode, opened.stdout.splitlines()[-1:], opened.stderr[-500:])
+    lines = opened.stdout.splitlines()
+    assert len(lines) == sum(map(len, EVIL.values()))
+    assert [line for line in lines if not line.endswith(": refused")] == []
 
 
 # --- sizes that a test makes smaller --------------------------------------------------------------

@@ -79,6 +79,7 @@ _CALLABLE = {
     }.items()
     for name in names.split()
 }
+_MEASURES = frozenset(f"sklearn.metrics._{kind}" for kind in ("classification", "ranking", "regression"))
 _SAVED_PARTS: dict[str, frozenset[str]] = {
     "DictNode": frozenset({"collections.OrderedDict", "sklearn.utils._bunch.Bunch"}),
     "TupleNode": frozenset({"sklearn.impute._iterative._ImputerTriplet"}),
@@ -95,7 +96,7 @@ _SAVED_PARTS: dict[str, frozenset[str]] = {
     "PartialNode": frozenset({"functools.partial"}),
 }  # fmt: skip
 # Attributes that no prediction reads, and that hold more than a file may: how splits were scored, functions.
-_NOT_READ = frozenset({"scorer_", "cv_results_", "_checked_cv_orig", "_asarray", "_curve_scorer", "_optimizer"})
+_NOT_READ = frozenset({"scorer_", "cv_results_", "_checked_cv_orig", "_asarray", "_metadata_request", "_optimizer"})
 
 
 @dataclass(frozen=True)
@@ -151,10 +152,18 @@ def _function(name: str) -> Any:
     module, _, own = name.rpartition(".")
     if name in _CALLABLE:
         return getattr(importlib.import_module(module), own)
+    if module in _MEASURES:
+        return _measure(own)
     if module.split(".")[0] == "numpy" or module.startswith("scipy.special"):
         found = getattr(importlib.import_module("numpy" if module.startswith("numpy") else "scipy.special"), own, None)
         return found if isinstance(found, np.ufunc) else None
     return None
+
+
+def _measure(name: str) -> Any:
+    import sklearn.metrics
+
+    return getattr(sklearn.metrics, name) if name in sklearn.metrics.__all__ else None
 
 
 def _without(outline: Any, names: frozenset[str]) -> Any:
@@ -336,7 +345,7 @@ class _Reader:
         if name.startswith(_DISTANCES):
             return self._metric(node)
         cls: Any = _predictor_class() if name == _PREDICTOR else self._rules.classes()[name]
-        made = cls.__new__(cls)
+        made = object.__new__(cls)  # not its own, which warns of classes that are deprecated
         attributes = self._tree_attributes(node["content"]) if name == _PREDICTOR else self.build(node["content"])
         if attributes is None:  # of an object without any
             return made

@@ -48,6 +48,7 @@ _INSIDE = {
     "sklearn.gaussian_process.kernels": "CompoundKernel ConstantKernel DotProduct Exponentiation ExpSineSquared Matern "
     "PairwiseKernel Product RationalQuadratic RBF Sum WhiteKernel",
     "sklearn.impute._iterative": "IterativeImputer",
+    "sklearn.metrics._scorer": "_CurveScorer _Scorer",
     "sklearn.model_selection": "GridSearchCV RandomizedSearchCV KFold StratifiedKFold ShuffleSplit "
     "StratifiedShuffleSplit RepeatedKFold RepeatedStratifiedKFold",
     "sklearn.multiclass": "_ConstantPredictor",
@@ -89,7 +90,7 @@ def save_learner(learner: Learner | AnyLearner) -> Saved:
     if isinstance(learner, KernelRidge) and isinstance(learner.kernel, str):
         return {**saved, "kind": "kernel", "state": state, "kernel": learner.kernel, "options": learner.kernel_options}
     kind = "sklearn" if isinstance(learner, SklearnLearner) else "own"
-    reason = _why_not_opened(state["estimator"]) if kind == "sklearn" else "an object of one's own"
+    reason = _why_not_opened(state["estimator"]) if kind == "sklearn" else "types that are not its own"
     if Ability.PORTABLE in learner.abilities and learner.ready and reason is not None:
         saved["message"] = _exported(learner)
     if reason is not None and saved["message"] is None:
@@ -108,18 +109,20 @@ def _why_not_opened(data: bytes) -> str | None:
 
 def _check_loads_into(learner: Learner | AnyLearner, state: dict[str, Any], reason: str) -> None:
     """What is written must be loaded again, at least into a model of the same class; a `LearnerError` if it cannot."""
-    held = {"estimator": getattr(learner, "estimator", None), "model": getattr(learner, "model", None)}
-    for name, own in held.items():
-        if own is not None and isinstance(state.get(name), bytes):
-            try:
-                _check_functions(state[name], type(own).__module__.split(".")[0])
-                load_own_estimator(state[name], own)
-            except (CodistillError, ValueError) as error:
-                raise LearnerError(
-                    f"A model that is saved must be one that can be loaded again: {learner.describe()}.",
-                    getattr(error, "found", str(error)) if name == "model" else f"{reason}"[:200],
-                    "Use what scikit-learn has, without functions of your own; or write a class of your own for it.",
-                ) from None
+    for name in ("estimator", "model"):  # of an estimator, and of an object with fit and predict
+        own, data = getattr(learner, name, None), state.get(name)
+        if own is None or not isinstance(data, bytes):
+            continue
+        try:
+            if name == "estimator":
+                _check_functions(data, type(own).__module__.split(".")[0])
+            load_own_estimator(data, own)
+        except (CodistillError, ValueError):
+            raise LearnerError(
+                f"A model that is saved must be one that can be loaded again: {learner.describe()}.",
+                reason[:200],
+                "Use what scikit-learn has, without functions of your own; or write a class of your own for it.",
+            ) from None
 
 
 def load_learner(saved: Saved, shape: tuple[int, ...], classes: int, model: Any = None) -> Learner:
