@@ -261,6 +261,6 @@ def test_an_evil_tree_does_not_kill_predict(saved, tmp_path):
     pd.DataFrame(X, columns=list("abcd")).to_csv(tmp_path / "table.csv", index=False)
     command = [sys.executable, "-m", "codistill", "predict", str(path), str(tmp_path / "table.csv")]
     ended = subprocess.run(command, capture_output=True, text=True)
-    assert ended.returncode == 1, (ended.returncode, ended.stderr)
+    assert ended.returncode == CheckpointError.exit_code, (ended.returncode, ended.stderr)
     assert "as it was written" in ended.stderr
     assert "a tree of the wrong size" in ended.stderr

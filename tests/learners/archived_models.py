@@ -52,7 +52,7 @@ SAVED: dict[str, Callable[[], Any]] = {
     "hist boosting of categories": lambda: HistGradientBoostingClassifier(
         max_iter=2, min_samples_leaf=3, categorical_features=[0, 1]
     ),
-    "boosting from a model": lambda: GradientBoostingClassifier(n_estimators=2, init=LogisticRegression()),
+    "boosting from a model": lambda: GradientBoostingClassifier(n_estimators=2, init=KNeighborsClassifier(algorithm="brute")),
     "calibrated": lambda: CalibratedClassifierCV(LogisticRegression(), method="isotonic", cv=2),
     "stacked": lambda: StackingClassifier(
         [("a", DecisionTreeClassifier(max_depth=2)), ("b", SVC())], LogisticRegression(), cv=2
@@ -298,6 +298,10 @@ EVIL: dict[str, dict[str, Edit]] = {
         "classes outside": set_array(attribute("_y"), lambda array: array + 10**8),
         "fewer labels": set_array(attribute("_y"), lambda array: array[:1]),
         "fewer features": set_array(attribute("_fit_X"), lambda array: array[:, :1]),
+    },
+    "saved: boosting from a model": {
+        "a start of classes outside": set_array(attribute("_y"), lambda array: array + 10**8),
+        **evil_trees("Tree"),
     },
     "saved: clusters": {
         "fewer features": set_array(attribute("cluster_centers_"), lambda array: np.ascontiguousarray(array[:, :1])),

@@ -33,7 +33,8 @@ def check_structure(model: Any, classes: int, travelling: bool) -> None:
 
     A `travelling` model holds less than a saved one: no categories, and boosting starts from constants.
     """
-    for part in inside(model):
+    parts = list(inside(model))
+    for part in parts:
         own = vars(part)
         if "n_jobs" in own:
             part.n_jobs = None
@@ -49,12 +50,14 @@ def check_structure(model: Any, classes: int, travelling: bool) -> None:
             _check_tree(part)
         elif isinstance(part, BaseForest) and "estimators_" in own:
             _check_same_features(part, part.estimators_)
-        elif isinstance(part, _BOOSTING) and "estimators_" in own:
-            _check_boosting(part, travelling)
-        elif isinstance(part, _HIST_BOOSTING) and "_predictors" in own:
-            _check_hist_boosting(part, travelling)
         elif not travelling:
             _check_others(part, own)
+    # These run what they hold inside, which has been checked by now: the innermost first.
+    for part in reversed(parts):
+        if isinstance(part, _BOOSTING) and "estimators_" in vars(part):
+            _check_boosting(part, travelling)
+        elif isinstance(part, _HIST_BOOSTING) and "_predictors" in vars(part):
+            _check_hist_boosting(part, travelling)
 
 
 def inside(model: Any) -> Iterator[Any]:
