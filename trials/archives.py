@@ -311,20 +311,19 @@ def run(plan: list[tuple[str, int, int]]) -> tuple[list[Outcome], int]:
     """Run all cases, in a new process after each death; returns the outcomes, and by how many MB memory grew."""
     outcomes = {name: Outcome(name) for name, _, _ in plan}
     grown = 0
+    command = [sys.executable, "-m", "trials.archives", "--open"]
     while plan:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "trials.archives", "--open", json.dumps(plan)], cwd=ROOT, stdout=subprocess.PIPE
-        )
         begun, start, last = "", 0, 0
-        for line in _lines(process):
-            if line.startswith("begin\t"):
-                begun = line
-                continue
-            outcome, seconds, memory = json.loads(line)
-            start, last = start or memory, memory
-            begun = _count(outcomes, begun, outcome, seconds, plan)
+        with subprocess.Popen([*command, json.dumps(plan)], cwd=ROOT, stdout=subprocess.PIPE) as process:
+            for line in _lines(process):
+                if line.startswith("begin\t"):
+                    begun = line
+                    continue
+                outcome, seconds, memory = json.loads(line)
+                start, last = start or memory, memory
+                begun = _count(outcomes, begun, outcome, seconds, plan)
+            code = process.wait()
         grown = max(grown, last - start)
-        code = process.wait()
         if code == 0:
             break
         if not begun:

@@ -52,7 +52,9 @@ SAVED: dict[str, Callable[[], Any]] = {
     "hist boosting of categories": lambda: HistGradientBoostingClassifier(
         max_iter=2, min_samples_leaf=3, categorical_features=[0, 1]
     ),
-    "boosting from a model": lambda: GradientBoostingClassifier(n_estimators=2, init=KNeighborsClassifier(algorithm="brute")),
+    "boosting from a model": lambda: GradientBoostingClassifier(
+        n_estimators=2, init=KNeighborsClassifier(algorithm="brute")
+    ),
     "calibrated": lambda: CalibratedClassifierCV(LogisticRegression(), method="isotonic", cv=2),
     "stacked": lambda: StackingClassifier(
         [("a", DecisionTreeClassifier(max_depth=2)), ("b", SVC())], LogisticRegression(), cv=2

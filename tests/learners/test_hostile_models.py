@@ -37,6 +37,7 @@ from model_mutations import PACKED, TABLE, mutate_archives, mutate_messages
 from sklearn.ensemble import RandomForestClassifier
 from sklearn.linear_model import Ridge
 from travelling_models import CLASSES, D, message
+from trials.archives import run
 
 import codistill as cd
 from codistill.errors import CheckpointError, MessageError
@@ -82,6 +83,14 @@ def test_no_archive_kills_its_reader():
     lines = opened.stdout.splitlines()
     assert len(lines) == sum(map(len, EVIL.values()))
     assert [line for line in lines if not line.endswith(": refused")] == []
+
+
+def test_changed_archives_are_refused_or_used_and_nobody_dies():
+    """A few cases of the trial `archives`, which says of each what became of it."""
+    outcomes, _ = run([("tree", 0, 25), ("saved: encoded", 0, 25)])
+    assert [outcome.cases for outcome in outcomes] == [25, 25]
+    assert all(outcome.refused + outcome.accepted == 25 for outcome in outcomes), [each.said for each in outcomes]
+    assert all(outcome.refused > 5 for outcome in outcomes)
 
 
 # --- sizes that a test makes smaller --------------------------------------------------------------
