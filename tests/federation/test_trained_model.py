@@ -2,6 +2,11 @@
 
 import copy
 import hashlib
+import io
+import re
+import subprocess
+import sys
+import zipfile
 
 import numpy as np
 import pandas as pd
@@ -287,3 +292,27 @@ def test_an_untrusted_function_is_refused_with_model_too(saved):
 
 def test_the_loaded_model_is_a_trained_agent(saved):
     assert isinstance(cd.load(saved), TrainedAgent)
+
+
+def tree_without_dimension(content):
+    """A forest whose first tree has nodes of no dimension: a compiled constructor would copy what it does not have."""
+    with zipfile.ZipFile(io.BytesIO(content["learner"]["state"]["estimator"])) as archive:
+        files = {name: archive.read(name) for name in archive.namelist()}
+    file = re.search(r'"nodes": \{[^{}]*"file": "([^"]*)"', files["schema.json"].decode())[1]
+    one, out = io.BytesIO(), io.BytesIO()
+    np.save(one, np.load(io.BytesIO(files[file]))[0])
+    with zipfile.ZipFile(out, "w") as archive:
+        for name, data in {**files, file: one.getvalue()}.items():
+            archive.writestr(name, data)
+    content["learner"]["state"]["estimator"] = out.getvalue()
+
+
+def test_an_evil_tree_does_not_kill_predict(saved, tmp_path):
+    """In a process of its own, which ended by a signal when skops built the tree before anything was checked."""
+    path = rewritten(saved, tree_without_dimension)
+    pd.DataFrame(X, columns=list("abcd")).to_csv(tmp_path / "table.csv", index=False)
+    command = [sys.executable, "-m", "codistill", "predict", str(path), str(tmp_path / "table.csv")]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert ended.returncode == CheckpointError.exit_code, (ended.returncode, ended.stderr)
+    assert "as it was written" in ended.stderr
+    assert "a tree of the wrong size" in ended.stderr

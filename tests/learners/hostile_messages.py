@@ -354,8 +354,7 @@ for loader, module, name in [
             "type": "numpy",
         }
 
-    said = "UntrustedTypesFound" if module == "sklearn.linear_model._base" else "which may not travel"
-    add(f"skops: {loader} of {module}.{name}", lambda e=part: made.edited("ridge", e), said)
+    add(f"skops: {loader} of {module}.{name}", lambda e=part: made.edited("ridge", e), "which may not travel")
 
 
 def references(outline, files):
@@ -592,10 +591,17 @@ for outputs in (0, -1, 2, 1000, 10**12, "1", 1.0, None):
     )
 
 
-def doubled(outline, files):
-    """Twice as many trees as outputs: compiled code adds their values to columns that it does not check."""
+def longer(outline, files):
+    """Twice as many trees as the array of trees says."""
     for stage in made.attributes(outline)["estimators_"]["content"]:
         stage["content"] = stage["content"] * 2
+
+
+def doubled(outline, files):
+    """Twice as many trees as outputs: compiled code adds their values to columns that it does not check."""
+    longer(outline, files)
+    shape = made.attributes(outline)["estimators_"]["shape"]["content"]
+    shape[1] = made.plain_node(2 * json.loads(shape[1]["content"]))
 
 
 def short_prior(outline, files):
@@ -615,6 +621,7 @@ def other_start(outline, files):
 
 
 for edit, name, said in [
+    (longer, "boosting from zero", "an array of objects that is shorter or longer than it says"),
     (doubled, "boosting from zero", "boosting with a wrong number of trees"),
     (short_prior, "boosting", "boosting from a start of the wrong shape"),
     (other_start, "boosting", "boosting from an unknown start"),

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import re
 import resource
+import subprocess
+import sys
 import tracemalloc
 import zipfile
 from dataclasses import dataclass
 from io import BytesIO
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from archived_models import EVIL
 from hostile_messages import HOSTILE, Hostile, claims
 from model_messages import (
     TRAP,
@@ -32,6 +37,7 @@ from model_mutations import PACKED, TABLE, mutate_archives, mutate_messages
 from sklearn.ensemble import RandomForestClassifier
 from sklearn.linear_model import Ridge
 from travelling_models import CLASSES, D, message
+from trials.archives import run
 
 import codistill as cd
 from codistill.errors import CheckpointError, MessageError
@@ -59,6 +65,32 @@ def test_a_hostile_message_is_refused_and_takes_no_memory(name, tmp_path, monkey
     taken = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     assert taken < (500_000 if name.startswith("onnx") else 300_000)  # kB
     assert not (tmp_path / TRAP).exists()
+
+
+def test_no_archive_kills_its_reader():
+    """In a process of its own: compiled code that follows a wrong index ends the process, and not with an exception.
+
+    Every estimator with trees, with nodes, values and class counts of the wrong dtype, shape or content; and what
+    compiled code reads of other saved models.
+    """
+    folder = Path(__file__).parent
+    paths = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
+    opened = subprocess.run(
+        [sys.executable, str(folder / "archived_models.py")],
+        env=os.environ | {"PYTHONPATH": paths}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert opened.returncode == 0, (opened.returncode, opened.stdout.splitlines()[-1:], opened.stderr[-500:])
+    lines = opened.stdout.splitlines()
+    assert len(lines) == sum(map(len, EVIL.values()))
+    assert [line for line in lines if not line.endswith(": refused")] == []
+
+
+def test_changed_archives_are_refused_or_used_and_nobody_dies():
+    """A few cases of the trial `archives`, which says of each what became of it."""
+    outcomes, _ = run([("tree", 0, 25), ("saved: encoded", 0, 25)])
+    assert [outcome.cases for outcome in outcomes] == [25, 25]
+    assert all(outcome.refused + outcome.accepted == 25 for outcome in outcomes), [each.said for each in outcomes]
+    assert all(outcome.refused > 5 for outcome in outcomes)
 
 
 # --- sizes that a test makes smaller --------------------------------------------------------------

@@ -210,7 +210,11 @@ class SklearnLearner(Learner):
         """Return to a fitted estimator of one's own checkpoint."""
         from codistill.learners.portable.estimator_state import load_own_estimator
 
-        self.estimator = load_own_estimator(state["estimator"], self.estimator)
+        self.take(load_own_estimator(state["estimator"], self.estimator), state)
+
+    def take(self, estimator: BaseEstimator, state: dict[str, Any]) -> None:
+        """Answer by a fitted estimator, with what its state says besides."""
+        self.estimator = estimator
         self._columns, self._seen = state["columns"], state["seen"]
         self._constant = ConstantModel(state["frequencies"]) if "frequencies" in state else None
 

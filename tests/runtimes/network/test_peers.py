@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import io
+import json
+import os
+import subprocess
+import sys
 import threading
 import time
+import zipfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from sklearn.tree import DecisionTreeClassifier
 from tests.runtimes.network.fakes import HOOKS, FakeTransport, Gossip, Killed, Net, agent, describe, with_node
 
 from codistill.agent import Agent
 from codistill.errors import NetworkError
+from codistill.learners.sklearn import SklearnLearner
+from codistill.message import Message
+from codistill.protocol import Protocol
+from codistill.protocols.avgkd import AvgKD
 from codistill.runtimes.network.connections import Connections
 from codistill.runtimes.network.event_log import EventLog
 from codistill.runtimes.network.frame_header import FrameKind
@@ -22,6 +34,7 @@ from codistill.runtimes.store import RunFolder
 from codistill.topology import Topology
 
 NAMES = ("a", "b", "c", "d")
+SAMPLES = (np.arange(16, dtype=np.float32).reshape(8, 2), np.arange(8) % 2)
 
 
 @pytest.fixture(autouse=True)
@@ -45,10 +58,12 @@ class Peer(threading.Thread):
         names: tuple[str, ...] = NAMES,
         topology: Topology | None = None,
         seed: int = 0,
+        protocol: Protocol | None = None,
+        model: Any = None,
     ) -> None:
         super().__init__(daemon=True, name=name)
-        self.agent: Agent = agent(name)
-        whole = describe(names, rounds, Gossip(), topology or Topology.ring(names), seed)
+        self.agent: Agent = agent(name) if model is None else Agent(name, model, *SAMPLES)
+        whole = describe(names, rounds, protocol or Gossip(), topology or Topology.ring(names), seed)
         self.whole = with_node(whole, self.agent)
         self.told: list[str] = []
         self.journal = EventLog(name, quiet=True)
@@ -237,3 +252,54 @@ def test_a_peer_alone_runs_alone(tmp_path: Path) -> None:
     peer = Peer(Net(), "a", 2, tmp_path, names=("a",), topology=Topology.silent(("a",)))
     assert peer.end() is True
     assert peer.heard == [[t] for t in range(2) for _ in range(2)]
+
+
+# --- a model that would end its receiver -----------------------------------------------------------------------
+
+
+class EvilTree(SklearnLearner):
+    """It sends a tree whose nodes have no dimension."""
+
+    def export(self) -> Message:
+        sound = super().export()
+        with zipfile.ZipFile(io.BytesIO(sound.arrays["model"].tobytes())) as archive:
+            files = {name: archive.read(name) for name in archive.namelist()}
+        nodes = next(name for name in files if b"left_child" in files[name])
+        one, out = io.BytesIO(), io.BytesIO()
+        np.save(one, np.load(io.BytesIO(files[nodes]))[0])
+        with zipfile.ZipFile(out, "w") as archive:
+            for name, data in {**files, nodes: one.getvalue()}.items():
+                archive.writestr(name, data)
+        return Message({"model": np.frombuffer(out.getvalue(), np.uint8)}, dict(sound.plain))
+
+
+def exchange_with_an_evil_tree(folder: Path) -> None:
+    """Five rounds of AvgKD of two honest peers and one that sends such a tree; prints what the honest ones say."""
+    net, names = Net(), ("a", "b", "mallory")
+    models = {name: DecisionTreeClassifier() for name in names} | {"mallory": EvilTree(DecisionTreeClassifier())}
+    peers = [
+        Peer(net, name, 5, folder, names=names, topology=Topology.complete(names), protocol=AvgKD(), model=model)
+        for name, model in models.items()
+    ]
+    for peer in peers[:2]:
+        print(json.dumps([peer.end() is True, peer.told]))
+
+
+def test_a_peer_that_sends_an_evil_tree_is_refused_struck_and_excluded(tmp_path: Path) -> None:
+    """In a process of its own, which such a tree ended by a signal. Three bad messages, and its sender is excluded."""
+    root = Path(__file__).parents[3]
+    code = "import pathlib, tests.runtimes.network.test_peers as t; t.exchange_with_an_evil_tree(pathlib.Path('.'))"
+    paths = os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")]))
+    ended = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=os.environ | {"PYTHONPATH": paths},
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert ended.returncode == 0, (ended.returncode, ended.stderr[-500:])
+    for line in ended.stdout.splitlines():
+        finished, told = json.loads(line)
+        strikes = [text for text in told if text.startswith("'mallory': strike")]
+        assert finished
+        assert [text[:24] for text in strikes] == [f"'mallory': strike {n} of 3" for n in (1, 2, 3)]
+        assert all("a tree of the wrong size" in text for text in strikes)
+        assert any("'mallory'" in text and "excluded" in text for text in told)
+    assert len(ended.stdout.splitlines()) == 2

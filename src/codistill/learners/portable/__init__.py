@@ -10,8 +10,8 @@
 | `constant` | `constant_models` | class frequencies, of a model that could not be fitted yet |
 
 `open_model` checks what arrives before it is built and before it is used, and returns a predictor or raises
-`MessageError`. `model_limits` says how much a model may compute and hold. `estimator_state` is for an agent's own
-checkpoints.
+`MessageError`. `archive_reading` reads estimators, also of saved models, as plain data before anything compiled is
+built. `model_limits` says how much a model may compute and hold. `estimator_state` is for an agent's own checkpoints.
 """
 
 from codistill.learners.portable.receiving import ReceivedModel, checked_predictions, open_model

@@ -13,7 +13,8 @@ With `model=`, an untrained model of the same class, the state is loaded into it
 
 from __future__ import annotations
 
-import json
+import functools
+import importlib
 import warnings
 from typing import Any
 
@@ -26,38 +27,50 @@ from codistill.learners import as_learner
 from codistill.learners.ability import Ability, AnyLearner, Learner
 from codistill.learners.kernel_ridge import KernelRidge
 from codistill.learners.portable import skops_archive
-from codistill.learners.portable.estimator_structure import check_structure, inside
+from codistill.learners.portable.archive_reading import Rules, named_classes, read_estimator, unknown_parts
+from codistill.learners.portable.estimator_state import load_own_estimator
+from codistill.learners.portable.estimator_structure import check_structure
 from codistill.learners.portable.receiving import Predictor, open_model
+from codistill.learners.portable.sklearn_models import helpers
 from codistill.learners.sklearn import SklearnLearner
 from codistill.learners.torch import TorchLearner
 from codistill.message import Message
 
 Saved = dict[str, Any]
 
-# Types of scikit-learn that skops does not trust by itself: the content of trees is checked by `check_structure`, the
-# others hold numbers alone.
-_TRUSTED = frozenset(
-    {
-        "sklearn.tree._tree.Tree",
-        "sklearn.ensemble._hist_gradient_boosting.predictor.TreePredictor",
-        "sklearn.neural_network._stochastic_optimizers.AdamOptimizer",
-        "sklearn.neural_network._stochastic_optimizers.SGDOptimizer",
-        "sklearn.calibration._CalibratedClassifier",
-        "sklearn.calibration._SigmoidCalibration",
-        "sklearn._loss.loss.HalfTweedieLossIdentity",
-        "sklearn.neighbors._kd_tree.KDTree",
-        "sklearn.neighbors._ball_tree.BallTree",
-        "sklearn.metrics._dist_metrics.EuclideanDistance64",
-        "sklearn.gaussian_process._gpc._BinaryGaussianProcessClassifierLaplace",
-    }
-    | {
-        f"sklearn.gaussian_process.kernels.{name}"
-        for name in (
-            "ConstantKernel", "DotProduct", "Exponentiation", "ExpSineSquared", "Matern", "Product",
-            "RationalQuadratic", "RBF", "Sum", "WhiteKernel", "Hyperparameter",
-        )
-    }
-)  # fmt: skip
+# What estimators hold inside that are saved and do not travel; the content of compiled parts is checked.
+_INSIDE = {
+    "sklearn.neural_network._stochastic_optimizers": "AdamOptimizer SGDOptimizer",
+    "sklearn.calibration": "_CalibratedClassifier _SigmoidCalibration _TemperatureScaling",
+    "sklearn.cluster._bisect_k_means": "_BisectingTree",
+    "sklearn.feature_extraction.text": "TfidfTransformer",
+    "sklearn.gaussian_process._gpc": "_BinaryGaussianProcessClassifierLaplace",
+    "sklearn.gaussian_process.kernels": "CompoundKernel ConstantKernel DotProduct Exponentiation ExpSineSquared Matern "
+    "PairwiseKernel Product RationalQuadratic RBF Sum WhiteKernel",
+    "sklearn.impute._iterative": "IterativeImputer",
+    "sklearn.metrics._scorer": "_CurveScorer _Scorer",
+    "sklearn.model_selection": "GridSearchCV RandomizedSearchCV KFold StratifiedKFold ShuffleSplit "
+    "StratifiedShuffleSplit RepeatedKFold RepeatedStratifiedKFold",
+    "sklearn.multiclass": "_ConstantPredictor",
+    "sklearn.neighbors": "NearestNeighbors",
+    "sklearn.pipeline": "Pipeline",
+}
+_TEXT = "sklearn.feature_extraction"  # of text and images, which are no rows of numbers
+
+
+@functools.cache
+def _classes() -> dict[str, type]:
+    """Estimators that a file may hold: classifiers, regressors and transformers of scikit-learn, and their parts."""
+    from sklearn.utils import all_estimators
+
+    found = [(importlib.import_module(module), names.split()) for module, names in _INSIDE.items()]
+    parts = [getattr(module, name) for module, names in found for name in names if hasattr(module, name)]
+    listed = [cls for _, cls in all_estimators(["classifier", "regressor", "transformer"])]
+    own = [cls for cls in listed if cls.__module__.startswith("sklearn.") and not cls.__module__.startswith(_TEXT)]
+    return named_classes([*own, *parts]) | helpers()
+
+
+_RULES = Rules(_classes, saved=True, refusal="which is not trusted")
 _MOST_CLASSES = 1 << 20  # of estimators inside of a transformer
 _CALLED = frozenset({"FunctionNode", "MethodNode", "OperatorFuncNode", "PartialNode"})
 _LIBRARIES = frozenset({"numpy", "scipy", "sklearn", "builtins"})
@@ -80,10 +93,39 @@ def save_learner(learner: Learner | AnyLearner) -> Saved:
     if isinstance(learner, KernelRidge) and isinstance(learner.kernel, str):
         return {**saved, "kind": "kernel", "state": state, "kernel": learner.kernel, "options": learner.kernel_options}
     kind = "sklearn" if isinstance(learner, SklearnLearner) else "own"
-    opens_by_itself = kind == "sklearn" and not _untrusted(state.get("estimator"))
-    if Ability.PORTABLE in learner.abilities and learner.ready and not opens_by_itself:
+    reason = _why_not_opened(state["estimator"]) if kind == "sklearn" else "types that are not its own"
+    if Ability.PORTABLE in learner.abilities and learner.ready and reason is not None:
         saved["message"] = _exported(learner)
+    if reason is not None and saved["message"] is None:
+        _check_loads_into(learner, state, reason)
     return {**saved, "kind": kind, "state": state}
+
+
+def _why_not_opened(data: bytes) -> str | None:
+    """What hinders an estimator from being loaded from its file alone; None if nothing does."""
+    try:
+        _trusted_estimator(data, _MOST_CLASSES)
+    except Exception as error:
+        return str(error)
+    return None
+
+
+def _check_loads_into(learner: Learner | AnyLearner, state: dict[str, Any], reason: str) -> None:
+    """What is written must be loaded again, at least into a model of the same class; a `LearnerError` if it cannot."""
+    for name in ("estimator", "model"):  # of an estimator, and of an object with fit and predict
+        own, data = getattr(learner, name, None), state.get(name)
+        if own is None or not isinstance(data, bytes):
+            continue
+        try:
+            if name == "estimator":
+                _check_functions(data, type(own).__module__.split(".")[0])
+            load_own_estimator(data, own)
+        except (CodistillError, ValueError):
+            raise LearnerError(
+                f"A model that is saved must be one that can be loaded again: {learner.describe()}.",
+                reason[:200],
+                "Use what scikit-learn has, without functions of your own; or write a class of your own for it.",
+            ) from None
 
 
 def load_learner(saved: Saved, shape: tuple[int, ...], classes: int, model: Any = None) -> Learner:
@@ -109,15 +151,16 @@ def load_learner(saved: Saved, shape: tuple[int, ...], classes: int, model: Any 
 
 
 def save_transformer(transformer: Any, owner: str) -> bytes:
-    """A fitted transformer in the skops format."""
+    """A fitted transformer in the skops format; a `LearnerError` if it could not be loaded again."""
     import skops.io
 
     try:
         data: bytes = skops.io.dumps(transformer)
+        load_transformer(data, transformer)
         return data
     except Exception as error:  # whatever its class holds
         raise LearnerError(
-            f"The transformer prepare of {owner} must be one that skops can write.",
+            f"The transformer prepare of {owner} must be one that can be written in the skops format, and read again.",
             f"{type(transformer).__name__}: {error}"[:200],
             "Use scikit-learn's transformers, or prepare the samples before they are given to the agent.",
         ) from None
@@ -137,7 +180,7 @@ def load_transformer(data: bytes, own: Any = None) -> Any:
             "In Python: codistill.load(path, prepare=...) with an unfitted transformer of that class.",
         )
     _check_functions(data, type(own).__module__.split(".")[0])
-    made = skops.io.loads(data, trusted=untrusted)
+    made = skops.io.loads(data, trusted=skops.io.get_untrusted_types(data=data))
     if type(made) is not type(own):
         raise LearnerError(
             "prepare= must be of the class that was saved.",
@@ -185,7 +228,7 @@ def _opened(saved: Saved, shape: tuple[int, ...], classes: int) -> Predictor:
     untrusted = _untrusted(state.get("estimator")) if kind == "sklearn" else []
     if kind == "sklearn" and not untrusted:
         opened = SklearnLearner(_trusted_estimator(state["estimator"], classes))
-        opened.restore(state)
+        opened.take(opened.estimator, state)
         return opened
     if saved["message"] is not None:
         with torch.random.fork_rng(devices=()):
@@ -235,44 +278,16 @@ def _class_of(learner: Learner | AnyLearner) -> str:
 
 def _untrusted(data: bytes | None) -> list[str]:
     """Types in an archive that are built only if the caller brings a model that has them."""
-    import skops.io
-
-    if data is None:
-        return ["no estimator"]
-    return [name for name in skops.io.get_untrusted_types(data=data) if name not in _TRUSTED]
+    return ["no estimator"] if data is None else unknown_parts(data, _RULES)
 
 
 def _trusted_estimator(data: bytes, classes: int) -> Any:
-    """An estimator of trusted types; its outline is bounded before it is parsed, its trees are checked after."""
-    import skops.io
-
-    outline = skops_archive.read_outline(skops_archive.unzipped(data))
-    json.dumps(outline)  # nested too deeply: an error here, and not in compiled code
+    """An estimator of trusted types: read as plain data, and checked before it is built and before it is used."""
     with warnings.catch_warnings():
         warnings.simplefilter("error", InconsistentVersionWarning)
-        estimator = skops.io.loads(data, trusted=sorted(_TRUSTED & set(skops.io.get_untrusted_types(data=data))))
-    check_structure(estimator, classes)
-    for part in inside(estimator):
-        if vars(part).get("_tree") is not None:
-            _check_neighbours(vars(part)["_tree"].__getstate__())
+        estimator = read_estimator(data, _RULES, _MOST_CLASSES)
+    check_structure(estimator, classes, travelling=False)
     return estimator
-
-
-def _check_neighbours(state: Any) -> None:
-    """Compiled code follows the indices of a tree of neighbours without bounds checks."""
-    points, order, nodes, bounds = (np.asarray(array) for array in state[:4])
-    sound = points.ndim == 2 and order.shape == (len(points),) and nodes.ndim == 1 and len(nodes) > 0
-    sound = sound and int(state[6]) == len(nodes) and bounds.ndim == 3 and bounds.shape[1] == len(nodes)
-    if not sound or order.min() < 0 or order.max() >= len(points):
-        raise ValueError("a tree of neighbours with indices outside of it")
-    first, last = nodes["idx_start"], nodes["idx_end"]
-    if not ((first >= 0) & (first <= last) & (last <= len(points))).all() or not _has_children(nodes["is_leaf"] != 0):
-        raise ValueError("a tree of neighbours whose nodes point outside of it")
-
-
-def _has_children(leaf: np.ndarray) -> bool:
-    """Whether both children 2i + 1 and 2i + 2 of every inner node i are there."""
-    return bool((2 * np.flatnonzero(~leaf) + 2 < len(leaf)).all())
 
 
 def _check_functions(data: bytes, package: str) -> None:

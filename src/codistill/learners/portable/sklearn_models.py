@@ -1,28 +1,29 @@
 """scikit-learn models that travel: in the skops format, and only types that hold no training rows.
 
-What arrives is checked before it is built (its outline: types and sizes) and before it is used (its structure).
+What arrives is checked before it is built (types, sizes, arrays of compiled parts: `archive_reading`) and before it is
+used (whether its parts fit one another: `estimator_structure`). skops itself only writes.
 """
 
 from __future__ import annotations
 
-import json
+import functools
+import importlib
 import math
 import warnings
-import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from sklearn.exceptions import InconsistentVersionWarning
 
-from codistill.learners.portable import skops_archive
+from codistill.learners.portable.archive_reading import Rules, named_classes, read_estimator
 from codistill.learners.portable.boosted_models import as_trees, is_boosted
 from codistill.learners.portable.constant_models import ConstantModel, export_constant
 from codistill.learners.portable.estimator_costs import estimator_cost
 from codistill.learners.portable.estimator_state import dump_estimator
-from codistill.learners.portable.estimator_structure import HELPERS, check_structure
+from codistill.learners.portable.estimator_structure import check_structure
 from codistill.learners.portable.model_limits import Cost
-from codistill.learners.portable.skops_archive import canonical, nodes, read_array, read_outline, unzipped, zipped
+from codistill.learners.portable.skops_archive import canonical
 from codistill.message import Message
 
 if TYPE_CHECKING:
@@ -47,21 +48,35 @@ _TRAVELLING_NAMES = frozenset(name for line in TRAVELLING for name in line.split
 # Where scikit-learn has estimators that hold training rows, or means of them.
 _KEEP_ROWS = frozenset({"neighbors", "svm", "kernel_ridge", "gaussian_process", "naive_bayes", "discriminant_analysis"})
 
-# Of what a received estimator may be made, by the node of the skops format that builds it.
-_NUMBERS = {f"numpy.{kind.__name__}" for kind in (np.bool_, *(np.dtype(code).type for code in "bhilqBHILQefd"))}
-_PARTS: dict[str, set[str]] = {
-    "JsonNode": {"builtins.str"},
-    "DictNode": {"builtins.dict"},
-    "ListNode": {"builtins.list"},
-    "TupleNode": {"builtins.tuple"},
-    "TypeNode": {"builtins.str", "builtins.int", "builtins.float", "builtins.bool", *_NUMBERS},
-    "NdArrayNode": {"numpy.ndarray", *_NUMBERS},
-    "TreeNode": {"sklearn.tree._tree.Tree"},
+# Parts of listed estimators that are no estimators to choose.
+_HELPERS = {
+    "sklearn.preprocessing._label": "LabelBinarizer LabelEncoder",
+    "sklearn.dummy": "DummyClassifier DummyRegressor",
+    "sklearn.ensemble._hist_gradient_boosting.binning": "_BinMapper",
+    "sklearn._loss.link": "HalfLogitLink IdentityLink Interval LogitLink LogLink MultinomialLogit",
+    "sklearn._loss.loss": "AbsoluteError ExponentialLoss HalfBinomialLoss HalfGammaLoss HalfMultinomialLoss "
+    "HalfPoissonLoss HalfSquaredError HalfTweedieLoss HalfTweedieLossIdentity HuberLoss PinballLoss",
 }
-_LOSSES = {"sklearn._loss._loss", "sklearn.linear_model._sgd_fast"}
+_PACKAGES = "decomposition ensemble linear_model multioutput neural_network pipeline preprocessing svm tree"
 
-# Compiled types that skops does not trust by itself, since it cannot check their content; `check_structure` does.
-_TRUSTED_PARTS = ["sklearn.tree._tree.Tree", "sklearn.ensemble._hist_gradient_boosting.predictor.TreePredictor"]
+
+@functools.cache
+def helpers() -> dict[str, type]:
+    """What listed estimators hold inside, by full name."""
+    found = [(importlib.import_module(module), names.split()) for module, names in _HELPERS.items()]
+    return named_classes(getattr(module, name) for module, names in found for name in names if hasattr(module, name))
+
+
+@functools.cache
+def _travelling() -> dict[str, type]:
+    packages = [importlib.import_module(f"sklearn.{name}") for name in _PACKAGES.split()]
+    listed = named_classes(
+        getattr(package, name) for name in sorted(_TRAVELLING_NAMES) for package in packages if name in dir(package)
+    )
+    return listed | helpers()
+
+
+_RULES = Rules(_travelling, saved=False, refusal="which may not travel")
 
 
 def may_travel(estimator: Any) -> bool:
@@ -123,59 +138,20 @@ def open_estimator(
     message: Message, shape: tuple[int, ...], classes: int
 ) -> tuple[SklearnLearner, Callable[[int], Cost]]:
     """The estimator in a message, and what its predictions take; anything unsound raises, in whatever way."""
-    import skops.io  # takes seconds, so only where it is needed
-
     from codistill.learners.sklearn import SklearnLearner
 
     if message.plain.get("classes") != classes:
         raise ValueError(f"a model for {message.plain.get('classes')} classes")
-    contents = unzipped(message.arrays["model"].tobytes())
-    _check_outline(contents, classes)
     with warnings.catch_warnings():
         warnings.simplefilter("error", InconsistentVersionWarning)
-        estimator = skops.io.loads(zipped(contents, zipfile.ZIP_STORED), trusted=_TRUSTED_PARTS)
+        estimator = read_estimator(message.arrays["model"].tobytes(), _RULES, classes)
     if is_boosted(estimator) or not may_travel(estimator):
         raise ValueError(f"a {type(estimator).__name__}, which is not on the list of models that may travel")
     features = math.prod(shape)
     if getattr(estimator, "n_features_in_", features) != features:
         raise ValueError(f"a model for {estimator.n_features_in_} features")
-    check_structure(estimator, classes)
+    check_structure(estimator, classes, travelling=True)
     learner = SklearnLearner(estimator)
     learner._columns = classes
     learner.block, cost = estimator_cost(estimator, features)
     return learner, cost
-
-
-def _check_outline(contents: Mapping[str, bytes], classes: int) -> None:
-    left = skops_archive.UNPACKED_LIMIT
-    for node in nodes(read_outline(contents)):
-        if not _is_part(node["__loader__"], node["__module__"], node["__class__"]):
-            raise ValueError(f"a part of type {node['__module__']}.{node['__class__']}, which may not travel")
-        if "__id__" in node:
-            raise ValueError("parts that refer to one another")  # a few of them can make a giant, or a circle
-        if "file" in node:
-            left -= len(contents[node["file"]])
-            if left < 0:
-                raise ValueError(f"a model of more than {skops_archive.UNPACKED_LIMIT} bytes")
-            read_array(contents[node["file"]])
-        if node["__loader__"] == "TreeNode":
-            _check_tree_outline(node, contents, classes)
-
-
-def _is_part(loader: str, module: str, name: str) -> bool:
-    if loader == "LossNode":
-        return module in _LOSSES
-    if loader == "ObjectNode":
-        known = name in _TRAVELLING_NAMES or name in HELPERS or module.startswith("sklearn._loss.")
-        return module.startswith("sklearn.") and known
-    return f"{module}.{name}" in _PARTS.get(loader, ())
-
-
-def _check_tree_outline(node: Mapping[str, Any], contents: Mapping[str, bytes], classes: int) -> None:
-    """The compiled tree reads one class count per output that it announces."""
-    features, counts, outputs = node["__reduce__"]["args"]["content"]
-    sizes = [json.loads(size["content"]) for size in (features, outputs)]
-    if not all(type(size) is int for size in sizes) or not 1 <= sizes[1] <= classes:
-        raise ValueError(f"a tree with {sizes[1]} outputs")
-    if read_array(contents[counts["file"]]).shape != (sizes[1],):
-        raise ValueError("a tree with other class counts than outputs")

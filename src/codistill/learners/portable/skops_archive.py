@@ -25,7 +25,8 @@ _NOT_SENT = frozenset(
     {"_sample_weight", "oob_decision_function_", "oob_prediction_", "bin_thresholds_", "_optimizer", "n_threads"}
 )
 _GENERATORS = frozenset({"RandomStateNode", "RandomGeneratorNode"})
-_NOTHING = {"__class__": "str", "__module__": "builtins", "__loader__": "JsonNode", "content": "null", "is_json": True}
+# A part of an outline that is None.
+NOTHING = {"__class__": "str", "__module__": "builtins", "__loader__": "JsonNode", "content": "null", "is_json": True}
 
 
 def unzipped(data: bytes) -> dict[str, bytes]:
@@ -80,20 +81,25 @@ def nodes(outline: Any) -> Iterator[dict[str, Any]]:
             stack.extend(item.values())
 
 
-def read_array(data: bytes) -> np.ndarray:
-    """An array in numpy's file format that is as long as it says: numpy would first allocate what it says."""
+def read_array(data: bytes, text: bool = False) -> np.ndarray:
+    """An array of numbers (or of `text`) in numpy's file format, in the byte order of this machine.
+
+    It must be as long as it says: numpy would first allocate what it says.
+    """
     stream = io.BytesIO(data)
     version = np.lib.format.read_magic(stream)
     read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]
-    shape, _, dtype = read(stream)
-    if dtype.kind not in "biufV" or dtype.hasobject or dtype.itemsize == 0:
+    shape, columns_first, dtype = read(stream)
+    if dtype.kind not in ("biufVUS" if text else "biufV") or dtype.hasobject or dtype.itemsize == 0:
         raise ValueError(f"an array of dtype {dtype}")
-    if math.prod(shape) * dtype.itemsize != len(data) - stream.tell():
+    if any(size < 0 for size in shape) or math.prod(shape) * dtype.itemsize != len(data) - stream.tell():
         raise ValueError("an array that is shorter or longer than it says")
     array = np.frombuffer(data, dtype=dtype, offset=stream.tell())
-    if dtype.kind == "f" and not np.isfinite(array).all():
-        raise ValueError("NaN or infinity in a model")
-    return array.reshape(shape)
+    if dtype.kind == "b":
+        array = array.view(np.uint8) != 0  # numpy counts other bytes than 0 and 1 wrongly
+    # A copy: in memory of its own, aligned, and writable.
+    own = array.astype(array.dtype.newbyteorder("="), copy=True)
+    return own.reshape(shape, order="F" if columns_first else "C")
 
 
 def canonical(data: bytes) -> bytes:
@@ -107,12 +113,12 @@ def canonical(data: bytes) -> bytes:
         if not isinstance(node, dict):
             return node
         if node.get("__loader__") in _GENERATORS:
-            return _NOTHING
+            return NOTHING
         return {key: tidy_value(key, value) for key, value in node.items() if key != "__id__"}
 
     def tidy_value(key: str, value: Any) -> Any:
         if key in _NOT_SENT:
-            return _NOTHING
+            return NOTHING
         if key == "file" and isinstance(value, str):
             return numbers.setdefault(_without_padding(contents[value]), f"{len(numbers)}.npy")
         return tidy(value)

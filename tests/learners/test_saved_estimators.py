@@ -1,0 +1,220 @@
+"""What can be saved can be loaded: every estimator of scikit-learn, fitted to missing values and to text."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from archived_models import SAVED, answers, fitted, rows
+from sklearn.base import clone
+from sklearn.cluster import Birch
+from sklearn.compose import ColumnTransformer, TransformedTargetRegressor, make_column_transformer
+from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassifier
+from sklearn.experimental import enable_iterative_imputer  # noqa: F401
+from sklearn.feature_selection import SelectFromModel
+from sklearn.impute import IterativeImputer, KNNImputer, MissingIndicator, SimpleImputer
+from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.model_selection import GridSearchCV, RandomizedSearchCV
+from sklearn.neighbors import KNeighborsClassifier
+from sklearn.pipeline import make_pipeline, make_union
+from sklearn.preprocessing import (
+    FunctionTransformer,
+    KBinsDiscretizer,
+    OneHotEncoder,
+    OrdinalEncoder,
+    PolynomialFeatures,
+    SplineTransformer,
+    StandardScaler,
+    TargetEncoder,
+)
+from sklearn.svm import SVC
+from sklearn.utils import all_estimators
+from sklearn.utils._test_common.instance_generator import _construct_instances
+
+import codistill as cd
+from codistill.errors import LearnerError
+from codistill.learners.portable.saved_learner import load_transformer, save_transformer
+
+LABELS = np.arange(60) % 3
+X = np.abs(np.random.default_rng(0).normal(size=(60, 5))) + LABELS[:, None]
+GAPS = np.where(np.random.default_rng(1).random(X.shape) < 0.1, np.nan, X)
+WORDS = np.array(["red", "green", "blue", "grey"], dtype=object)[np.arange(120).reshape(60, 2) % 4]
+HOLES = np.where(np.arange(120).reshape(60, 2) % 7 == 0, None, WORDS)  # missing words
+
+# Not for rows of numbers (text, images, dicts, labels, square matrices), or not for others than those of fit (TSNE).
+OTHER_SAMPLES = {
+    "DictVectorizer", "FeatureHasher", "HashingVectorizer", "PatchExtractor", "KernelCenterer",
+    "LabelBinarizer", "LabelEncoder", "MultiLabelBinarizer", "SparseCoder", "TSNE",
+}  # fmt: skip
+REFUSED = {"Birch"}  # which skops cannot write
+EVERY = {
+    name: cls
+    for kind in ("classifier", "regressor", "transformer")
+    for name, cls in all_estimators(kind)
+    if name not in OTHER_SAMPLES | REFUSED and cls.__module__.startswith("sklearn.")
+}
+
+
+def fit(estimator: Any, x: Any, y: Any) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # too few rows, too few iterations
+        return estimator.fit(x, y)
+
+
+def alike(one: np.ndarray, other: np.ndarray) -> bool:
+    """Equal to the bit, also in text."""
+    return one.dtype == other.dtype and one.shape == other.shape and (
+        one.tobytes() == other.tobytes() if one.dtype != object else bool((one == other).all())
+    )  # fmt: skip
+
+
+def check_loads(estimator: Any, x: Any) -> None:
+    """Saved and loaded without the estimator at hand, it answers the same to the bit."""
+    again = load_transformer(save_transformer(estimator, "Ann"))
+    assert type(again) is type(estimator)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        wanted, found = answers(estimator, x), answers(again, x)
+    assert wanted
+    assert all(map(alike, wanted, found))
+
+
+def seeded(estimator: Any) -> Any:
+    """Those that draw at random when they are asked draw the same."""
+    named = [name for name in estimator.get_params() if name.endswith("random_state")]
+    return estimator.set_params(**dict.fromkeys(named, 0))
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_every_estimator_answers_the_same_from_its_file(name: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # deprecated classes
+        made = seeded(clone(next(iter(_construct_instances(EVERY[name])))))
+    two = (LABELS > 0).astype(int)
+    columns = np.stack([two, 1 - two], axis=1)
+    for x, y in ((X, LABELS), (X, two), (X, columns), (X[:, :1], LABELS), (X, LABELS + 1.0)):
+        try:
+            fit(made, x, y)
+            break
+        except (ValueError, IndexError):  # two classes only, several outputs only, one feature only, values above 0
+            continue
+    check_loads(made, x[::-1].copy())
+
+
+@pytest.mark.parametrize("name", SAVED)
+def test_saved_estimators_with_codes_and_missing_values(name: str) -> None:
+    check_loads(fitted(name), rows(name).copy())
+
+
+def with_gaps(transformer: Any) -> Any:
+    """A model after a transformer that fills in what is missing."""
+    return make_pipeline(transformer, LogisticRegression())
+
+
+MESSY = {
+    "imputer": (with_gaps(SimpleImputer()), GAPS),
+    "imputer, median": (with_gaps(SimpleImputer(strategy="median", add_indicator=True)), GAPS),
+    "imputer, constant": (with_gaps(SimpleImputer(strategy="constant", fill_value=-1.0)), GAPS.astype(np.float32)),
+    "imputer of neighbours": (with_gaps(KNNImputer()), GAPS),
+    "imputer, iterative": (with_gaps(IterativeImputer(max_iter=2, random_state=0)), GAPS),
+    "imputer, sampling": (IterativeImputer(max_iter=2, sample_posterior=True, random_state=0), GAPS),
+    "indicator": (make_union(SimpleImputer(), MissingIndicator()), GAPS),
+    "forest with gaps": (RandomForestClassifier(3, random_state=0), GAPS),
+    "boosting with gaps": (HistGradientBoostingClassifier(max_iter=2), GAPS),
+    "bins": (with_gaps(make_pipeline(SimpleImputer(), KBinsDiscretizer(4))), GAPS),
+    "splines": (with_gaps(make_pipeline(SimpleImputer(), SplineTransformer(4, extrapolation="periodic"))), GAPS),
+    "polynomials": (with_gaps(make_pipeline(SimpleImputer(), StandardScaler(), PolynomialFeatures())), GAPS),
+    "words, most frequent": (SimpleImputer(strategy="most_frequent", missing_values=None), HOLES),
+    "words, constant": (SimpleImputer(strategy="constant", fill_value="none", missing_values=None), HOLES),
+    "words, one-hot": (with_gaps(OneHotEncoder(handle_unknown="ignore")), WORDS),
+    "words, text dtype": (with_gaps(OneHotEncoder(drop="first", sparse_output=False)), WORDS.astype(str)),
+    "words, rare": (with_gaps(OneHotEncoder(max_categories=2)), WORDS),
+    "words, ordinal": (OrdinalEncoder(handle_unknown="use_encoded_value", unknown_value=-1), WORDS),
+    "words, target": (with_gaps(TargetEncoder(cv=2, random_state=0)), WORDS),
+    "words and numbers": (
+        with_gaps(make_column_transformer((OneHotEncoder(), slice(0, 2)), remainder=SimpleImputer())),
+        np.concatenate([WORDS, GAPS.astype(object)], axis=1),
+    ),
+    "a frame": (
+        with_gaps(make_column_transformer((OneHotEncoder(), ["colour"]), (SimpleImputer(), ["size"]))),
+        pd.DataFrame({"colour": WORDS[:, 0].astype(object), "size": GAPS[:, 0]}),
+    ),
+    "text labels": (make_pipeline(StandardScaler(), SVC()), X),
+    "search": (GridSearchCV(LogisticRegression(), {"C": [0.1, 1.0]}, scoring="accuracy"), X),
+    "random search": (RandomizedSearchCV(with_gaps(SimpleImputer()), {"logisticregression__C": [1]}, n_iter=1), GAPS),
+    "functions of numpy": (make_pipeline(FunctionTransformer(np.log1p), LogisticRegression()), X),
+    "a choice of features": (make_pipeline(SelectFromModel(RandomForestClassifier(3)), SVC()), X),
+    "manhattan": (KNeighborsClassifier(algorithm="ball_tree", metric="manhattan"), X),
+    "a metric with numbers": (
+        KNeighborsClassifier(algorithm="ball_tree", metric="seuclidean", metric_params={"V": np.arange(1.0, 6.0)}), X,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MESSY)
+def test_missing_values_and_text(name: str) -> None:
+    estimator, x = MESSY[name]
+    labels = np.array(["a", "b", "c"])[LABELS] if name == "text labels" else LABELS
+    check_loads(fit(clone(estimator), x, labels), x.copy())
+
+
+def test_the_target_may_be_transformed() -> None:
+    made = TransformedTargetRegressor(Ridge(), func=np.log1p, inverse_func=np.expm1)
+    check_loads(fit(made, X, X[:, 0]), X + 1)
+
+
+# --- through an agent ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "prepare",
+    [
+        SimpleImputer(),
+        make_pipeline(SimpleImputer(strategy="median"), StandardScaler()),
+        ColumnTransformer([("codes", OneHotEncoder(handle_unknown="ignore"), [0])], remainder=SimpleImputer()),
+        KBinsDiscretizer(3),
+    ],
+    ids=["imputer", "pipeline", "columns", "bins"],
+)
+def test_an_agent_with_missing_values_answers_the_same_from_its_file(prepare: Any, tmp_path: Any) -> None:
+    x = X.copy() if isinstance(prepare, KBinsDiscretizer) else GAPS.copy()
+    x[:, 0] = np.arange(60) % 4
+    names = np.array(["low", "middle", "high"])[LABELS]
+    models = [make_pipeline(SimpleImputer(), LogisticRegression()), RandomForestClassifier(3)]
+    agents = [cd.Agent("ab"[i], model, x[i::2], names[i::2], prepare=prepare) for i, model in enumerate(models)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        result = cd.Federation(agents, cd.Alone(refit=True), seed=0).run(
+            1, runtime="simulation", alone=False, progress=False
+        )
+    for name in "ab":
+        loaded = cd.load(result.agents[name].save(tmp_path / name))
+        assert np.array_equal(loaded.decision_function(x), result.agents[name].decision_function(x))
+        assert np.array_equal(loaded.predict(x), result.agents[name].predict(x))
+
+
+def halved(x: np.ndarray) -> np.ndarray:
+    """A function of one's own."""
+    return x / 2
+
+
+@pytest.mark.parametrize(
+    ("transformer", "found"),
+    [(FunctionTransformer(halved), "halved"), (FunctionTransformer(lambda x: x), "lambda"), (Birch(), "Birch")],
+    ids=["function", "lambda", "Birch"],
+)
+def test_a_transformer_that_cannot_be_loaded_is_refused_on_save(transformer: Any, found: str) -> None:
+    with pytest.raises(LearnerError, match=rf"prepare of Ann must be.*read again.*{found}"):
+        save_transformer(fit(transformer, X, LABELS), "Ann")
+
+
+def test_a_model_that_cannot_be_loaded_is_refused_on_save(tmp_path: Any) -> None:
+    model = make_pipeline(FunctionTransformer(halved), LogisticRegression())
+    federation = cd.Federation([cd.Agent("a", model, X, LABELS)], cd.Alone(refit=True))
+    result = federation.run(1, runtime="simulation", alone=False, progress=False)
+    with pytest.raises(LearnerError, match=r"can be loaded again: LogisticRegression.*halved"):
+        result.agents["a"].save(tmp_path / "model")
+    assert not (tmp_path / "model").exists()
