@@ -50,6 +50,8 @@ class PrivacyGuard:
     has, the more exactly they must agree. Rows of up to three different values are found as they are only.
     Of an array, the first million numbers are looked through for changed copies. Labels count in the order of the
     shard, as numbers or one-hot, from 31 in a row on (63, if of two classes).
+    In an array with the name and shape of one of the sender's weights, scaled and shifted rows do not count: a gradient
+    of a first layer is made of them, and where a single sample activates a unit, the unit's row is that sample, scaled.
     It cannot see any other transformation (columns scaled differently, permuted, encrypted, compressed, base64), parts
     of a row, a row spread over several arrays or messages, and what is computed from samples: a mean of one sample
     in another space, gradients, or what a model has memorised. It is a test of a protocol, not a defence.
@@ -80,11 +82,20 @@ class PrivacyGuard:
                 found = _first_row_inside(rows, array)
                 if found is not None:
                     raise _leak(f"{what} {found} of {_owner(sender)} is in the array '{name}' sent to '{receiver}'")
+        shapes = self._weight_shapes(sender)
         for copies in self._changed.get(sender, ()):
             for name, sequence in _sequences(message):
-                found = copies.first_in(sequence)
+                gradient = name in message.arrays and shapes.get(name) == message.arrays[name].shape
+                found = copies.first_in(sequence, scaled=not gradient)
                 if found is not None:
                     raise _leak(f"sample {found} of {_owner(sender)}, changed, is in '{name}' sent to '{receiver}'")
+
+    def _weight_shapes(self, sender: str) -> dict[str, tuple[int, ...]]:
+        """The names and shapes of the weights of the sender, which its gradients have as well."""
+        learner = self._agents[sender].learner if sender in self._agents else None
+        if learner is None or Ability.GRADIENTS not in learner.abilities:
+            return {}
+        return {name: array.shape for name, array in learner.weights().items()}
 
     def _secrets(self, sender: str) -> Iterator[tuple[str, np.ndarray]]:
         """What the sender has learnt, as it is now."""
@@ -170,8 +181,10 @@ def _sequences(message: Message) -> Iterator[tuple[str, np.ndarray]]:
             yield from ((name, numbers) for numbers in _in_bytes(raw))
             if array.dtype.itemsize == 1 and raw.isascii():
                 yield name, _in_text(raw.decode("ascii"))
-    plain = list(_plain_leaves(message.plain))
-    yield "plain values", np.array([float(each) for each in plain if isinstance(each, int | float)], dtype=np.float64)
+    lists = [value if isinstance(value, list) else [value] for value in message.plain.values()]
+    plain = [each for values in lists for each in values]
+    numbers = [float(each) for each in plain if isinstance(each, int | float) and abs(each) < _LARGEST]
+    yield "plain values", np.array(numbers, dtype=np.float64)
     for text in (each for each in plain if isinstance(each, str)):
         yield "text", _in_text(text)
         yield from (("text", numbers) for numbers in _in_bytes(text.encode("latin-1", "replace")))
@@ -179,15 +192,6 @@ def _sequences(message: Message) -> Iterator[tuple[str, np.ndarray]]:
 
 def _flat(array: np.ndarray) -> np.ndarray:
     return array.ravel()[:_LONGEST].astype(np.float64)
-
-
-def _plain_leaves(tree: Any) -> Iterator[Any]:
-    """All numbers and texts in nested tables and lists, in their order; integers that no float holds are left out."""
-    if isinstance(tree, dict | list | tuple):
-        for item in tree.values() if isinstance(tree, dict) else tree:
-            yield from _plain_leaves(item)
-    elif isinstance(tree, str | float) or (isinstance(tree, int) and abs(tree) < _LARGEST):
-        yield tree
 
 
 def _in_text(text: str) -> np.ndarray:
@@ -240,8 +244,8 @@ class _ChangedCopies:
         low, high = self._rows.min(axis=1), self._rows.max(axis=1)
         self._range = np.where(high > low, high - low, 1.0)
 
-    def first_in(self, sequence: np.ndarray) -> int | None:
-        """The first row whose changed copy is part of a sequence of numbers."""
+    def first_in(self, sequence: np.ndarray, *, scaled: bool) -> int | None:
+        """The first row whose changed copy is part of a sequence of numbers; `scaled`: also c row + b."""
         count, width = self._rows.shape
         if width < 3 or len(sequence) < width or not count:
             return None
@@ -250,7 +254,7 @@ class _ChangedCopies:
         starts = np.flatnonzero(strange[width:] == strange[:-width])
         sequence = np.where(_is_usual(sequence), sequence, 0.0)
         doubt = math.log(count) + math.log(len(sequence)) + _SURE  # in nats
-        for search in (self._affine, self._formats):
+        for search in (self._affine, self._formats) if scaled else (self._formats,):
             for index, window in search.near(sequence, starts):
                 if search.agrees(index, window, doubt):
                     return int(index % count)
