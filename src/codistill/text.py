@@ -89,7 +89,7 @@ def csv_text(frame: pd.DataFrame) -> str:
     safe = frame.copy()
     for place, kind in enumerate(safe.dtypes):
         if kind.kind not in "biuf":
-            safe.isetitem(place, safe.iloc[:, place].map(_without_formula))
+            safe.isetitem(place, [_without_formula(cell) for cell in safe.iloc[:, place]])
     safe.columns = safe.columns.map(_without_formula)
     text: str = safe.to_csv(index=False)
     return text

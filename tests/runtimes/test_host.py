@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from sklearn.datasets import load_breast_cancer, load_wine
+from sklearn.preprocessing import StandardScaler
 from torch import nn
 
 import codistill as cd
@@ -414,6 +418,135 @@ def test_the_privacy_guard_finds_labels_weights_and_what_the_hub_keeps(what: str
             federation.run(1, runtime="simulation", alone=False, progress=False)
     else:
         assert federation.run(1, runtime="simulation", alone=False, progress=False).rows
+
+
+def _half(row: np.ndarray) -> np.ndarray:
+    return row.astype(np.float32).astype(np.float16)
+
+
+def _bfloat16(row: np.ndarray) -> torch.Tensor:
+    return torch.tensor(row, dtype=torch.float32).bfloat16()
+
+
+def _bytes(array: np.ndarray) -> np.ndarray:
+    return np.frombuffer(np.ascontiguousarray(array).tobytes(), dtype=np.uint8)
+
+
+NOISE = np.random.default_rng(7).normal(size=(3, 64))
+# Of a row: what is sent in its place.
+CHANGED: dict[str, Callable[[np.ndarray], Any]] = {
+    "half precision": _half,
+    "bfloat16": lambda row: _bfloat16(row).float().numpy(),
+    "bfloat16, cut off": lambda row: (row.astype(np.float32).view(np.uint32) >> 16 << 16).view(np.float32),
+    "bfloat16 as integers": lambda row: _bfloat16(row).view(torch.int16).numpy(),
+    "single precision as integers": lambda row: row.astype(np.float32).view(np.int32),
+    "scaled": lambda row: 3.7 * row,
+    "shifted": lambda row: row - 2.1,
+    "negated and shifted": lambda row: 1 - row,
+    "scaled, in half precision": lambda row: _half(0.37 * row + 1),
+    "eight bits": lambda row: np.round((row - row.min()) / np.ptp(row) * 255).astype(np.uint8),
+    "bytes": lambda row: _bytes(row.astype(np.float32)),
+    "bytes of half precision": lambda row: _bytes(_half(row)),
+    "bytes at an odd place": lambda row: np.append(np.uint8([1, 2, 3]), _bytes(row.astype(np.float64))),
+    "bytes, the highest first": lambda row: _bytes(row.astype(">f4")),
+    "a list": lambda row: (2 * row).tolist(),
+    "JSON": lambda row: json.dumps(row.tolist()),
+    "text of four digits": lambda row: ", ".join(f"{value:.4f}" for value in row),
+    "bytes of a text": lambda row: np.frombuffer(json.dumps(row.tolist()).encode(), dtype=np.uint8),
+    "between other numbers": lambda row: np.concatenate([NOISE[0], 2 * row, NOISE[1]]),
+    "a column": lambda row: np.stack([NOISE[0, : len(row)], 2 * row, NOISE[1, : len(row)]], axis=1),
+    "a batch": lambda row: np.stack([NOISE[0, : len(row)], 2 * row])[None],
+}
+
+
+def _guarded(x: np.ndarray, model: Any = None) -> tuple[PrivacyGuard, np.ndarray]:
+    agent = cd.Agent("a", model or Silent(), x, np.arange(len(x)) % 2)
+    agent.settle(2)
+    return PrivacyGuard([agent]), agent.shard.x.reshape(len(x), -1)
+
+
+@pytest.mark.parametrize("form", list(CHANGED))
+@pytest.mark.parametrize("data", ["digits", "table"])
+def test_the_privacy_guard_finds_changed_copies_of_a_sample(form: str, data: str, digits: Any) -> None:
+    """Images with 17 grey levels, and standardised tables of 13 columns."""
+    x, _ = load_wine(return_X_y=True)
+    rows = digits[0][:60].reshape(60, -1) if data == "digits" else (x[:60] - x.mean(axis=0)) / x.std(axis=0)
+    guard, known = _guarded(rows)
+    for index in (0, 31, 59):
+        message = Message.of(stuff=CHANGED[form](known[index].astype(np.float64)))
+        with pytest.raises(RuntimeFault, match=f"sample {index} of agent 'a'"):
+            guard("a", "hub", message.encoded)
+        guard("b", "hub", message.encoded)  # of another sender it is no secret
+
+
+def test_the_privacy_guard_finds_a_sample_as_numbers_with_names_of_their_own(digits: Any) -> None:
+    guard, known = _guarded(digits[0][:60].reshape(60, -1))
+    message = Message.of(**{f"v{place}": float(3 * value) for place, value in enumerate(known[7])})
+    with pytest.raises(RuntimeFault, match="sample 7 of agent 'a', changed, is in 'plain values'"):
+        guard("a", "hub", message.encoded)
+
+
+@pytest.mark.parametrize("form", ["half precision", "bfloat16", "scaled", "shifted", "JSON", "a column"])
+def test_the_privacy_guard_finds_changed_copies_of_short_rows(form: str) -> None:
+    """Of four columns: the fewer values there are, the more exactly they must agree."""
+    guard, known = _guarded(np.random.default_rng(0).normal(size=(20, 4)))
+    with pytest.raises(RuntimeFault, match="sample 3 of agent 'a'"):
+        guard("a", "hub", Message.of(stuff=CHANGED[form](known[3].astype(np.float64))).encoded)
+
+
+def test_the_privacy_guard_finds_samples_as_they_were_before_they_were_prepared() -> None:
+    """Each column scaled by its own factor is another row; both must stay at home."""
+    x = np.random.default_rng(0).normal(size=(20, 9)) * np.arange(1, 10)
+    agent = cd.Agent("a", Silent(), x, np.arange(20) % 2, prepare=StandardScaler())
+    agent.settle(2)
+    guard = PrivacyGuard([agent])
+    for row in (x[5], agent.shard.x[5]):
+        with pytest.raises(RuntimeFault, match="sample 5 of agent 'a'"):
+            guard("a", "hub", Message.of(stuff=3 * row.astype(np.float64)).encoded)
+
+
+def test_the_privacy_guard_is_not_alarmed_by_anything_else(digits: Any) -> None:
+    """Other samples of the same kind, means, covariances, outputs, indices, random bytes, and simple sequences."""
+    random = np.random.default_rng(0)
+    cancer, _ = load_breast_cancer(return_X_y=True)  # columns of very different size: rows are alike up to a percent
+    images = digits[0].reshape(len(digits[0]), -1)
+    hot = np.eye(5)[random.integers(0, 5, (300, 3))].reshape(300, -1)
+    tables = {
+        "cancer": cancer,
+        "standardised": (cancer - cancer.mean(axis=0)) / cancer.std(axis=0),
+        "digits": images,
+        "one-hot": np.hstack([hot, random.normal(size=(300, 1))]),
+        "ramps": np.outer(random.uniform(1, 2, 300), np.arange(12)) + random.normal(size=(300, 1)),
+        "two columns": random.normal(size=(300, 2)),
+    }
+    for rows in tables.values():
+        guard, known = _guarded(rows[:60])
+        honest = {
+            "others": rows[60:300].astype(np.float32),
+            "means": np.stack([known[:30].mean(axis=0), known[30:].mean(axis=0)]),
+            "covariance": np.cov(known.T),
+            "outputs": random.dirichlet(np.ones(10), 200).astype(np.float32),
+            "labels": np.eye(10)[random.integers(0, 10, 200)],
+            "numbers": random.normal(size=3000),
+            "bytes": random.integers(0, 256, 3000).astype(np.uint8),
+            "places": random.permutation(3000),
+            "count": np.arange(2000),
+            "wave": np.sin(np.arange(2000) / 7),
+            "nothing": np.zeros(2000),
+        }
+        guard("a", "hub", Message(honest, {"text": "round 3 of 10", "n": 3}).encoded)
+
+
+def test_a_gradient_of_one_sample_is_that_sample_scaled(digits: Any) -> None:
+    """d loss / d W = δ xᵀ: in arrays that have the form of weights it does not count, anywhere else it does."""
+    module = nn.Linear(64, 10)
+    guard, known = _guarded(digits[0][:60].reshape(60, -1), module)
+    module(torch.from_numpy(known[:1])).square().sum().backward()
+    gradient = module.weight.grad
+    assert gradient is not None
+    guard("a", "hub", Message.of(weight=gradient.numpy()).encoded)
+    with pytest.raises(RuntimeFault, match="sample 0 of agent 'a', changed, is in 'other'"):
+        guard("a", "hub", Message.of(other=gradient.numpy()).encoded)
 
 
 def test_message_numbers_decide_the_fate_of_messages_not_their_order_of_arrival() -> None:
