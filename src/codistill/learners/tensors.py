@@ -35,6 +35,8 @@ def moments_in(optimiser: torch.optim.Optimizer | None) -> Iterator[torch.Tensor
 def all_finite(tensors: Iterable[torch.Tensor]) -> bool:
     """Whether all floating-point numbers are finite, and not huge."""
     # A norm is finite if all entries are, and not huge: one call for all, since this is asked in every round.
+    floating = [tensor for tensor in tensors if tensor.is_floating_point()]
+    if not floating:  # a new optimiser has kept nothing yet
+        return True
     with torch.no_grad():
-        norms = torch._foreach_norm([tensor for tensor in tensors if tensor.is_floating_point()])
-        return isfinite(torch.stack(norms).max())  # NaN, where one is
+        return isfinite(torch.stack(torch._foreach_norm(floating)).max())  # NaN, where one is
