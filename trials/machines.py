@@ -23,6 +23,7 @@ from contextlib import redirect_stdout, suppress
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+import torch
 from rich.console import Console
 
 from codistill.cli import main as codistill
@@ -203,6 +204,7 @@ def _kill(process: BaseProcess) -> None:
 def trial(console: Console, folder: Path) -> bool:
     """All runs; an error if one of them is not as it must be."""
     began = time.monotonic()
+    torch.set_num_threads(1)  # a fork copies none of OpenMP's threads, and on some processors would wait for them
     warm_up()  # and the simulation below: the processes are forked, and need not import anything
     with Net(MACHINES, with_nat=False) as net:
         ours = Trial(folder, net)

@@ -65,11 +65,12 @@ def note_effect(
     if mean is None or w is None:
         return
     (x, y), figures = batch, {}
-    for when, weights in (("before", mean), ("after", w)):
-        with np.errstate(over="ignore", invalid="ignore"):
-            log_p, labels = log_softmax(me.learner.outputs_at(weights, x), axis=1), y.numpy()
-        figures[f"accuracy_{when}_dkd"] = float((log_p.argmax(axis=1) == labels.argmax(axis=1)).mean())
-        figures[f"loss_{when}_dkd"] = float(-(labels * log_p).sum(axis=1).mean())
+    labels = y.numpy()
+    with np.errstate(over="ignore", invalid="ignore"):  # weights that were received may be anything finite
+        for when, weights in (("before", mean), ("after", w)):
+            log_p = log_softmax(me.learner.outputs_at(weights, x), axis=1)
+            figures[f"accuracy_{when}_dkd"] = float((log_p.argmax(axis=1) == labels.argmax(axis=1)).mean())
+            figures[f"loss_{when}_dkd"] = float(-(labels * log_p).sum(axis=1, dtype=np.float64).mean())
     me.measure(me.name, **{name: value for name, value in figures.items() if isfinite(value)})
     before, after = figures["loss_before_dkd"], figures["loss_after_dkd"]
     if not after <= max(2 * before, log(y.shape[1])):
