@@ -25,6 +25,7 @@ class ShortSteps:
         self._moments: list[list[torch.Tensor]] = []  # of each kind, one for each parameter
         self._count = torch.empty(0)  # of steps, for each parameter; Adam's
         self._counts: list[Any] = []  # the same, a view for each
+        self._is_first = False  # whether moments have just been made
 
     def descend(self, loss: torch.Tensor) -> None:
         """One step down the gradient of the loss."""
@@ -33,7 +34,7 @@ class ShortSteps:
         loss.backward()  # type: ignore[no-untyped-call]
         gradients = [parameter.grad for parameter in self._parameters]
         if not self._alike or any(gradient is None for gradient in gradients) or not self._has_moments():
-            self.optimiser.step()  # the first one makes the moments
+            self.optimiser.step()
             return
         with torch.no_grad():
             self._step(gradients)  # type: ignore[arg-type]
@@ -58,6 +59,12 @@ class ShortSteps:
         if self._moments and first.get(kinds[0]) is self._moments[0][0] and first.get("step") is self._counts[0]:
             return True
         memory = [tables[parameter] for parameter in self._parameters]
+        self._is_first = not any(memory)
+        if self._is_first:  # as torch makes them before its first step
+            for parameter, table in zip(self._parameters, memory, strict=True):
+                if "exp_avg" in kinds:
+                    table["step"] = torch.zeros((), dtype=torch.float32)
+                table.update({kind: torch.zeros_like(parameter.detach()) for kind in kinds})
         if not all(memory):
             return False
         self._moments = [[table[kind] for table in memory] for kind in kinds]
@@ -76,8 +83,9 @@ class ShortSteps:
             torch._fused_sgd_(
                 self._parameters, gradients, self._moments[0] if self._moments else [],
                 lr=group["lr"], momentum=group["momentum"], weight_decay=group["weight_decay"],
-                dampening=0.0, nesterov=False, maximize=False, is_first_step=False,
+                dampening=0.0, nesterov=False, maximize=False, is_first_step=self._is_first,
             )  # fmt: skip
+            self._is_first = False
             return
         self._count.add_(1)
         kernel = torch._fused_adamw_ if isinstance(self.optimiser, torch.optim.AdamW) else torch._fused_adam_
