@@ -60,9 +60,9 @@ class TorchLearner(TrainedModule):
 
     `loss` is "cross_entropy", "squared" or a function of (outputs, targets); `optimiser` is "adam",
     "adamw", "sgd" or a function of the parameters. `fit` starts from a fresh initialisation unless
-    `warm`; steps taken by a protocol through `descend` always continue from the current weights. `projection`: a linear
-    layer to so many features before the head, for protocols that compare features. `head`: the name of the linear layer
-    whose input is the features, such as "classifier.fc"; unset: the one whose output is the module's. `device` is
+    `warm`; steps taken by a protocol through `descend` always continue from the current weights. `projection`: the
+    features of a linear layer before the head, for protocols that compare features. `head`: the name of the linear
+    layer whose input is the features, such as "classifier.fc"; unset: the one whose output is the module's. `device` is
     "cpu", "cuda", "cuda:1", "mps", or "auto", a GPU where there is one; unset: what the run says. The module moves
     there when it first trains. `precision`: "mixed" computes outputs in bfloat16 where the device can; weights and
     losses are float32.

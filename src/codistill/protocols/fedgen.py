@@ -29,7 +29,7 @@ class FedGen(Protocol):
 
     Deviations: the objective is as in the authors' code (the sum of the agents' losses, a diversity loss, the term
     with β), where the paper prints the loss of their mean output and the term with α. α_k(y) is equal for all who have
-    class y; "coverage": its share of each class, as the authors' counts. Others: as of FedAvg here.
+    class y; "coverage": its share of each class, as the authors' counts. Others: as in our FedAvg.
     """
 
     name = "fedgen"

@@ -120,7 +120,7 @@ class Rules:
 
 
 def read_estimator(data: bytes, rules: Rules, classes: int) -> Any:
-    """The object in an archive, whose trees have at most so many outputs or classes.
+    """The object in an archive, whose trees have at most `classes` outputs or classes.
 
     Anything that the rules do not allow, or that is not sound, raises, in whatever way.
     """

@@ -35,7 +35,7 @@ class ColumnOrder:
 
     Until then agents with data frames wait: neither the names nor the order may depend on who came first. The names are
     those of the hub's own data frames, or else those that most agents have; the order is the one that a simulation of
-    the same agents has. Agents with plain arrays do not wait, and are told no names. In a run without rounds nobody
+    the same agents has. Agents with plain arrays do not wait, and get no names. In a run without rounds nobody
     waits: the first agent with a data frame is then enough.
     """
 

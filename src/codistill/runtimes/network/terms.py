@@ -219,7 +219,7 @@ def columns_digest(names: Names) -> str:
 
 
 def read_columns(told: Any) -> Names | str | None:
-    """What another node tells of its columns, as `describe_columns` has it; a ValueError if it is anything else."""
+    """The columns that another node reports, as `describe_columns` has it; a ValueError if it is anything else."""
     if told is None or (isinstance(told, str) and len(told) == 64 and told.isalnum()):
         return told
     listed = isinstance(told, list) and all(isinstance(name, str) for name in told)
