@@ -23,6 +23,7 @@ from bench.network import network
 from bench.peer import peer
 from bench.peers import peers
 from bench.running import Rounds, started
+from bench.scale import scale
 from bench.workloads import lenets, pair, small
 
 ROUNDS, REPEATS, BATCH, TRANSFER = 10, 7, 32, 4
@@ -227,6 +228,7 @@ BENCHES: dict[str, Callable[[], list[Figure]]] = {
     "exchange": exchange,
     "peers": peers,
     "network": network,
+    "scale": scale,
 }
 
 

@@ -13,8 +13,8 @@ from codistill.experiments.sweep import Compare
 from codistill.faults import Fault
 from codistill.federation.runtime_options import RuntimeOptions
 from codistill.protocols import PROTOCOLS
-from codistill.runtimes.machines.machine_options import Machines
 from codistill.runtimes.network.options import Network
+from codistill.runtimes.ray_cluster import RayCluster
 from codistill.runtimes.safeguard import Safeguard
 from codistill.topology import KINDS as TOPOLOGIES
 from codistill.topology.graphs import KINDS as GRAPHS
@@ -156,8 +156,9 @@ every agent starts its next round when it has ended the one before. See
 [runs without rounds](how-to/run-without-rounds.md)."""
 
 
-MACHINES = """\
-How the machines of a run in the runtime `machines` meet: see [one run over several machines](how-to/machines.md)."""
+RAY = """\
+For the runtime `ray`: which cluster, and what each host or agent needs there. A host is a process with some of the
+agents: see [beyond one machine](how-to/cluster.md)."""
 
 NETWORK = """\
 For federations between machines (`codistill hub`, `join` and `up`; see [deploy.md](deploy.md)). A simulation does not
@@ -199,7 +200,7 @@ def page() -> str:
     parts.append(table("[clock]", Clock, CLOCK))
     parts.append(table("[[clock.offline]]", Offline, "An agent that is offline starts no round."))
     parts.append(table("[network]", Network, NETWORK))
-    parts.append(table("[machines]", Machines, MACHINES))
+    parts.append(table("[ray]", RayCluster, RAY))
     parts.append(table("[compare]", Compare, COMPARE))
     return "\n".join(parts)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 
 # Before numpy is loaded: threads that wait for one another cost more than small matrices do.
@@ -51,3 +52,21 @@ def time_limit() -> Iterator[None]:
     yield
     signal.alarm(0)
     signal.signal(signal.SIGALRM, before)
+
+
+@pytest.fixture(scope="session")
+def ray_here() -> Iterator[None]:
+    """A Ray cluster with four logical cores on this machine, which runs join since this process has."""
+    import ray
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    # Its processes import what tests are made of from where this one does.
+    path = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+    ray.init(address="local", num_cpus=4, include_dashboard=False, logging_level="CRITICAL", log_to_driver=False)
+    del os.environ["PYTHONPATH"]
+    os.environ |= {} if path is None else {"PYTHONPATH": path}
+    yield
+    ray.shutdown()
+    for number, handler in before.items():
+        signal.signal(number, handler)

@@ -12,15 +12,12 @@ import torch
 import codistill as cd
 from codistill import devices
 from codistill.cli import main
-from codistill.devices import LocalRank, Wish, assign, bound_memory, check_fork, free_memory, shares_of, spread
+from codistill.devices import Wish, assign, bound_memory, check_fork, free_memory, shares_of, spread
 from codistill.errors import ArgumentError, LearnerError, RecipeError, RuntimeFault
 from codistill.experiments.agent_file import read_agent_file
 from codistill.experiments.recipe import make_recipe
 from codistill.experiments.recipe_federation import build
 from codistill.on_device import OnDevice
-from codistill.runtimes.machines.group import Group
-from codistill.runtimes.machines.machine_options import Machines
-from codistill.runtimes.machines.place import Place
 from codistill.runtimes.placement import devices_of
 
 GIB = 1 << 30
@@ -108,45 +105,20 @@ def test_where_there_is_no_room_auto_is_the_cpu_and_cuda_an_error() -> None:
 
 
 @pytest.mark.usefixtures("gpus")
-@pytest.mark.parametrize(("rank", "own"), [(0, "cuda:0"), (1, "cuda:1"), (2, "cuda:0")])
-def test_each_of_several_processes_on_a_machine_has_its_own_gpu(rank: int, own: str) -> None:
-    """By its local rank, modulo two GPUs; whoever names one gets that one."""
-    wishes = [Wish("a", "cuda", 1), Wish("b", "auto", 1), Wish("c", "cpu", 1), Wish("d", "cuda:1", 1)]
-    found = assign(wishes, free=lambda kind, count: [4 * GIB] * count, local=LocalRank(rank, 3))
-    assert found == [own, own, "cpu", "cuda:1"]
-
-
-@pytest.mark.usefixtures("gpus")
 def test_processes_that_share_a_gpu_share_its_room() -> None:
     """Of 3 GiB free, two processes take half a GiB each; half of the rest is for models: 0.5 GiB of each process."""
 
     def free(kind: str, count: int) -> list[int | None]:
         return [3 * GIB] * count
 
-    def places(need: int, world: int) -> list[str]:
-        return assign([Wish("a", "auto", need)], free=free, local=LocalRank(1, world))
+    def places(need: int, sharing: int) -> list[str]:
+        return assign([Wish("a", "auto", need)], free=free, sharing=sharing)
 
-    assert places(GIB // 2, 3) == places(GIB // 2, 4) == ["cuda:1"]
-    assert places(GIB // 2 + 1, 3) == ["cpu"]
-    assert places(5 * GIB // 4, 2) == ["cuda:1"]  # alone there: half of 2.5 GiB
+    assert places(GIB // 2, 2) == ["cuda:0"]
+    assert places(GIB // 2 + 1, 2) == ["cpu"]
+    assert places(5 * GIB // 4, 1) == ["cuda:0"]  # alone there: half of 2.5 GiB
     with pytest.raises(RuntimeFault, match="no room for agent 'a'"):
-        assign([Wish("a", "cuda", GIB)], free=free, local=LocalRank(1, 4))
-
-
-@pytest.mark.usefixtures("gpus")
-@pytest.mark.parametrize(
-    ("local", "own"),
-    [(LocalRank(1, 2), ["cuda:1"] * 3), (None, ["cuda:0", "cuda:1", "cuda:0"])],
-    ids=["one of two processes", "alone on its machine"],
-)
-def test_a_machine_places_its_own_agents_only(local: LocalRank | None, own: list[str]) -> None:
-    """Of six agents, rank 1 of 2 has the second, the fourth and the sixth."""
-    agents = [cd.Agent(f"a{i}", torch.nn.Linear(2, 2), np.eye(2), [0, 1]) for i in range(6)]
-    description = cd.Federation(agents, cd.FedAvg()).description
-    Group(Place(1, 2, "here", (7,), local), description, Machines()).place_agents("cuda")
-    found = [agent.learner.assigned for agent in description.agents]  # type: ignore[attr-defined]
-    assert found[1::2] == own
-    assert found[::2] == [None] * 3
+        assign([Wish("a", "cuda", GIB)], free=free, sharing=2)
 
 
 @pytest.mark.usefixtures("gpus")

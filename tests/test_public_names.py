@@ -46,6 +46,7 @@ NAMES = [
     "Offline",
     "PKD",
     "Protocol",
+    "RayCluster",
     "Result",
     "Safeguard",
     "Score",

@@ -4,10 +4,11 @@
 
 Real commands in processes of their own, over loopback with mutual TLS, the hub with `ulimit -n 1024`. First it is
 quiet for a while, then all attack (trials/siege_attackers.py), and after some time the hub is killed and started again
-in the middle of it; the time after the kill counts from the first round of the new hub. The trial passes if the three
-honest agents are in every round, there are rounds in each part (quiet, attacked, after the kill), members that send too
-much are excluded by name and no honest agent is, the hub holds no more memory than its bounds allow, its log stays
-small, and nothing but the kill has ended it.
+in the middle of it; the time after the kill counts from the first round of the new hub. Last, 20 processes take the
+processors, 2,000 connections of a stranger stop in the middle of their handshakes, and an agent comes five times. The
+trial passes if the three honest agents are in every round, there are rounds in each part (quiet, attacked, after the
+kill), members that send too much are excluded by name and no honest agent is, the hub holds no more memory than its
+bounds allow, its log stays small, nothing but the kill has ended it, and the agent that came is welcomed each time.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from trials.siege_attackers import HELLOS
 from trials.storm import rows_of
 
 RECIPE = """
@@ -58,6 +60,9 @@ learner = "naive_bayes"
 [[agents]]
 name = "revoked"
 learner = "naive_bayes"
+[[agents]]
+name = "newcomer"
+learner = "naive_bayes"
 [protocol]
 name = "fedmd"
 rounds = 1000000
@@ -73,7 +78,7 @@ linger = 0
 """
 HONEST = ("north", "south", "west")
 ATTACKERS = ("strangers", "revoked", "member", "deaf", "joiner", "drip")
-MEMBERS = ("member", "deaf", "joiner", "drip", "revoked")  # of the recipe, besides the honest ones
+MEMBERS = ("member", "deaf", "joiner", "drip", "revoked", "newcomer")  # of the recipe, besides the honest ones
 EXCLUDED = ("member", "joiner")  # for what they send, before the kill and after it
 CODISTILL = [sys.executable, "-m", "codistill.cli"]
 QUIET = 0.1  # share of the time before the attack
@@ -81,6 +86,7 @@ KILLED = 0.7  # share of the time after which the hub is killed
 MEMORY = 250.0  # megabytes that the hub may grow by: four messages for each of eight agents, and what Python keeps
 LOG = 1 << 16  # bytes of its log per ten minutes, besides a line for each round
 START = 120.0  # seconds until the first round
+BUSY, VISITS, WELCOME = 20, 5, 20.0  # processes that compute; how often an agent comes, and seconds until it is welcome
 
 
 @dataclass
@@ -92,6 +98,9 @@ class Siege:
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     curve: list[tuple[float, int, float, int]] = field(default_factory=list)  # seconds, rounds, megabytes, descriptors
     marks: dict[str, float] = field(default_factory=dict)
+    visits: list[float | None] = field(default_factory=list)  # seconds until the agent that came was welcome
+    load: float = 0.0
+    besieged: int = 0  # rounds before that: with 20 such processes beside them, agents may miss their deadline
 
     def __post_init__(self) -> None:
         (self.folder / "recipe.toml").write_text(RECIPE, "utf-8")
@@ -128,6 +137,62 @@ class Siege:
                 if self.processes[name].poll() is not None:
                     raise SystemExit(f"'{name}' ended with {self.processes[name].returncode}: see {self.folder}")
             time.sleep(1.0)
+
+    def crowd(self) -> None:
+        """The processors are busy, 2,000 handshakes are not finished, and an agent comes again and again."""
+        self.besieged = self._rounds()
+        for kind in ATTACKERS:
+            self._stop(kind)
+        attacker = "trials.siege_attackers"
+        crowd = [f"busy-{number}" for number in range(BUSY)]
+        for name in crowd:
+            self._spawn(name, sys.executable, "-m", attacker, "busy", str(self.folder), str(self.port))
+        self._spawn("hellos", sys.executable, "-m", attacker, "hellos", str(self.folder), str(self.port))
+        end = time.monotonic() + START
+        while self.count("hellos").get("connections", 0) < HELLOS:
+            if time.monotonic() > end:
+                raise SystemExit(f"fewer than {HELLOS} connections after {START:g} s: see {self.folder / 'hellos.log'}")
+            time.sleep(0.5)
+        self.load = os.getloadavg()[0]
+        self.visits = [self._visit() for _ in range(VISITS)]
+        self._measure(self.seconds)
+        for name in (*crowd, "hellos"):
+            self._stop(name)
+
+    def _visit(self) -> float | None:
+        """Seconds until the hub welcomes an agent that connects now; None: not in time."""
+        from codistill.certs.credentials import read_credentials
+        from codistill.runtimes.network.frame_header import FrameKind, Turn
+        from codistill.runtimes.network.inbox import Presence, ReceivedFrame
+        from codistill.runtimes.network.options import Network
+        from codistill.runtimes.network.transport import Transport
+        from codistill.wire.codec import encode
+
+        request = encode(
+            {}, {"json": json.dumps({"do": "hello", **json.loads((self.folder / "hello.json").read_text())})}
+        )
+        own = read_credentials(self.folder / "certs" / "newcomer", "agent")
+        began = time.monotonic()
+        agent = Transport("newcomer", ("hub",), Network(), own, dial={"hub": f"127.0.0.1:{self.port}"})
+        try:
+            while time.monotonic() - began < WELCOME:
+                event = agent.take(0.1)
+                if isinstance(event, Presence) and event.here:
+                    agent.send(("hub",), FrameKind.HELLO, Turn(0), request)
+                if isinstance(event, ReceivedFrame):
+                    return time.monotonic() - began
+            return None
+        finally:
+            agent.close(0.1)
+
+    def count(self, kind: str) -> dict[str, int]:
+        """What an attacker has done so far."""
+        path = self.folder / f"{kind}.count"
+        return dict(json.loads(path.read_text("utf-8"))) if path.exists() else {}
+
+    def _stop(self, name: str) -> None:
+        self.processes[name].kill()
+        self.processes[name].wait()
 
     def _make_certificates(self) -> None:
         self._call("certs", "init")
@@ -241,6 +306,7 @@ def main() -> int:
     siege = Siege(folder.resolve(), options.seconds)
     try:
         siege.run()
+        siege.crowd()
     finally:
         siege.end()
     if options.picture:
@@ -256,7 +322,7 @@ def main() -> int:
 def report(siege: Siege) -> int:
     """What happened, in figures; 0 if all that must hold has held."""
     rows = rows_of(siege.folder / "run")
-    missed = [row for row in rows if row["agent"] in HONEST and not row["present"]]
+    missed = [row for row in rows if row["agent"] in HONEST and not row["present"] and row["round"] <= siege.besieged]
     rounds = {row["round"] for row in rows}
     gapless = rounds == set(range(1, len(rounds) + 1)) and len(rows) == len((*HONEST, *MEMBERS)) * len(rounds)
     attack, killed, back = siege.marks["attack"], siege.marks["killed"], siege.marks["back"]
@@ -279,12 +345,15 @@ def report(siege: Siege) -> int:
     print(f"memory of the hub: quiet {before:.0f} MB, at most {most:.0f} MB (allowed: {before + MEMORY:.0f})")
     print(f"descriptors of the hub: at most {max(count for *_, count in siege.curve)} of 1024")
     print(f"log of the hub, without a line for each round: {log:,} bytes (allowed: {allowed:,.0f})")
-    for kind in ATTACKERS:
-        path = siege.folder / f"{kind}.count"
-        done = json.loads(path.read_text("utf-8")) if path.exists() else {}
+    welcome = [each for each in siege.visits if each is not None]
+    times = ", ".join("-" if each is None else f"{each:.1f}" for each in siege.visits)
+    print(f"2,000 half handshakes, load {siege.load:.0f}: welcome {len(welcome)} of {VISITS} times, after {times} s")
+    for kind in (*ATTACKERS, "hellos"):
+        done = siege.count(kind)
         print(f"{kind}: {', '.join(f'{count:,} {what}' for what, count in done.items()) or 'nothing'}")
     fair = not {*HONEST} & {*excluded} and all(excluded.count(name) == 2 for name in EXCLUDED)
     going = all(rate > 0 for rate in rates.values())
+    going = going and len(welcome) == VISITS
     return 0 if gapless and not missed and going and fair and most <= before + MEMORY and log <= allowed else 1
 
 

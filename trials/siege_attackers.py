@@ -10,6 +10,8 @@ import itertools
 import json
 import os
 import random
+import resource
+import selectors
 import socket
 import ssl
 import sys
@@ -27,6 +29,7 @@ from codistill.runtimes.network.frame_header import HEADER_SIZE, FrameHeader, Fr
 from codistill.runtimes.network.preface import Preface, read_preface
 from codistill.wire.codec import decode, encode, encode_packed
 
+HELLOS = 2000  # half handshakes at a time
 HELD = 600  # idle connections of a stranger at a time: within the descriptors of its own process
 LARGE = 1 << 26  # bytes that a message claims to have
 PAUSE = 3.0  # seconds between two messages of a round: within the deadline of 5, which two of them exceed
@@ -110,6 +113,47 @@ def strangers(folder: Path, port: int) -> None:
         if len(held) >= HELD:
             held.pop(0).close()
         time.sleep(0.002)
+
+
+def hellos(folder: Path, port: int) -> None:
+    """2,000 connections, each with a whole TLS hello and then nothing; one that is closed is opened again at once."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(HELLOS + 100, 1024), resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    sent = ssl.MemoryBIO()
+    with contextlib.suppress(ssl.SSLWantReadError):
+        context.wrap_bio(ssl.MemoryBIO(), sent).do_handshake()
+    hello, waiting = sent.read(), selectors.DefaultSelector()
+
+    def call() -> None:
+        one = socket.socket()
+        one.setblocking(False)
+        one.connect_ex(("127.0.0.1", port))
+        waiting.register(one, selectors.EVENT_WRITE)
+        COUNT["connections"] += 1
+
+    for _ in range(HELLOS):
+        call()
+    while True:
+        for key, event in waiting.select(1.0):
+            one = key.fileobj
+            assert isinstance(one, socket.socket)
+            try:
+                if event & selectors.EVENT_WRITE:
+                    one.send(hello)
+                    waiting.modify(one, selectors.EVENT_READ)
+                elif not one.recv(1 << 16):
+                    raise ConnectionError
+            except OSError:
+                waiting.unregister(one)
+                one.close()
+                call()
+
+
+def busy(folder: Path, port: int) -> None:
+    """Takes processor time, and nothing else."""
+    while True:
+        pass
 
 
 def revoked(folder: Path, port: int) -> None:
@@ -210,6 +254,7 @@ def drip(folder: Path, port: int) -> None:
 
 KINDS = {
     "strangers": strangers, "revoked": revoked, "member": member, "deaf": deaf, "joiner": joiner, "drip": drip,
+    "hellos": hellos, "busy": busy,
 }  # fmt: skip
 
 

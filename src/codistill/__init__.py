@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from codistill.protocols import FedProx as FedProx
     from codistill.protocols import SiloSGD as SiloSGD
     from codistill.results.scores import Score as Score
+    from codistill.runtimes.ray_cluster import RayCluster as RayCluster
     from codistill.runtimes.safeguard import Safeguard as Safeguard
     from codistill.runtimes.state_file import read_state as read_state
     from codistill.settings import setting as setting
@@ -104,6 +105,7 @@ _HOMES = {
     "Offline": "clock",
     "PKD": "protocols",
     "Protocol": "protocol",
+    "RayCluster": "runtimes.ray_cluster",
     "Result": "federation.result",
     "Score": "results.scores",
     "Topology": "topology",

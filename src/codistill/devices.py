@@ -39,14 +39,6 @@ class Wish:
     bytes: int = 0
 
 
-@dataclass(frozen=True)
-class LocalRank:
-    """Which of several processes on this machine this is, each of which has its own agents and its own GPU."""
-
-    rank: int
-    world: int  # how many there are on this machine
-
-
 Free = Callable[[str, int], "list[int | None]"]
 
 
@@ -119,14 +111,12 @@ def _best_kind() -> str:
 # --- which agent computes where -----------------------------------------------------------------------------
 
 
-def assign(
-    wishes: Sequence[Wish], processes: int = 1, free: Free | None = None, local: LocalRank | None = None
-) -> list[str]:
+def assign(wishes: Sequence[Wish], processes: int = 1, free: Free | None = None, sharing: int = 1) -> list[str]:
     """A device for each agent. Those that name a kind, such as "cuda", are spread over all devices of it.
 
     An agent is put where there are fewest so far, among those devices whose memory has room for its model. Where none
     has, "auto" is the CPU, and any other name an error. `processes`: how many there are, each of which takes memory.
-    `local`: the wishes are those of one of several processes; then a kind is one device of it, by the process's rank.
+    `sharing`: processes that share a device, each of which places its own agents only, as these are.
     """
     for device in dict.fromkeys(wish.device for wish in wishes):
         check_device(device)
@@ -136,11 +126,9 @@ def assign(
         mine = [i for i, device in enumerate(named) if device.type == kind]
         names = _names(kind)
         has = (free or free_memory)(kind, len(names))
-        sharing = -(-(local.world if local else min(processes, len(mine))) // len(names))
-        share = _ROOM / sharing if local else _ROOM  # the other processes place their agents by themselves
-        room = [None if each is None else share * max(0, each - sharing * _CONTEXT) for each in has]
-        own = local.rank % len(names) if local else None
-        fixed = [own if named[i].index is None else named[i].index for i in mine]
+        there = max(sharing, -(-min(processes, len(mine)) // len(names)))  # processes on each device
+        room = [None if each is None else _ROOM / sharing * max(0, each - there * _CONTEXT) for each in has]
+        fixed = [named[i].index for i in mine]
         for i, place in zip(mine, spread([wishes[i].bytes for i in mine], room, fixed), strict=True):
             if place is None and wishes[i].device != AUTO:
                 raise _no_room(wishes[i], [wishes[k] for k in mine], names, has)

@@ -223,6 +223,7 @@ def _names(kinds: Sequence[Any]) -> str:
         tuple[list[str], ...]: "a list of lists of strings",
         tuple[list[float], ...]: "a list of lists of numbers",
         dict[str, str]: "a table of strings",
+        dict[str, float]: "a table of numbers",
     }
     return " or ".join(
         words.get(kind) or words.get(typing.get_origin(kind)) or str(getattr(kind, "__name__", kind)) for kind in kinds

@@ -9,8 +9,10 @@ import warnings
 import pytest
 from tests.certs.certificates import DAY, HOUR, NOW, Clock, certificate, der, refused, shake_hands
 
+from codistill.certs import credentials
 from codistill.certs.authority import Authority
 from codistill.certs.credentials import read_credentials
+from codistill.certs.node_identity import load_peer
 from codistill.errors import NetworkError
 
 
@@ -44,6 +46,17 @@ def test_a_certificate_is_needed_and_of_this_authority(certs, foreign):
         shake_hands(hub.tls_context(server=True), nobody, None)
     with refused("signed by an authority that is known here"):
         hub.admitted_name(der(foreign / "lab"))
+
+
+def test_the_certificates_of_many_links_are_read_once(certs, monkeypatch):
+    """A hub looks at those of all its links every second: here of 1,500."""
+    hub, read = read_both(certs)[0], []
+    one = load_peer(der(certs / "lab"))
+    monkeypatch.setattr(credentials, "load_peer", lambda given: read.append(given) or one)
+    links = [number.to_bytes(2) for number in range(1500)]
+    for _ in range(2):
+        assert {hub.admitted_name(each) for each in links} == {"lab"}
+    assert read == links
 
 
 def test_a_renewed_certificate_is_taken_without_a_restart(authority):

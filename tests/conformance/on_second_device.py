@@ -62,20 +62,6 @@ def devices_in(folder: Path) -> dict[str, str] | None:
     return told
 
 
-def test_three_processes_on_a_machine_with_two_devices(
-    make: Make, elsewhere: Elsewhere, digits: Any, tmp_path: Path
-) -> None:
-    """Agents 0 and 3 are with rank 0, 1 with rank 1, 2 with rank 2, which gets device 2 mod 2.
-
-    Models are sent, averaged and evaluated, but not trained: of such a device torch differentiates on one only.
-    """
-    case = suite.Case(cd.FedAvg(local_epochs=0), suite.equal)
-    names = [agent.name for agent in make(case, agents=4).agents]
-    there = elsewhere.federation(case, agents=4).run(2, runtime="machines", ranks=3, folder=tmp_path, **QUIET)
-    assert devices_in(tmp_path) == dict(zip(names, [f"{KIND}:{i}" for i in (0, 1, 0, 0)], strict=True))
-    check_equal(make(case, agents=4).run(2, runtime="simulation", **QUIET), there, digits[0][:20])
-
-
 @suite.rows_of([*suite.CASES, suite.RELAY])
 def test_a_protocol_gives_the_same_bits_there(case: suite.Case, make: Make, digits: Any) -> None:
     """Two rounds of two agents; whatever was drawn on the device, or not copied to it, would make a difference."""

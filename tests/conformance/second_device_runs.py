@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import socket
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
-from tests.second_device import KIND, Device, Source
+from tests.second_device import KIND
 
 import codistill as cd
 from codistill.federation.result import Result
-from codistill.runtimes.runtime import load_nodes, save_nodes, warm_up
+from codistill.runtimes.runtime import load_nodes, save_nodes
 
 Make = Callable[..., cd.Federation]
 
@@ -79,26 +78,8 @@ class Elsewhere:
 
     def _answer(self, case: Any, options: dict[str, Any], rounds: int, settings: dict[str, Any]) -> tuple[str, Any]:
         try:
-            ranks = settings.pop("ranks", 1)
-            if ranks > 1 and _rank_of(ranks) > 0:
-                try:
-                    self._make(case, **options).run(rounds, **settings)
-                finally:
-                    os._exit(0)  # what went wrong is told by rank 0
             federation = self._make(case, **options)
             result = federation.run(rounds, **settings)
             return "", (result.rows, result.alone_rows, save_nodes(federation.agents))
         except Exception:
             return traceback.format_exc(), None
-
-
-def _rank_of(world: int) -> int:
-    """Fork into so many host processes on a machine with two devices, each with the variables that torchrun sets."""
-    Device.default_generators = [Source() for _ in range(2)]
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1] - 1  # torchrun's own; rank 0 tries those after it
-    warm_up()  # once, instead of in every process
-    rank = next((rank for rank in range(1, world) if os.fork() == 0), 0)
-    names = {"RANK": rank, "WORLD_SIZE": world, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": world, "MASTER_PORT": port}
-    os.environ.update({name: str(value) for name, value in names.items()}, MASTER_ADDR="127.0.0.1")
-    return rank

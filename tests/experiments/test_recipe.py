@@ -264,7 +264,7 @@ def test_any_set_is_taken_or_refused_in_words(tmp_path_factory, text):
         (changed(partition={"kind": "iid", "alpha": 1}), ["[partition] may only hold known keys.", "'alpha'"]),
         (
             changed(runtime={"kind": "process"}),
-            ["must be one of processes, simulation, network, machines.", "'process'"],
+            ["must be one of processes, simulation, network, ray.", "'process'"],
         ),
         (changed(runtime={"workers": 0}), ["runtime.workers must be at least 1."]),
         (changed(runtime={"worker": 2}), ["[runtime]", "'worker'", "Did you mean 'workers'?"]),

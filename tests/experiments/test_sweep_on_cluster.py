@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,16 @@ from codistill.experiments.cell_job import CellJob, write_job_files
 from codistill.experiments.cluster_options import ClusterOptions, cluster_options
 from codistill.experiments.job_systems import JobSystem, SlurmJobs
 from codistill.experiments.sweep import read_sweep
-from codistill.experiments.sweep_jobs import Job, alive_jobs, job_folder, logs_folder, read_job, write_job
+from codistill.experiments.sweep_jobs import (
+    Job,
+    alive_jobs,
+    job_folder,
+    logs_folder,
+    read_job,
+    read_outcome,
+    write_job,
+    write_outcome,
+)
 from codistill.experiments.sweep_on_cluster import SweepJobs
 from codistill.experiments.sweep_run import execute_sweep
 
@@ -324,6 +333,120 @@ def test_jobs_go_on_in_slurm_when_one_leaves_and_are_found_again(recipe: Path, t
     assert told[1] == "runs: 2, of which done: 1, with a job that waits or runs: 1, to be submitted (slurm): 0"
     assert "its job ended without a result" in told[2]
     assert (slurm / "log").read_text().count("\n") == 1  # submitted once
+
+
+def test_a_job_asks_for_a_signal_before_its_limit_and_may_be_queued_again(
+    slurm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Inside another job, its variables are not passed on: srun would refuse two ways of asking for memory."""
+    (slurm / "sbatch").write_text(
+        f"#!/bin/sh\nenv > {slurm}/env\n{SBATCH.format(log='/dev/null', script=slurm / 'script')}"
+    )
+    for name in ("SLURM_JOB_ID", "SLURM_MEM_PER_CPU", "SLURM_CONF"):
+        monkeypatch.setenv(name, "7")
+    for given, wanted in (([], "USR2@90"), (["sbatch.signal=USR2@300"], "USR2@300")):
+        SlurmJobs(tmp_path / "out", cluster_options(None, given), 1).submit([CellJob("a", "b", None)])
+        lines = (slurm / "script").read_text().splitlines()
+        assert f"#SBATCH --signal={wanted}" in lines
+    passed = {line.partition("=")[0] for line in (slurm / "env").read_text().splitlines()}
+    assert {name for name in passed if name.startswith(("SLURM_", "SBATCH_"))} == {"SLURM_CONF", "SBATCH_REQUEUE"}
+    assert os.environ["SLURM_MEM_PER_CPU"] == "7"
+    assert "SBATCH_REQUEUE" not in os.environ
+    monkeypatch.setenv("SBATCH_NO_REQUEUE", "1")  # the user's own choice
+    SlurmJobs(tmp_path / "out", ClusterOptions(), 1).submit([CellJob("a", "b", None)])
+    assert "SBATCH_REQUEUE" not in (slurm / "env").read_text()
+
+
+@pytest.mark.parametrize(
+    ("checkpoints", "answer", "requeued"),
+    [(1, "exit 0", True), (1, "kill -TERM $$", True), (1, "echo disabled >&2; exit 1", False), (0, "exit 0", False)],
+    ids=["agreed", "agreed and ended", "refused", "no progress"],
+)
+def test_a_job_near_its_time_limit_is_put_into_the_queue_again(
+    recipe: Path, tmp_path: Path, slurm: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str],
+    checkpoints: int, answer: str, requeued: bool,
+) -> None:  # fmt: skip
+    """Once it has got further than where it began; otherwise it uses the time that is left, and says why."""
+    (labels, made), *_ = read_sweep(recipe, ["sweep.protocol=[{name='alone'}]"]).runs
+    place, folder = tmp_path / "out" / "0_alone", job_folder(tmp_path / "out", "0_alone")
+    job = write_job_files(sweep_run.Cell(labels, "", made, place), folder, None)
+    (place / "checkpoints").mkdir(parents=True)
+    (place / "checkpoints" / "round-000001.state").touch()  # of the job before
+    write_outcome(folder, "stopped")
+    (slurm / "scontrol").write_text(f"#!/bin/sh\necho $@ >> {slurm}/asked\n{answer}\n")
+    (slurm / "scontrol").chmod(0o755)
+    for name, value in {"SUBMITIT_EXECUTOR": "slurm", "SLURM_JOB_ID": "42", "SLURM_ARRAY_JOB_ID": "41"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "1")
+
+    def run(*_: Any) -> list[Any]:
+        assert read_outcome(folder) is None  # that of the job before
+        process = os.getpid()
+        for number in range(checkpoints):
+            (place / "checkpoints" / f"round-{2 + number:06d}.state").touch()
+        with monkeypatch.context() as worker:  # Slurm signals workers as well, which have inherited the handler
+            worker.setattr(os, "getpid", lambda: -1)
+            os.kill(process, signal.SIGUSR2)
+        assert not (slurm / "asked").exists()
+        os.kill(process, signal.SIGUSR2)
+        return []
+
+    monkeypatch.setattr("codistill.experiments.cell_job.outcome_of", run)
+    before = signal.getsignal(signal.SIGUSR2)
+    with pytest.raises(SystemExit) if requeued else nullcontext():
+        job()
+    assert signal.getsignal(signal.SIGUSR2) is before
+    assert read_outcome(folder) == (None if requeued else ("done", ""))
+    assert (slurm / "asked").exists() == bool(checkpoints)
+    if checkpoints:
+        assert (slurm / "asked").read_text() == "requeue 41_1\n"
+    said = capfd.readouterr().err
+    assert ("and put into the queue again" in said) == requeued
+    assert requeued or ("disabled" if checkpoints else "no checkpoint since it was started") in said
+
+
+@pytest.mark.usefixtures("no_report", "slurm")
+def test_a_job_that_slurm_stops_and_puts_back_is_waited_for(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when a job is preempted: it has written that it was stopped, or that a worker was, and is in the queue."""
+    out, sweep, told = tmp_path / "out", read_sweep(recipe, ["sweep.protocol=[{name='alone'}]"]), list[str]()
+    looks: list[list[str]] = []
+
+    def alive(_: Path, names: list[str]) -> dict[str, Job]:
+        looks.append(sorted(names))
+        folders = {name: job_folder(out, name) for name in names}
+        if len(looks) == 1:  # before they are submitted
+            return {}
+        if len(looks) == 2:
+            for folder, status in zip(folders.values(), ("stopped", "failed"), strict=True):
+                write_outcome(folder, status)
+            return {name: Job("slurm", "41", "") for name in names}
+        for name, folder in folders.items():
+            CellJob(str(folder), str(out / name), None)()
+        return {}
+
+    for module in (sweep_on_cluster, job_systems):
+        monkeypatch.setattr(module, "alive_jobs", alive)
+    jobs = SweepJobs(out, "slurm", ClusterOptions(), tell=told.append)
+    frame = execute_sweep(sweep, out, run=jobs.run, tell=told.append)
+    assert frame is not None
+    assert set(frame["seed"]) == {"0", "1"}
+    assert looks == [["0_alone", "1_alone"]] * 3
+    assert jobs.failed == []
+
+
+def test_the_queue_is_asked_for_ones_own_jobs_whatever_the_environment_says(
+    tmp_path: Path, slurm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOGNAME", "somebody-else")
+    monkeypatch.setenv("SQUEUE_STATES", "running")
+    (slurm / "on-squeue").write_text(f'echo "$@" $SQUEUE_STATES > {slurm}/asked\n')
+    (slurm / "queue").write_text("41_0\n")
+    job_folder(tmp_path, "0_alone").mkdir(parents=True)
+    write_job(job_folder(tmp_path, "0_alone"), Job("slurm", "41_0", ""))
+    assert list(alive_jobs(tmp_path, ["0_alone"])) == ["0_alone"]
+    assert (slurm / "asked").read_text() == f"--noheader --array --user={os.getuid()} --format=%i\n"
 
 
 def test_the_page_names_every_option(tmp_path: Path) -> None:

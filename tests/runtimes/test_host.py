@@ -20,7 +20,7 @@ import codistill as cd
 from codistill.agent import Hub
 from codistill.errors import RuntimeFault
 from codistill.message import Message
-from codistill.runtimes.links import Links
+from codistill.runtimes.links import SocketLinks
 from codistill.runtimes.observers.privacy_guard import PrivacyGuard
 from codistill.runtimes.remote_errors import RemoteError
 
@@ -597,8 +597,8 @@ class BusyHub(Probe):
 
 
 def test_the_hub_sends_its_answers_before_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    flush = Links.flush
-    monkeypatch.setattr(Links, "flush", lambda links: (ORDER.append("sends"), flush(links))[1])
+    flush = SocketLinks.flush
+    monkeypatch.setattr(SocketLinks, "flush", lambda links: (ORDER.append("sends"), flush(links))[1])
     ORDER.clear()
     _run(BusyHub(), "processes")
     start = ORDER.index("heard")

@@ -125,7 +125,7 @@ def test_without_a_folder_files_are_temporary(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     result = federation(cd.FD(batch_size=8)).run(2, runtime="simulation", idle="disk", **QUIET)
     (folder,) = tmp_path.iterdir()
-    assert len(list(folder.iterdir())) == AGENTS  # one each: what is replaced is removed
+    assert len(list(folder.glob("*.state"))) == AGENTS  # one each: what is replaced is removed
     assert result.agents["a0"].predict(np.zeros((2, 1, 8, 8), np.float32)).shape == (2,)
     del result
     gc.collect()

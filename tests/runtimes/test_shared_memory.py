@@ -9,7 +9,7 @@ import pytest
 
 from codistill.runtimes.carrier import Frame
 from codistill.runtimes.cores import compute_in_the_background, own_core
-from codistill.runtimes.links import Links
+from codistill.runtimes.links import SocketLinks
 from codistill.runtimes.processes import _socket_pairs
 from codistill.runtimes.shared_memory import SharedMemory, shared_by
 
@@ -69,7 +69,7 @@ def test_whatever_the_order_messages_arrive_as_they_were_sent(seed):
 def _pair(memory):
     ends = _socket_pairs(2)
     places = {"hub": 0, "a": 1}
-    return [Links(me, ends[me], places, memory=memory) for me in (0, 1)]
+    return [SocketLinks(me, ends[me], places, memory=memory) for me in (0, 1)]
 
 
 def test_large_messages_are_in_shared_memory_and_the_order_of_all_is_kept():

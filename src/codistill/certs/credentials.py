@@ -38,7 +38,9 @@ from cryptography import x509
 
 GRACE = 3600.0  # seconds that a revocation list which cannot be used is tolerated
 _RETRY = timedelta(seconds=10)  # after which files that could not be used are read again
-_MOST_PEERS = 1024  # certificates that are remembered
+# Certificates that are remembered: as many as there may be links. A node looks at those of all links every second, and
+# would read each of them anew every time if it remembered fewer.
+_MOST_PEERS = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,14 @@ class Credentials:
         with self._lock:
             self._refresh()
             return self._own.contexts[server]
+
+    def marks(self) -> tuple[bytes, ...]:
+        """Digests of the authorities' certificates, that of the own one first: what members know and strangers do not.
+
+        No secret: a hub sends its chain to whoever asks, up to the authority.
+        """
+        with self._lock:
+            return self._own.marks
 
     def admitted_name(self, der: bytes) -> str:
         """The node ("hub" or an agent's name) of a certificate that TLS has verified.

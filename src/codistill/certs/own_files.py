@@ -5,6 +5,7 @@ from __future__ import annotations
 import ssl
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 
 from codistill.certs.certificate_files import (
@@ -25,6 +26,9 @@ from codistill.errors import NetworkError
 # isort: split
 # after node_identity, whose error says how to install cryptography
 from cryptography import x509
+from cryptography.hazmat.primitives.hashes import SHA256
+
+_MARK = 32  # characters of a digest
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,12 @@ class OwnFiles:
     def expires(self) -> datetime:
         """When the certificate or one of the authorities above it expires."""
         return min(each.not_valid_after_utc for each in (self.certificate, *self.issuers))
+
+    @cached_property
+    def marks(self) -> tuple[bytes, ...]:
+        """Digests of the authorities' certificates, in hexadecimal: first the one at the top of the own chain."""
+        known = dict.fromkeys((self.issuers[-1], *self.issuers, *self.roots))
+        return tuple(each.fingerprint(SHA256()).hex()[:_MARK].encode() for each in known)
 
 
 def own_paths(folder: Path) -> tuple[Path, ...]:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from codistill.cli.console import print_results
 from codistill.cli.recipe_arguments import add_recipe_arguments, add_trust_argument
-from codistill.errors import RecipeError
 
 if TYPE_CHECKING:
     from codistill.experiments.recipe import Recipe
@@ -63,15 +62,8 @@ def _execute(recipe: Recipe, options: argparse.Namespace, stem: str) -> int:
     from codistill.experiments.run import execute, new_folder
     from codistill.experiments.same_run import has_run_of
 
-    again = False
-    if recipe.runtime.kind == "machines":
-        if options.out is None:
-            raise RecipeError(
-                "A run on several machines needs a folder with a name.", "no --out", "Add --out DIR, on every machine."
-            )
-        if _is_other_rank(recipe):
-            return _serve(recipe, options.out, options.data_dir)
-        again = has_run_of(recipe, options.out)  # launchers give the same command again when a machine has died
+    # In a Ray cluster a job that was put into the queue again gives the same command: it goes on with the run.
+    again = recipe.runtime.kind == "ray" and options.out is not None and has_run_of(recipe, options.out)
     folder = options.out or new_folder(Path("runs"), stem)
     if recipe.protocol.pools_data:
         print(
@@ -84,28 +76,10 @@ def _execute(recipe: Recipe, options: argparse.Namespace, stem: str) -> int:
 
 def _resume(options: argparse.Namespace) -> int:
     from codistill.experiments.run import execute
-    from codistill.experiments.same_run import check_code_of_run
     from codistill.experiments.saved_run import reopen
 
     recipe = reopen(options.run)
-    if recipe.runtime.kind == "machines" and _is_other_rank(recipe):
-        if not options.trust_code:
-            check_code_of_run(recipe, options.run)
-        return _serve(recipe, options.run, None)
     summary, complete = execute(
         recipe, options.run, resume=True, progress=not options.quiet, trust_code=options.trust_code
     )
     return print_results(summary, complete, options.run)
-
-
-def _is_other_rank(recipe: Recipe) -> bool:
-    from codistill.runtimes.machines.place import place_here
-
-    return place_here(recipe.machines.port).rank > 0
-
-
-def _serve(recipe: Recipe, folder: Path, data_dir: str | None) -> int:
-    """On a machine of another rank than 0, which shows nothing: rank 0 does."""
-    from codistill.experiments.run import serve
-
-    return 0 if serve(recipe, folder, data_dir=data_dir) else 130

@@ -31,8 +31,8 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     )
     sweep.add_argument(
         "--on",
-        choices=("local", "slurm"),
-        help="run every combination as a job: processes of this machine, or Slurm (extra 'cluster')",
+        choices=("local", "slurm", "ray"),
+        help="run every combination as a job: local processes, Slurm (extra 'cluster'), Ray (extra 'ray')",
     )
     sweep.add_argument("--on-file", type=Path, metavar="FILE", help="TOML file with options of the jobs, of your site")
     sweep.add_argument(
@@ -74,7 +74,9 @@ def _jobs(options: argparse.Namespace, folder: Path) -> SweepJobs | None:
     if options.on is None:
         if options.on_file is not None or options.on_option:
             raise RecipeError(
-                "Options of jobs need --on.", "--on-file or --on-option alone", "Add --on local or --on slurm."
+                "Options of jobs need --on.",
+                "--on-file or --on-option alone",
+                "Add --on local, --on slurm or --on ray.",
             )
         return None
     from codistill.experiments.cluster_options import cluster_options
@@ -82,5 +84,5 @@ def _jobs(options: argparse.Namespace, folder: Path) -> SweepJobs | None:
     from codistill.experiments.sweep_on_cluster import SweepJobs
 
     check_system(options.on)
-    asked = cluster_options(options.on_file, options.on_option)
+    asked = cluster_options(options.on_file, options.on_option, options.on)
     return SweepJobs(folder, options.on, asked, data_dir=options.data_dir)

@@ -1,25 +1,58 @@
-"""Where jobs of a sweep run: processes of this machine or Slurm, both through submitit (extra `cluster`)."""
+"""Where jobs of a sweep run: processes of this machine or Slurm, both through submitit (extra `cluster`); or Ray."""
 
 from __future__ import annotations
 
 import importlib.util
+import json
+import logging
 import math
 import os
+import platform
 import shutil
 import signal
+import socket
+import subprocess
+import sys
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from codistill.errors import RecipeError, RuntimeFault
-from codistill.experiments.cell_job import CellJob
+from codistill.errors import CodistillError, NetworkError, RecipeError, RuntimeFault, StorageError
 from codistill.experiments.cluster_options import ClusterOptions
-from codistill.experiments.sweep_jobs import LOCAL, SLURM, Job, how_to_cancel, is_controller, logs_folder
+from codistill.experiments.sweep_jobs import (
+    BEFORE_LIMIT,
+    LOCAL,
+    RAY,
+    SLURM,
+    Job,
+    alive_jobs,
+    how_to_cancel,
+    is_controller,
+    logs_folder,
+    read_outcome,
+)
+from codistill.files import open_patiently, writing
+from codistill.runtimes.interrupt import GentleInterrupt
+from codistill.runtimes.parent import Parent
+from codistill.runtimes.ray_cluster import has_token
+from codistill.version import __version__
+
+if TYPE_CHECKING:  # not in the processes of Ray, which import this module but do not compute
+    from codistill.experiments.cell_job import CellJob
 
 _NO_LIMIT = 366 * 24 * 60  # minutes; submitit would end local jobs after two
 _ARRAY = 1000  # jobs in one array: what Slurm allows unless it is told otherwise
+_WARNING = 90  # seconds before its time limit, at the latest, in which a job is sent BEFORE_LIMIT
+_GB = 1 << 30  # bytes, as Slurm counts them
+_ATTEMPTS = 3  # tasks for one run, where the process or the node of a task ends
+_LATE = 10.0  # seconds that a file may take to appear on another node of a shared file system
+_LOOK = 0.1  # seconds between two looks at a process
+_CONNECT = 10.0  # seconds until nobody is taken to listen at an address
+_LARGEST_PORT = 65535
 
 
 class JobSystem(ABC):
@@ -39,8 +72,26 @@ class JobSystem(ABC):
     def room(self, running: int, waiting: int) -> int:
         """How many more jobs to submit now."""
 
+    def open(self, tell: Callable[[str], None]) -> None:
+        """Before the first job is submitted; `tell` reports what happens to jobs."""
+
+    def alive(self, jobs: Mapping[str, Job]) -> Collection[str]:
+        """The names of the runs whose jobs wait or run."""
+        return alive_jobs(self._sweep, list(jobs))
+
+    def waits_for(self, job: Job) -> bool:
+        """Whether a job of an earlier command is waited for; its run is submitted again otherwise."""
+        return True
+
+    def why(self, job: Job) -> str:
+        """Why a job may have ended without an outcome."""
+        return "its job ended without a result: it was killed, or reached a limit of the cluster"
+
     def close(self) -> None:
         """All jobs have ended."""
+
+    def leave(self) -> None:
+        """After the last job, and after an error."""
 
     @abstractmethod
     def interrupted(self, jobs: Mapping[str, Job]) -> str:
@@ -110,7 +161,7 @@ class SlurmJobs(JobSystem):
             "constraint": options.constraint, "cpus_per_task": options.cpus,
             "mem": None if options.memory is None else f"{math.ceil(1024 * options.memory)}M",
             "gpus_per_node": options.gpus, "setup": list(options.setup) or None,
-            "additional_parameters": options.sbatch or None,
+            "additional_parameters": {"signal": f"{BEFORE_LIMIT}@{_WARNING}", **options.sbatch},
         }  # fmt: skip
         # submitit's own defaults, five minutes and a key for accounting, are left out by None.
         self._executor.update_parameters(
@@ -123,7 +174,7 @@ class SlurmJobs(JobSystem):
         """Submit them as one array, of which the scheduler runs so many at once."""
         made = []
         try:
-            with self._executor.batch():
+            with _variables_of_jobs(), self._executor.batch():
                 made = [self._executor.submit(job) for job in jobs]
         except Exception as error:  # whatever sbatch, and submitit, say
             raise RuntimeFault(
@@ -142,11 +193,320 @@ class SlurmJobs(JobSystem):
         return f"Jobs that go on in Slurm: {len(jobs)}. To cancel them{how_to_cancel(jobs)}"
 
 
-SYSTEMS: dict[str, type[LocalJobs] | type[SlurmJobs]] = {LOCAL: LocalJobs, SLURM: SlurmJobs}
+@contextmanager
+def _variables_of_jobs() -> Iterator[None]:
+    """The environment that jobs get.
+
+    Inside a job (`salloc`, `srun --pty`) without its variables, which srun in a new job would take for options. With
+    `--requeue`, without which a site may forbid that a job is put into the queue again.
+    """
+    before = dict(os.environ)
+    for name in before:
+        if "SLURM_JOB_ID" in before and name.startswith("SLURM_") and name != "SLURM_CONF":
+            del os.environ[name]
+    if "SBATCH_NO_REQUEUE" not in before:
+        os.environ["SBATCH_REQUEUE"] = "1"
+    try:
+        yield
+    finally:
+        os.environ.pop("SBATCH_REQUEUE", None)
+        os.environ.update(before)
+
+
+@dataclass
+class _Task:
+    """The newest task of a run: what it does, its reference, and how many of its tasks there were."""
+
+    job: CellJob
+    log: str
+    ref: Any
+    attempt: int = 1
+
+
+class RayJobs(JobSystem):
+    """Tasks of a Ray cluster. Each starts a process for its run, which is where everything is computed.
+
+    Not in the worker of Ray itself: the runtime `processes` forks, which is unsafe in a process with Ray's threads, and
+    a worker is used again, with what earlier runs have left in it. Tasks end with the command that submitted them.
+    """
+
+    name = RAY
+
+    def __init__(self, sweep: Path, options: ClusterOptions, default: int) -> None:
+        super().__init__(sweep, options)
+        self._tasks: dict[str, _Task] = {}  # by id of the job; those that have not ended
+        self._ended: dict[str, str] = {}  # why the others may have no outcome
+        self._tell: Callable[[str], None] = print
+        self._leave: Callable[[], None] | None = None
+
+    def open(self, tell: Callable[[str], None]) -> None:
+        """Join the cluster, or start one; some node must have what a job asks for."""
+        self._tell = tell
+        with writing(logs_folder(self._sweep)):
+            logs_folder(self._sweep).mkdir(parents=True, exist_ok=True)
+        self._leave = join_cluster(self._options.address, tell)
+        ray = _ray()
+        _check_room(_asked(self._options), [node["Resources"] for node in ray.nodes() if node["Alive"]])
+
+    def submit(self, jobs: Sequence[CellJob]) -> list[Job]:
+        """Submit a task for each; Ray starts it when a node has room."""
+        made = []
+        for job in jobs:
+            job = replace(job, workers=self._options.cpus or 1)
+            log = str(logs_folder(self._sweep) / f"{Path(job.place).name}.log")
+            task = _Task(job, log, self._start(job, log))
+            made.append(Job(RAY, task.ref.task_id().hex(), log))
+            self._tasks[made[-1].id] = task
+        return made
+
+    def _start(self, job: CellJob, log: str) -> Any:
+        ray = _ray()
+        asked = _asked(self._options)
+        options = {"num_cpus": asked.pop("CPU"), "num_gpus": asked.pop("GPU", 0), "memory": asked.pop("memory", None)}
+        # Attempts are counted here, where they can be reported: Ray would repeat a task that lacks memory for ever.
+        task = ray.remote(run_on_node).options(
+            **options, resources=asked, max_retries=0, name=f"codistill {Path(job.place).name}"
+        )
+        return task.remote(json.dumps(asdict(job)), job.files, log, bool(self._options.gpus), __version__)
+
+    def room(self, running: int, waiting: int) -> int:
+        """All that wait, unless the number of jobs at once is limited."""
+        at_once = self._options.at_once
+        return waiting if at_once is None else max(0, min(waiting, at_once - running))
+
+    def alive(self, jobs: Mapping[str, Job]) -> Collection[str]:
+        """Those whose tasks Ray has not ended; a task whose process or node has ended is started again."""
+        ray = _ray()
+        ids = {task.ref: id for id, task in self._tasks.items()}
+        ended = ray.wait(list(ids), num_returns=len(ids), timeout=0, fetch_local=False)[0] if ids else []
+        for ref in ended:
+            self._look_at(ids[ref])
+        others = [name for name, job in jobs.items() if job.id not in self._tasks and job.id not in self._ended]
+        return {name for name, job in jobs.items() if job.id in self._tasks} | alive_jobs(self._sweep, others).keys()
+
+    def _look_at(self, id: str) -> None:
+        """A task has ended: with an outcome in its run's files, with a reason that it has none, or to be repeated."""
+        ray = _ray()
+        exceptions = ray.exceptions
+        task, again = self._tasks[id], False
+        try:
+            reason = ray.get(task.ref)
+        except exceptions.OutOfMemoryError as error:
+            reason, again = f"Ray has ended it for want of memory: {_first(error)}", True
+        except (exceptions.WorkerCrashedError, exceptions.NodeDiedError, exceptions.LocalRayletDiedError):
+            reason, again = "the process or the node of its task has ended", True
+        except exceptions.RayTaskError as error:
+            if isinstance(error.cause, CodistillError):
+                self._cancel()
+                raise error.cause from None
+            reason = f"its task has failed: {_first(error.cause or error)}"
+        except exceptions.RayError as error:
+            reason = f"Ray has ended its task: {_first(error)}"
+        if again and read_outcome(Path(task.job.files)) is None and task.attempt < _ATTEMPTS:
+            name = Path(task.job.place).name
+            self._tell(f"{name}: {reason}; it goes on from its last checkpoint in a new task")
+            self._tasks[id] = replace(task, ref=self._start(task.job, task.log), attempt=task.attempt + 1)
+            return
+        del self._tasks[id]
+        self._ended[id] = f"{reason} ({task.attempt} times)" if again else reason
+
+    def waits_for(self, job: Job) -> bool:
+        """Not for a task of an earlier command, which ends with it; a new task waits until the run is free."""
+        return job.on != RAY
+
+    def why(self, job: Job) -> str:
+        """As Ray, or the process of the run, have said."""
+        return self._ended.get(job.id) or super().why(job)
+
+    def interrupted(self, jobs: Mapping[str, Job]) -> str:
+        """They are ended, each at the end of its round: Ray has no tasks without the command that submitted them."""
+        return f"Jobs that waited or were running and have been ended: {self._cancel()}."
+
+    def _cancel(self) -> int:
+        ray = _ray()
+        refs = [task.ref for task in self._tasks.values()]
+        for ref in refs:
+            ray.cancel(ref)
+        self.close()
+        return len(refs)
+
+    def close(self) -> None:
+        """Wait for the tasks, which end a moment after the outcomes of their runs are there."""
+        ray = _ray()
+        refs = [task.ref for task in self._tasks.values()]
+        if refs:
+            ray.wait(refs, num_returns=len(refs), fetch_local=False)
+        self._tasks = {}
+
+    def leave(self) -> None:
+        """Leave the cluster, or stop the one that was started."""
+        if self._leave is not None:
+            self._leave()
+
+
+def join_cluster(address: str | None, tell: Callable[[str], None]) -> Callable[[], None]:
+    """Join the cluster at this address or at RAY_ADDRESS, or start one on this machine; returns what leaves it."""
+    if address in (None, "auto"):
+        address = os.environ.get("RAY_ADDRESS") or address or LOCAL
+    _check_address(address)
+    # No warning about what Ray will do in future versions, and nothing sent to its makers.
+    silent = {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+    # 'ray start' uses this user's token, if there is one; 'ray.init' does so only if the environment says it.
+    token = {"RAY_AUTH_MODE": "token"} if address != LOCAL and has_token() else {}
+    for variable, value in (silent | token).items():  # before Ray is imported, which reads them then
+        os.environ.setdefault(variable, value)
+    ray = _ray()
+    if ray.is_initialized():
+        return lambda: None
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    before = signal.getsignal(signal.SIGTERM)  # which Ray replaces
+    # Runs do not use Ray's store of objects, of which it would reserve a third of the memory.
+    own = {"num_cpus": _cores(), "object_store_memory": 80 * 10**6} if address == LOCAL else {}
+    try:
+        ray.init(address, include_dashboard=False, log_to_driver=False, configure_logging=False, **own)
+    except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:  # a ConnectionError is an OSError
+        raise _unreachable(address, error.__cause__ or error) from None
+
+    def leave() -> None:
+        ray.shutdown()
+        signal.signal(signal.SIGTERM, before)
+
+    has = ray.cluster_resources()
+    what = "started on this machine" if address == LOCAL else f"at {address}"
+    nodes = sum(node["Alive"] for node in ray.nodes())
+    tell(f"Ray {what}: nodes: {nodes}, cores: {has.get('CPU', 0):g}, GPUs: {has.get('GPU', 0):g}")
+    return leave
+
+
+def _check_address(address: str) -> None:
+    """It must be that of a cluster, and somebody must listen there: Ray itself would try for minutes."""
+    if address in (LOCAL, "auto"):
+        return
+    host, _, port = address.rpartition(":")
+    if not host or "/" in host or not port.isdecimal() or int(port) > _LARGEST_PORT:
+        raise RecipeError(
+            "The address of a Ray cluster must be host:port, as 'ray start' prints it.",
+            f"'{address}'",
+            "Or use 'auto', on a node of the cluster.",
+        )
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _CONNECT).close()
+    except OSError as error:
+        raise _unreachable(address, error) from None
+
+
+def _unreachable(address: str, error: BaseException) -> NetworkError:
+    return NetworkError(
+        "The Ray cluster must be reachable from this machine.",
+        f"'{address}': {_first(error)}",
+        "Check RAY_ADDRESS or --on-option address=...; the command 'ray status' must work on this machine.",
+    )
+
+
+def _ray() -> Any:
+    import ray
+
+    return ray
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _asked(options: ClusterOptions) -> dict[str, float]:
+    """What a job asks of a node, by Ray's names of resources."""
+    memory = None if options.memory is None else math.ceil(_GB * options.memory)
+    given = {"CPU": options.cpus or 1, "GPU": options.gpus, "memory": memory, **options.resources}
+    return {name: amount for name, amount in given.items() if amount}
+
+
+def _check_room(asked: Mapping[str, float], nodes: Sequence[Mapping[str, float]]) -> None:
+    """One node must have all that a job asks for: Ray would wait for such a node, without a word."""
+    if any(all(node.get(name, 0) >= amount for name, amount in asked.items()) for node in nodes):
+        return
+    have = [_words({name: node.get(name, 0) for name in asked}) for node in nodes]
+    counted = "; ".join(f"{have.count(words)} with ({words})" for words in dict.fromkeys(have))
+    raise RecipeError(
+        f"A node of the Ray cluster must have what a job asks for ({_words(asked)}).",
+        f"nodes: {counted or 'none'}",
+        "Ask for less by --on-option or in --on-file, or add a node that has it.",
+    )
+
+
+def _words(resources: Mapping[str, float]) -> str:
+    named = {"CPU": "cpus", "GPU": "gpus", "memory": "memory (GB)"}
+    amounts = {name: amount / _GB if name == "memory" else amount for name, amount in resources.items()}
+    return ", ".join(f"{named.get(name, name)}: {amount:.4g}" for name, amount in amounts.items())
+
+
+def _first(error: BaseException, length: int = 220) -> str:
+    """The beginning of what an error says, in one line."""
+    words = " ".join(str(error).split())
+    return words if len(words) <= length else f"{words[:length]} ..."
+
+
+def run_on_node(job: str, files: str, log: str, gpus: bool, version: str) -> str:
+    """A task of Ray: run a job, by a process of its own; returns why there may be no outcome."""
+    node = f"{platform.node()} ({_ray().util.get_node_ip_address()})"
+    _check_node(node, Path(files), version)
+    parent = Parent.here()
+    command = [sys.executable, "-u", "-m", "codistill.experiments.cell_job"]
+    command += [job, str(parent.pid), str(parent.by_main_thread)]
+    environment = os.environ if gpus else {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    # `ray.cancel` calls the handler of SIGINT: the run then ends at the end of its round.
+    with GentleInterrupt(quiet=True, signals=(signal.SIGINT,)) as interrupt:
+        with open(open_patiently(Path(log), os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab", buffering=0) as output:
+            output.write(f"on node {node}\n".encode())
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment, start_new_session=True
+            )
+        asked = False
+        while process.poll() is None:
+            if interrupt.asked and not asked:
+                asked = True
+                process.terminate()
+            time.sleep(_LOOK)
+    if process.returncode >= 0:
+        return f"its process on node {node} ended with exit code {process.returncode}"
+    by = signal.Signals(-process.returncode)
+    perhaps = ", perhaps for want of memory" if by == signal.SIGKILL else ""
+    return f"its process on node {node} was ended by {by.name}{perhaps}"
+
+
+def _check_node(node: str, files: Path, version: str) -> None:
+    """On a node of Ray: it must have this codistill, and the folder of the sweep."""
+    if version != __version__:
+        raise RecipeError(
+            "All nodes of a Ray cluster must have the same version of codistill.",
+            f"{__version__} on node {node}, {version} where the sweep was started",
+            "Install the same version on all of them.",
+        )
+    end = time.monotonic() + _LATE
+    while not (files / "recipe.toml").exists():
+        if time.monotonic() > end:
+            raise StorageError(
+                "The folder of a sweep must be on a file system that all nodes of the Ray cluster see.",
+                f"no {files} on node {node}",
+                "Choose such a folder by --out.",
+            )
+        time.sleep(_LOOK)
+
+
+SYSTEMS: dict[str, type[LocalJobs] | type[SlurmJobs] | type[RayJobs]] = {
+    LOCAL: LocalJobs,
+    SLURM: SlurmJobs,
+    RAY: RayJobs,
+}
 
 
 def check_system(name: str) -> None:
     """What a system needs must be there."""
+    if name == RAY:
+        if importlib.util.find_spec("ray") is None:
+            raise RecipeError(
+                "--on ray needs the library ray.", "it is not installed", "Install it: pip install 'codistill[ray]'."
+            )
+        return
     if importlib.util.find_spec("submitit") is None:
         raise RecipeError(
             "--on needs the library submitit.", "it is not installed", "Install it: pip install 'codistill[cluster]'."

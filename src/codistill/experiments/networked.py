@@ -26,7 +26,6 @@ from codistill.federation.clock_checks import check_clock_runtime
 from codistill.federation.joining import AgentNode, PeerNode
 from codistill.federation.nodes import check_has_hub, with_agent
 from codistill.federation.result import ELSEWHERE, TrainedAgent
-from codistill.federation.run_facts import versions
 from codistill.federation.serving import HubNode, describe_hub
 from codistill.federation.trained_model import is_onnx, save_model
 from codistill.files import own_folder
@@ -38,6 +37,7 @@ from codistill.runtimes.network.terms import terms_of
 from codistill.runtimes.runtime import ShouldStop
 from codistill.runtimes.store import check_vacant
 from codistill.topology.facts import as_plain
+from codistill.version import versions
 
 
 def run_up(

@@ -22,9 +22,9 @@ from codistill.faults import Fault
 from codistill.federation.runtime_options import RuntimeOptions
 from codistill.protocol import Protocol
 from codistill.protocols import PROTOCOLS
-from codistill.runtimes.machines.machine_options import Machines
 from codistill.runtimes.network.options import Network
 from codistill.runtimes.plan import check_features_at
+from codistill.runtimes.ray_cluster import RayCluster
 from codistill.runtimes.safeguard import Safeguard, as_safeguard
 from codistill.settings import from_table
 from codistill.text import parse_toml
@@ -51,7 +51,7 @@ class Recipe:
     compression: Compression | None = None
     topology: str | Graph | None = None  # None: that of the protocol
     network: Network = field(default_factory=Network)
-    machines: Machines = field(default_factory=Machines)
+    ray: RayCluster = field(default_factory=RayCluster)
     safeguard: Safeguard | None = None
     clock: Clock | None = None
     source: dict[str, Any] = field(default_factory=dict, compare=False)  # the tables it was made from
@@ -126,7 +126,7 @@ def make_recipe(tables: Mapping[str, Any], folder: Path, *, run_code: bool = Tru
         "faults",
         "compression",
         "network",
-        "machines",
+        "ray",
         "safeguard",
         "clock",
     )
@@ -142,7 +142,7 @@ def make_recipe(tables: Mapping[str, Any], folder: Path, *, run_code: bool = Tru
         if key not in source:
             raise RecipeError(f"A recipe must have [{key}].", "no such table", "See recipes/ for examples.")
     _expect(source, list, "agents", "faults")
-    tables_of_settings = ("runtime", "evaluation", "compression", "network", "machines", "clock")
+    tables_of_settings = ("runtime", "evaluation", "compression", "network", "ray", "clock")
     _expect(source, dict, "data", "partition", "protocol", *tables_of_settings)
     if not source["agents"]:
         raise RecipeError("A recipe must have at least one agent.", "an empty list", "Add an [[agents]] table.")
@@ -190,7 +190,7 @@ def make_recipe(tables: Mapping[str, Any], folder: Path, *, run_code: bool = Tru
         compression=from_table(Compression, source["compression"], "compression") if "compression" in source else None,
         topology=topology,
         network=from_table(Network, source.get("network", {}), "network"),
-        machines=from_table(Machines, source.get("machines", {}), "machines"),
+        ray=from_table(RayCluster, source.get("ray", {}), "ray"),
         safeguard=_safeguard(source.get("safeguard", False)),
         clock=clock_from_table(source["clock"]) if "clock" in source else None,
         source=source,

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,15 +18,16 @@ from codistill.data.joined import SOURCE
 from codistill.data.labels import ask_about_values
 from codistill.data.partition import ById
 from codistill.data.scale import own_scaler
-from codistill.data.sources import find_table
+from codistill.data.sources import data_folder, find_table
 from codistill.data.split import with_validation_part
-from codistill.errors import RecipeError
-from codistill.experiments.recipe import Recipe
+from codistill.errors import DataError, RecipeError
+from codistill.experiments.recipe import Recipe, code_of, make_recipe, with_code
 from codistill.experiments.recipe_tables import AgentEntry, Data
-from codistill.experiments.user_code import load_own
+from codistill.experiments.user_code import files_of, load_own
 from codistill.federation import Federation
 from codistill.federation.checks import regressors
 from codistill.learners.catalogue import make_learner
+from codistill.protocol import Protocol
 from codistill.randomness import generator, seed_libraries
 from codistill.runtimes.placement import set_device
 from codistill.runtimes.plan import Plan
@@ -144,15 +148,50 @@ def own_tests(
     return [(data.x_test[own], data.y_test[own]) if len(own) else None for own in rows]
 
 
-def build(recipe: Recipe, data_dir: str | None = None) -> tuple[Federation, datasets.Dataset]:
-    """The federation of a recipe, checked and ready to run, and the data it was made from."""
+@dataclass(frozen=True)
+class RecipeAgents:
+    """Makes the agents of a recipe, or some of them, wherever its data are: they depend on recipe and seed alone."""
+
+    source: dict[str, Any]
+    data_dir: str | None  # where it is on the machine that has read the recipe
+    code: dict[str, str | None]  # digests of one's own files
+
+    def __call__(self, names: Sequence[str]) -> tuple[Protocol, list[Agent]]:
+        """The protocol, and the agents of these names; not yet part of a federation."""
+        recipe = make_recipe(self.source, Path(), run_code=False)
+        found = code_digests(recipe)
+        if found != self.code:
+            raise RecipeError(
+                "Files of your own protocols and models must be the same on every machine.",
+                f"another, or none: {next(path for path in self.code if found.get(path) != self.code[path])}",
+                "Keep them on a file system that all machines share, or copy them to the same place.",
+            )
+        recipe = with_code(recipe)
+        here = self.data_dir if self.data_dir and Path(self.data_dir).is_dir() else None  # None: as set on this machine
+        return recipe.protocol, _make_agents(recipe, _load(recipe, here)[0], frozenset(names))
+
+
+def code_digests(recipe: Recipe) -> dict[str, str | None]:
+    """Files of one's own that a recipe runs, by their digest."""
+    return {str(path): code for path, code in files_of(code_of(recipe)).items()}
+
+
+def _load(recipe: Recipe, data_dir: str | None) -> tuple[datasets.Dataset, Any]:
+    """What the agents divide among themselves, and what they share."""
     data = load_data(recipe, data_dir)
-    public = None
-    if recipe.data.public:
-        public, data = datasets.split_public(data, recipe.data.public, recipe.seed)
+    if not recipe.data.public:
+        return data, None
+    public, data = datasets.split_public(data, recipe.data.public, recipe.seed)
+    return data, public
+
+
+def _make_agents(recipe: Recipe, data: datasets.Dataset, wanted: frozenset[str] | None = None) -> list[Agent]:
+    """The agents of a recipe, or those of these names."""
     names, parts = agent_names(recipe), hand_out(recipe, data)
     agents = []
     for name, entry, part, test in zip(names, _entries(recipe), parts, own_tests(recipe, data, parts), strict=True):
+        if wanted is not None and name not in wanted:
+            continue
         seed_libraries(recipe.seed, name, "model")
         model = make_learner(entry.kind, entry.options, data.x.shape[1:], data.classes, load_own)
         set_device(model, entry.device, name)
@@ -160,6 +199,13 @@ def build(recipe: Recipe, data_dir: str | None = None) -> tuple[Federation, data
             model.takes_missing = False
         scaler = _own_scaler(recipe.data, data)
         agents.append(Agent(name, model, data.x[part], data.y[part], test=test, prepare=scaler, choices=entry.choices))
+    return agents
+
+
+def build(recipe: Recipe, data_dir: str | None = None) -> tuple[Federation, datasets.Dataset]:
+    """The federation of a recipe, checked and ready to run, and the data it was made from."""
+    data, public = _load(recipe, data_dir)
+    agents = _make_agents(recipe, data)
     _ask_about_labels(recipe, data, agents)
     federation = Federation(
         agents,
@@ -176,6 +222,11 @@ def build(recipe: Recipe, data_dir: str | None = None) -> tuple[Federation, data
         safeguard=recipe.safeguard or False,
         clock=recipe.clock,
     )
+    folder = None
+    with suppress(DataError):  # no such folder: the data did not need one
+        folder = data_folder(data_dir)
+    anew = RecipeAgents(recipe.source, None if folder is None else str(folder.resolve()), code_digests(recipe))
+    federation.description = replace(federation.description, build=anew)
     return federation, data
 
 

@@ -21,12 +21,13 @@ from codistill.experiments.saved_run import RECIPE, read_facts, read_summary
 from codistill.federation import Federation
 from codistill.federation.clock_checks import check_clock_runtime
 from codistill.federation.result import Result
-from codistill.federation.run_facts import FACTS, versions
+from codistill.federation.run_facts import FACTS
 from codistill.files import locked, write_atomically, writing
 from codistill.results.summary import Summary
 from codistill.runtimes.network.terms import describe_public
 from codistill.runtimes.store import check_vacant
 from codistill.topology.facts import as_plain
+from codistill.version import versions
 
 REPORT, NETWORK = "report.html", "network.json"
 _CODE = ("protocol_code", "learner_code", "user_code")  # facts that are digests of one's own files
@@ -86,15 +87,6 @@ def execute(
     return report_on(folder), not result.interrupted
 
 
-def serve(recipe: Recipe, folder: Path, *, data_dir: str | None = None) -> bool:
-    """On a machine of another rank than 0: compute what rank 0 asks for; whether all rounds were done.
-
-    The folder is rank 0's: nothing is written there, and only the key is read.
-    """
-    federation, _ = build(with_code(recipe), data_dir)
-    return not _run(federation, recipe, folder, resume=False, progress=False).interrupted
-
-
 def _run(federation: Federation, recipe: Recipe, folder: Path, *, resume: bool, progress: bool) -> Result:
     plan = plan_of(recipe)
     return federation.run(
@@ -104,7 +96,7 @@ def _run(federation: Federation, recipe: Recipe, folder: Path, *, resume: bool, 
         device=recipe.runtime.device,
         idle=recipe.runtime.idle,
         network=recipe.network,
-        machines=recipe.machines,
+        ray=recipe.ray if recipe.runtime.kind == "ray" else None,
         evaluate_every=plan.evaluate_every,
         evaluate_samples=plan.evaluate_samples,
         evaluate_agents=plan.evaluate_agents,
@@ -119,6 +111,8 @@ def _run(federation: Federation, recipe: Recipe, folder: Path, *, resume: bool, 
 
 def check_devices(recipe: Recipe) -> None:
     """The devices that a recipe names must be on this machine: for who runs it, before there is a folder."""
+    if recipe.runtime.kind == "ray":
+        return  # agents compute on other machines, and say so there
     for device in {recipe.runtime.device, *(entry.device or CPU for entry in recipe.agents)}:
         check_device(device)
 

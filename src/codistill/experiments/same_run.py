@@ -13,8 +13,8 @@ from codistill.experiments.saved_run import RECIPE, learner_code, protocol_code,
 from codistill.experiments.user_code import UnreadProtocol, digests_of, files_of, is_own, shown_files
 from codistill.federation.run_facts import FACTS
 from codistill.protocol import Protocol
-from codistill.runtimes.machines.machine_options import Machines
 from codistill.runtimes.network.terms import describe_protocol
+from codistill.runtimes.ray_cluster import RayCluster
 from codistill.settings import from_table
 
 
@@ -51,8 +51,8 @@ def _as_in(recipe: Recipe, there: Recipe, place: Path) -> Protocol | None:
 
 
 def _comparable(recipe: Recipe) -> tuple[Recipe, dict[str, Any]]:
-    """Where the data are, and how machines meet, is no part of what a run is."""
-    plain = replace(recipe, data=replace(recipe.data, dir=None), protocol=Protocol(), machines=Machines())
+    """Where the data are, and what a Ray cluster gives each host, is no part of what a run is."""
+    plain = replace(recipe, data=replace(recipe.data, dir=None), protocol=Protocol(), ray=RayCluster())
     return plain, describe_protocol(recipe.protocol)
 
 

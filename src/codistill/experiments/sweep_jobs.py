@@ -6,8 +6,8 @@ id, its outcome, and a lock that the job holds while it runs. No run's folder be
 
 from __future__ import annotations
 
-import getpass
 import json
+import os
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -19,8 +19,9 @@ from codistill.files import lock, write_atomically
 from codistill.text import parse_json
 
 JOBS, LOGS = ".jobs", ".logs"  # the first in a sweep's folder, the second in the first
-LOCAL, SLURM = "local", "slurm"
+LOCAL, SLURM, RAY = "local", "slurm", "ray"
 _JOB, _OUTCOME = "job.json", "outcome.json"
+BEFORE_LIMIT = "USR2"  # the signal that Slurm sends before a time limit
 DONE, SKIPPED, STOPPED, FAILED = "done", "skipped", "stopped", "failed"
 
 
@@ -64,8 +65,13 @@ def read_outcome(folder: Path) -> tuple[str, str] | None:
 
 def forget_job(folder: Path) -> None:
     """Remove the id and the outcome of the job before."""
-    for name in (_JOB, _OUTCOME):
-        (folder / name).unlink(missing_ok=True)
+    (folder / _JOB).unlink(missing_ok=True)
+    forget_outcome(folder)
+
+
+def forget_outcome(folder: Path) -> None:
+    """Remove the outcome: of the job before, or of the same job before it was put into the queue again."""
+    (folder / _OUTCOME).unlink(missing_ok=True)
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -84,16 +90,25 @@ def alive_jobs(sweep: Path, names: Sequence[str]) -> dict[str, Job]:
 
 
 def _is_alive(sweep: Path, name: str, job: Job, queued: set[str] | None) -> bool:
-    listed = (queued is None or job.id in queued) if job.on == SLURM else is_controller(sweep, job.id)
+    match job.on:
+        case "slurm":
+            listed = queued is None or job.id in queued
+        case "local":
+            listed = is_controller(sweep, job.id)
+        case _:  # Ray ends the tasks of a command with it; only that command knows which of them still wait
+            listed = False
     # A job whose controller was killed may go on by itself; it has its lock.
-    return listed or _is_locked(job_folder(sweep, name))
+    return listed or is_locked(job_folder(sweep, name))
 
 
 def _in_queue() -> set[str] | None:
     """The ids of this user's jobs that wait or run in Slurm; None if it does not say: none is then taken for dead."""
-    command = ["squeue", "--noheader", "--array", f"--user={getpass.getuser()}", "--format=%i"]
+    # By number: LOGNAME may be that of another user. Without SQUEUE_*, by which users choose what squeue shows to them.
+    command = ["squeue", "--noheader", "--array", f"--user={os.getuid()}", "--format=%i"]
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("SQUEUE_")}
     try:
-        return set(subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.split())
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, env=plain)
+        return set(done.stdout.split())
     except (OSError, subprocess.SubprocessError):
         return None
 
@@ -117,11 +132,12 @@ def _command_by_ps(process: str) -> str:
 
 
 def logs_folder(sweep: Path) -> Path:
-    """Where submitit keeps its files, and the logs of all jobs."""
+    """Where the logs of all jobs are, and the files of submitit."""
     return (sweep / JOBS / LOGS).resolve()
 
 
-def _is_locked(folder: Path) -> bool:
+def is_locked(folder: Path) -> bool:
+    """Whether a job is at the run whose job files are in this folder."""
     try:
         lock(folder).close()
     except BlockingIOError:

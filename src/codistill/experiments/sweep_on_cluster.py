@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from codistill.experiments.cell_job import write_job_files
@@ -11,9 +11,12 @@ from codistill.experiments.cluster_options import ClusterOptions
 from codistill.experiments.job_systems import SYSTEMS, JobSystem
 from codistill.experiments.sweep_jobs import (
     DONE,
+    FAILED,
     LOCAL,
+    RAY,
     SKIPPED,
     SLURM,
+    STOPPED,
     Job,
     alive_jobs,
     job_folder,
@@ -25,7 +28,7 @@ from codistill.experiments.sweep_run import Cell, Outcome, finished_rows
 from codistill.runtimes.interrupt import GentleInterrupt
 from codistill.runtimes.processes import default_workers
 
-PAUSE = {LOCAL: 0.2, SLURM: 10.0}  # seconds between two looks at jobs
+PAUSE = {LOCAL: 0.2, SLURM: 10.0, RAY: 0.2}  # seconds between two looks at jobs
 _LOOK = 0.1  # seconds between two looks at whether somebody has asked to stop
 
 
@@ -56,13 +59,23 @@ class SweepJobs:
             else:
                 yield cell, rows
         by_name = {cell.place.name: cell for cell in waiting}
-        running = alive_jobs(self._folder, list(by_name))
+        earlier = alive_jobs(self._folder, list(by_name))
+        running = {name: job for name, job in earlier.items() if system.waits_for(job)}
         waiting = [cell for cell in waiting if cell.place.name not in running]
         if by_name:
             self._tell(
                 f"runs: {len(cells)}, of which done: {len(cells) - len(by_name)}, with a job that waits or runs: "
                 f"{len(running)}, to be submitted ({self._on}): {len(waiting)}"
             )
+            try:
+                system.open(self._tell)
+                yield from self._run(system, by_name, running, waiting)
+            finally:
+                system.leave()
+
+    def _run(
+        self, system: JobSystem, by_name: Mapping[str, Cell], running: dict[str, Job], waiting: list[Cell]
+    ) -> Iterator[tuple[Cell, Outcome]]:
         missing: set[str] = set()  # jobs that were neither there nor ended when they were looked at last
         with GentleInterrupt(quiet=True) as interrupt:
             while running or waiting:
@@ -70,16 +83,17 @@ class SweepJobs:
                 running |= self._submit(system, now) if now else {}
                 waiting = waiting[len(now) :]
                 # Before their outcomes: a job that is not alive any more has written its outcome, if it has one.
-                alive = alive_jobs(self._folder, list(running))
+                alive = system.alive(running)
                 for name, job in list(running.items()):
-                    outcome = self._outcome_of(by_name[name], job, lost=name not in alive and name in missing)
+                    lost = system.why(job) if name not in alive and name in missing else ""
+                    outcome = self._outcome_of(by_name[name], job, name in alive, lost)
                     if outcome is not None:
                         del running[name]
                         yield by_name[name], outcome
-                missing = running.keys() - alive.keys()
+                missing = running.keys() - set(alive)
                 if self._is_asked(interrupt, max((PAUSE[job.on] for job in running.values()), default=0)):
                     self._tell(f"Stopped waiting. {system.interrupted(running)}")
-                    yield cells[0], None
+                    yield next(iter(by_name.values())), None
                     return
         system.close()
 
@@ -91,12 +105,14 @@ class SweepJobs:
             write_job(files[name], job)
         return jobs
 
-    def _outcome_of(self, cell: Cell, job: Job, *, lost: bool) -> Outcome:
-        """The outcome of a run whose job has ended; None if it has not."""
+    def _outcome_of(self, cell: Cell, job: Job, alive: bool, lost: str) -> Outcome:
+        """The outcome of a run whose job has ended, or was `lost` for some reason; None if it has not."""
         ended = read_outcome(job_folder(self._folder, cell.place.name))
         if ended is None and not lost:
             return None
-        status, said = ended or ("", "its job ended without a result: it was killed, or reached a limit of the cluster")
+        if alive and ended is not None and ended[0] in (STOPPED, FAILED):
+            return None  # it is about to end; or Slurm has stopped it, and has put it into the queue again
+        status, said = ended or ("", lost)
         if status == SKIPPED:
             return said
         rows = finished_rows(cell.recipe, cell.place) if status == DONE else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pandas as pd
@@ -93,10 +93,10 @@ def _only_sweep(folder: Path) -> Iterator[None]:
 
 
 def _check_one_machine(recipe: Recipe) -> None:
-    if recipe.runtime.kind == "machines":
+    if recipe.runtime.kind == "ray":
         raise RecipeError(
             "Each run of a sweep is computed on one machine.",
-            "runtime.kind = 'machines'",
+            "runtime.kind = 'ray'",
             "Use the runtime 'processes', or start each run by itself.",
         )
 
@@ -119,13 +119,18 @@ def _one_after_the_other(cells: Sequence[Cell], folder: Path, data_dir: str | No
         yield cell, outcome_of(cell.recipe, cell.place, data_dir)
 
 
-def outcome_of(recipe: Recipe, place: Path, data_dir: str | None) -> Outcome:
-    """The outcome of one run, which is run first if it is not done."""
+def outcome_of(recipe: Recipe, place: Path, data_dir: str | None, workers: int | None = None) -> Outcome:
+    """The outcome of one run, which is run first if it is not done.
+
+    `workers`: worker processes, where the recipe does not say how many; they change no result, and are not kept.
+    """
     try:
         rows = finished_rows(recipe, place)
         if rows is not None:
             return rows
         begun = (place / RECIPE).exists()
+        runtime = replace(recipe.runtime, workers=recipe.runtime.workers or workers)
+        recipe = replace(recipe, runtime=runtime)
         _, complete = execute(recipe, place, data_dir=data_dir, resume=begun, progress=False)
         return read_rows(place / METRICS) if complete else None
     except LearnerError as error:  # such as averaging the weights of different architectures

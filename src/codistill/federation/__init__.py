@@ -48,8 +48,8 @@ from codistill.topology import KINDS, Topology
 from codistill.wire.compression import Compression
 
 if TYPE_CHECKING:
-    from codistill.runtimes.machines.machine_options import Machines
     from codistill.runtimes.network.options import Network
+    from codistill.runtimes.ray_cluster import RayCluster
 
 
 class Federation:
@@ -186,7 +186,7 @@ class Federation:
         device: str = CPU,
         idle: str = "memory",
         network: Network | None = None,
-        machines: Machines | None = None,
+        ray: RayCluster | None = None,
         node_logs: str | None = None,
         evaluate_every: int = 1,
         evaluate_samples: int | None = None,
@@ -202,17 +202,16 @@ class Federation:
         """Run the rounds; with a `folder`, metrics and checkpoints are kept there and `resume` goes on.
 
         `runtime`: "processes", "simulation", "network" (one process per node, real sockets and mutual TLS on this
-        machine) or "machines" (this script on each of several machines, by torchrun or srun: on all but rank 0 the
-        result has no rows, see docs/how-to/machines.md); the results are equal to the bit. `device`: where torch
-        modules compute that do not say it themselves: "cpu", "cuda", "cuda:1", "mps" or "auto". `idle` = "disk" keeps
-        models of agents that are not at work in files, for thousands of agents; `evaluate_agents` = "present" evaluates
-        those that took part. `alone` also trains a copy of every agent alone, so that the gain is known. `features_at`:
-        rounds after which the agents' features on 200 common test samples are kept, for a map in the report (not in the
-        network, where they stay with the agents). `observers`: objects with any of the methods `started`, `evaluated`,
-        `round_ended`, `finished`, called in this process with the records of `codistill.results.records`; a true value
-        from `round_ended` stops the run after that round. For the network: `network` has its timeouts, and with
-        `node_logs` ("text" or "json") every node writes its events to standard error. For several machines: `machines`
-        has the settings of the recipe's table.
+        machine) or "ray" (on the nodes of a Ray cluster, see docs/how-to/cluster.md); the results are equal to the bit.
+        `device`: where torch modules compute that do not say it themselves: "cpu", "cuda", "cuda:1", "mps" or "auto".
+        `idle` = "disk" keeps models of agents that are not at work in files, for thousands of agents; `evaluate_agents`
+        = "present" evaluates those that took part. `alone` also trains a copy of every agent alone, so that the gain is
+        known. `features_at`: rounds after which the agents' features on 200 common test samples are kept, for a map in
+        the report (not in the network, where they stay with the agents). `observers`: objects with any of the methods
+        `started`, `evaluated`, `round_ended`, `finished`, called in this process with the records of
+        `codistill.results.records`; a true value from `round_ended` stops the run after that round. For the network:
+        `network` has its timeouts, and with `node_logs` ("text" or "json") every node writes its events to standard
+        error. For a Ray cluster: `ray` says which, and what each agent or host needs there.
         """
         if not isinstance(alone, bool):
             raise RecipeError(
@@ -236,12 +235,16 @@ class Federation:
             plan.check_for_network()
         check_features(description)
         watching = check_observers(observers)
+        if ray is not None and options.kind != "ray":
+            raise RecipeError(
+                "ray has the settings of the runtime 'ray'.", f"ray=..., runtime='{options.kind}'", 'Add runtime="ray".'
+            )
         self._check_start(options, resume=resume, has_folder=folder is not None)
         return run_on_this_machine(
             description,
             options,
             network=network,
-            machines=machines,
+            ray=ray,
             node_logs=node_logs,
             folder=None if folder is None else Path(folder),
             resume=resume,
@@ -252,7 +255,7 @@ class Federation:
     def _check_start(self, options: RuntimeOptions, *, resume: bool, has_folder: bool) -> None:
         if resume and not has_folder:
             raise RecipeError("To resume, a run needs its folder.", "no folder", "Pass folder=... as well.")
-        if options.kind in ("network", "machines") and self.protocol.pools_data:
+        if options.kind in ("network", "ray") and self.protocol.pools_data:
             raise RecipeError(
                 f"{self.protocol.name} pools the data of all agents, which never leave their processes here.",
                 self.protocol.name,

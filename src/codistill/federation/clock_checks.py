@@ -32,9 +32,9 @@ def check_clock_runtime(clock: Clock | None, runtime: str) -> None:
     """Where a run with a clock can be computed."""
     if clock is None or runtime == "simulation":
         return
-    if runtime in ("processes", "machines"):
+    if runtime in ("processes", "ray"):
         raise RecipeError(
-            "A run with a clock cannot be computed in worker processes, nor on several machines.",
+            "A run with a clock cannot be computed in worker processes, nor in a Ray cluster.",
             f"a clock, in the runtime '{runtime}'",
             "Use the runtime 'simulation' or, without rounds, 'network'.",
         )

@@ -4,30 +4,31 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from codistill.devices import AUTO, CPU
+from codistill.errors import RecipeError
 from codistill.federation.checks import check_abilities
-from codistill.federation.machine_facts import facts_of_machine
 from codistill.federation.memory import MANY, memory_need
 from codistill.federation.result import Result
 from codistill.federation.run_facts import write_devices, write_facts
 from codistill.federation.runtime_options import RuntimeOptions, make_runtime, process_count
-from codistill.results.records import RunStarted
+from codistill.results.records import Row, RunStarted
 from codistill.runtimes.description import RunDescription
 from codistill.runtimes.interrupt import GentleInterrupt
 from codistill.runtimes.observers.progress import Progress
 from codistill.runtimes.placement import devices_by_name, place_agents
+from codistill.runtimes.ray_cluster import RayCluster, joined
 from codistill.runtimes.running import Outcome, run
-from codistill.runtimes.runtime import Runtime, Stopped
+from codistill.runtimes.runtime import Runtime, ShouldStop, Stopped
 from codistill.runtimes.store import BASELINE, RunFolder
 
 if TYPE_CHECKING:
-    from codistill.runtimes.machines.group import Group
-    from codistill.runtimes.machines.machine_options import Machines
     from codistill.runtimes.network.options import Network
+    from codistill.runtimes.ray_runtime import RayHosts
 
 
 def run_on_this_machine(
@@ -35,7 +36,7 @@ def run_on_this_machine(
     options: RuntimeOptions,
     *,
     network: Network | None,
-    machines: Machines | None,
+    ray: RayCluster | None,
     node_logs: str | None,
     folder: Path | None,
     resume: bool,
@@ -44,85 +45,95 @@ def run_on_this_machine(
 ) -> Result:
     """Run what is described; `observers` watch the run itself, not the baseline."""
     began = time.monotonic()
-    group = _group(description, machines) if options.kind == "machines" else None
-    if group is None:
-        place_agents(description, options.device, process_count(options, len(description.agents)))
-    else:
-        group.place_agents(options.device)
-        if group.place.rank > 0:
-            return _serve(group, description, folder)
+
+    def result(outcome: Outcome | None, alone_rows: list[Row] | None = None) -> Result:
+        seconds = time.monotonic() - began
+        if outcome is None:
+            return Result(description, [], alone_rows, None, seconds, interrupted=True)
+        alone_rows = outcome.baseline_rows if options.kind == "network" else alone_rows
+        return Result(
+            description, outcome.rows, alone_rows, outcome.outputs, seconds, interrupted=not outcome.complete,
+            events=outcome.events, features=outcome.features,
+        )  # fmt: skip
+
     with ExitStack() as stack:
+        if options.kind == "ray":
+            chosen = _ray_options(description, options, ray)
+            # First: Ray has a handler for SIGTERM, which is replaced below.
+            stack.enter_context(joined(chosen.address, output=chosen.output))
+        else:
+            place_agents(description, options.device, process_count(options, len(description.agents)))
         interrupt = stack.enter_context(GentleInterrupt())
-
-        def run_on(runtime: Runtime, store: RunFolder | None, observers: Sequence[Any]) -> Outcome:
-            shown = [*([Progress()] if progress else []), Notes(), *observers]
-            return run(runtime.description, runtime, store=store, observers=shown, should_stop=lambda: interrupt.asked)
-
         # Locked first and until the end: no other process may write there meanwhile.
         store = _store(folder, stack, resume=resume)
         if store is not None:
             write_facts(store.folder, description)
-        if group is not None and not _meet(stack.enter_context(group), description, folder, interrupt):
-            return Result(description, [], None, None, time.monotonic() - began, interrupted=True)
+        hosts: RayHosts | None = None
+        watching: list[Any] = []
+        if options.kind == "ray":
+            hosts = stack.enter_context(_ray_hosts(description, options, chosen, lambda: interrupt.asked))
+            watching.append(hosts)
+            try:
+                hosts.survive(lambda: None)  # which opens them
+            except Stopped:
+                return result(None)
         if store is not None:
-            write_devices(store.folder, devices_by_name(description.agents) if group is None else group.devices)
-        if len(description.agents) >= MANY and options.kind != "network":
+            write_devices(store.folder, devices_by_name(description.agents) if hosts is None else hosts.devices)
+        if len(description.agents) >= MANY and options.kind not in ("network", "ray"):
             need = memory_need(description, options, saves=folder is not None)
             print(f"note: {need.sentence(options.idle)}.", file=sys.stderr)
+
+        def run_on(make: Callable[[], Runtime], store: RunFolder | None, observers: Sequence[Any]) -> Outcome | None:
+            shown = [*([Progress()] if progress else []), Notes(), *watching, *observers]
+
+            def attempt() -> Outcome:
+                runtime = make()
+                return run(
+                    runtime.description, runtime, store=store, observers=shown, should_stop=lambda: interrupt.asked
+                )
+
+            with suppress(Stopped):
+                return attempt() if hosts is None else hosts.survive(attempt)
+            return None
+
         alone_rows = None
         baseline = description.baseline() if description.plan.baseline and options.kind != "network" else None
         if baseline is not None:
             check_abilities(baseline.agents, baseline.protocol, None)
             beside = _store(None if folder is None else folder / BASELINE, stack, resume=resume)
             kept_in = None if beside is None else beside.folder
-            alone_rows = run_on(make_runtime(baseline, options, kept_in, group=group, baseline=True), beside, ()).rows
+            alone = run_on(lambda: make_runtime(baseline, options, kept_in, hosts=hosts, baseline=True), beside, ())
+            alone_rows = None if alone is None else alone.rows
         if interrupt.asked:
-            return Result(description, [], alone_rows, None, time.monotonic() - began, interrupted=True)
+            return result(None, alone_rows)
         for agent in description.agents:
             agent.learned = True
-        started = make_runtime(description, options, folder, network, node_logs, group)
-        outcome = run_on(started, store, observers)
-        if group is not None:
-            group.complete = outcome.complete
-    return Result(
-        description,
-        outcome.rows,
-        outcome.baseline_rows if options.kind == "network" else alone_rows,
-        outcome.outputs,
-        time.monotonic() - began,
-        interrupted=not outcome.complete,
-        events=outcome.events,
-        features=outcome.features,
-    )
+        outcome = run_on(
+            lambda: make_runtime(description, options, folder, network, node_logs, hosts), store, observers
+        )
+    return result(outcome, alone_rows)
 
 
-def _group(description: RunDescription, machines: Machines | None) -> Group:
-    from codistill.runtimes.machines.group import Group
-    from codistill.runtimes.machines.machine_options import Machines
-    from codistill.runtimes.machines.place import place_here
-
-    chosen = machines or Machines()
-    return Group(place_here(chosen.port), description, chosen)
-
-
-def _meet(group: Group, description: RunDescription, folder: Path | None, interrupt: GentleInterrupt) -> bool:
-    """Whether all machines have met; not if somebody asks to stop before."""
-    facts = {"the number of machines": f"{group.place.world}", **facts_of_machine(description)}
-    try:
-        group.meet(facts, folder, lambda: interrupt.asked)
-    except Stopped:
-        return False
-    return True
+def _ray_options(description: RunDescription, options: RuntimeOptions, given: RayCluster | None) -> RayCluster:
+    """The settings of a run in a Ray cluster, which shows an agent the GPUs that it was asked for, and no others."""
+    chosen = given or RayCluster()
+    wishes = {agent.name: getattr(agent.learner, "device", None) or options.device for agent in description.agents}
+    on_gpu = [name for name, device in wishes.items() if device not in (AUTO, CPU)]
+    if on_gpu and chosen.gpus_per_host is None and chosen.gpus_per_agent is None:
+        raise RecipeError(
+            "In a Ray cluster, agents that compute on a GPU must ask for one.",
+            f"device = '{wishes[on_gpu[0]]}' of agent '{on_gpu[0]}', and no gpus_per_agent in [ray]",
+            "Add gpus_per_agent, such as 0.25: then four agents share a GPU.",
+        )
+    return chosen
 
 
-def _serve(group: Group, description: RunDescription, folder: Path | None) -> Result:
-    """On a machine of another rank than 0: compute what rank 0 asks for. The first signal is for rank 0, which gets it
-    too; a second one ends this process."""
-    began, complete = time.monotonic(), False
-    with GentleInterrupt(quiet=True) as interrupt, group:
-        if _meet(group, description, folder, interrupt):
-            complete = group.serve()
-    return Result(description, [], None, None, time.monotonic() - began, interrupted=not complete)
+def _ray_hosts(
+    description: RunDescription, options: RuntimeOptions, chosen: RayCluster, should_stop: ShouldStop
+) -> RayHosts:
+    from codistill.runtimes.ray_runtime import RayHosts
+
+    return RayHosts(description, chosen, workers=options.workers, device=options.device, should_stop=should_stop)
 
 
 class Notes:

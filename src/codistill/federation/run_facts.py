@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import platform
 from collections.abc import Mapping
 from contextlib import suppress
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +21,9 @@ from codistill.runtimes.network.terms import describe_public
 from codistill.settings import from_table
 from codistill.text import parse_json
 from codistill.topology.facts import as_plain
+from codistill.version import versions
 
 FACTS = "run.json"
-_PACKAGES = ("codistill", "numpy", "scikit-learn", "scipy", "torch", "safetensors", "skops")
-
 _OF_A_SCORE = ("name", "greater_is_better", "task", "title", "percent")
 
 
@@ -68,11 +65,6 @@ def _told(score: Score) -> dict[str, Any]:
 
 def _not_here(y: np.ndarray, answers: np.ndarray) -> None:
     """In the place of a function of one's own: rows hold what it returned."""
-
-
-def versions() -> dict[str, str]:
-    """Of what the figures rest on."""
-    return {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}}
 
 
 def _facts_of(description: RunDescription) -> dict[str, Any]:

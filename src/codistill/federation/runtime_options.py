@@ -18,8 +18,8 @@ from codistill.runtimes.simulation import Simulation
 from codistill.settings import Settings, check_settings, setting
 
 if TYPE_CHECKING:
-    from codistill.runtimes.machines.group import Group
     from codistill.runtimes.network.options import Network
+    from codistill.runtimes.ray_runtime import RayHosts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,15 +28,15 @@ class RuntimeOptions(Settings):
 
     kind: str = setting(
         "processes",
-        "worker processes; all in this one; one process per node, over the network of this machine; or one process on "
-        "each of several machines, started by torchrun or srun",
-        choices=("processes", "simulation", "network", "machines"),
+        "worker processes; all in this one; one process per node, over the network of this machine; or processes on "
+        "the nodes of a Ray cluster",
+        choices=("processes", "simulation", "network", "ray"),
     )
-    workers: int | None = setting(None, "worker processes; unset: one per core", at_least=1)
+    workers: int | None = setting(None, "worker processes, or hosts in a Ray cluster; unset: one per core", at_least=1)
     device: str = setting(CPU, DEVICE_HELP + "; for agents that do not say it themselves")
     idle: str = setting(
         "memory",
-        "where states of agents are kept that are not at work; not over the network, nor on several machines",
+        "where states of agents are kept that are not at work; not over the network",
         choices=("memory", "disk"),
     )
     checkpoint_every: int = setting(1, "rounds between checkpoints; 0: never", at_least=0)
@@ -49,7 +49,7 @@ class RuntimeOptions(Settings):
 def process_count(options: RuntimeOptions, agents: int) -> int:
     """How many processes compute on this machine."""
     match options.kind:
-        case "simulation" | "machines":
+        case "simulation":
             return 1
         case "network":
             return agents
@@ -62,19 +62,17 @@ def make_runtime(
     folder: Path | None = None,
     network: Network | None = None,
     node_logs: str | None = None,
-    group: Group | None = None,
+    hosts: RayHosts | None = None,
     *,
     baseline: bool = False,
 ) -> Runtime:
     """The runtime of a run; its folder; of the network its timeouts and logs.
 
-    `group`: the machines that have met, if there are several; `baseline`: whether this is the run of agents alone.
+    `hosts`: in a Ray cluster; `baseline`: whether this is the run of agents alone.
     """
     idle = _idle_states(description, options, folder)
-    if group is not None:
-        from codistill.runtimes.machines.group import MachinesRuntime
-
-        return MachinesRuntime(description, group, baseline=baseline)
+    if hosts is not None:
+        return hosts.runtime(description, idle, baseline=baseline)
     if description.asynchronous and options.kind == "simulation":
         return AsynchronousSimulation(description)
     # Pooling data is for a baseline, and never leaves this process.
@@ -92,9 +90,9 @@ def _idle_states(description: RunDescription, options: RuntimeOptions, folder: P
     """Where states of agents are kept that are not at work; None: in memory."""
     if options.idle == "memory":
         return None
-    if options.kind not in ("simulation", "processes") or description.asynchronous:
+    if options.kind not in ("simulation", "processes", "ray") or description.asynchronous:
         raise RecipeError(
-            "idle = \"disk\" is for the rounds of the runtimes 'simulation' and 'processes'.",
+            "idle = \"disk\" is for the rounds of the runtimes 'simulation', 'processes' and 'ray'.",
             "a run without rounds" if description.asynchronous else f"the runtime '{options.kind}'",
             'Remove idle, or choose runtime.kind = "processes".',
         )

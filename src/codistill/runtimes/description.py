@@ -32,6 +32,8 @@ from codistill.runtimes.safeguard import AgentSafeguard, Safeguard
 from codistill.topology import Topology
 from codistill.wire.compression import Compression
 
+Build = Callable[[Sequence[str]], "tuple[Protocol, list[Agent]]"]
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RunDescription:
@@ -59,6 +61,7 @@ class RunDescription:
     clock: Clock | None = None  # how fast agents and messages are; None: that does not matter
     columns: Names = ()  # names of the columns of all samples, in their order; empty: unknown
     notes: tuple[str, ...] = ()  # on the data, for the user
+    build: Build | None = None  # makes agents by name, on another machine; None: they are sent there
 
     @property
     def asynchronous(self) -> bool:

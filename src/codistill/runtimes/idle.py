@@ -13,29 +13,41 @@ import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
 from codistill.agent import Agent
 from codistill.base_node import Node
-from codistill.files import open_patiently, subfolder, writing
+from codistill.files import LOCK, lock, open_patiently, subfolder, writing
 from codistill.runtimes.host import BEGIN
 from codistill.runtimes.runtime import save_nodes
 from codistill.runtimes.stored_state import STATES, Saved, StoredState, content_of
 from codistill.wire.state import pack
+
+_PREFIX = "codistill-states-"  # of a folder among the system's temporary files
+_held: set[Path] = set()  # such folders of this process, which may lock a folder twice
 
 
 class IdleStates:
     """Keeps the states of some agents in files while these agents are not at work."""
 
     def __init__(self, folder: Path | None, names: Sequence[str]) -> None:
-        self.folder = _temporary_folder(self) if folder is None else folder / STATES
-        subfolder(self.folder)
+        self._remove: Callable[[], object] = lambda: None
+        if folder is None:
+            self.folder, self._remove = _temporary_folder(self)
+        else:
+            self.folder = folder / STATES
+            subfolder(self.folder)
         self._numbers = {name: number for number, name in enumerate(names)}
         self.stored: dict[str, StoredState] = {}
         self._in_checkpoint: set[Path] = set()  # these are removed by the owner of the checkpoints
+        self.unsaved: set[str] = set()  # agents whose states were written here since they were fetched
+
+    def close(self) -> None:
+        """Remove a folder that is not that of a run; states in it are lost."""
+        self._remove()
 
     def wake(self, agent: Agent) -> None:
         """Bring an agent's state back into memory, if it is in a file."""
@@ -44,18 +56,30 @@ class IdleStates:
 
     def rest(self, agent: Agent, phase: int) -> None:
         """Write an agent's state as it is after a phase, and free its memory."""
-        body = pack(agent.dump())
-        path = self.folder / f"{self._numbers[agent.name]:06d}-{phase + 1:06d}.state"
+        stored = self._write(agent.name, phase, pack(agent.dump()))
+        self.unsaved.add(agent.name)
+        before = self.stored.get(agent.name)
+        self.adopt(agent, stored)
+        if before is not None and before.path != stored.path and before.path not in self._in_checkpoint:
+            before.path.unlink(missing_ok=True)
+
+    def take(self, agent: Agent, body: bytes) -> None:
+        """Write a state that an agent is to return to, and free its memory."""
+        self.adopt(agent, self._write(agent.name, BEGIN, body))
+        self.unsaved.discard(agent.name)
+
+    def keep(self, name: str, phase: int, body: bytes) -> None:
+        """Write the state that an agent of another machine had after a phase."""
+        self.stored[name] = self._write(name, phase, body)
+
+    def _write(self, name: str, phase: int, body: bytes) -> StoredState:
+        path = self.folder / f"{self._numbers[name]:06d}-{phase + 1:06d}.state"
         # Neither synced nor renamed: a file counts only when a checkpoint names it, which syncs it first.
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
         with writing(path), open(open_patiently(path, flags), "wb", buffering=0) as file:
             file.write(hashlib.sha256(body).digest())
             file.write(body)
-            size = file.tell()
-        before = self.stored.get(agent.name)
-        self.adopt(agent, StoredState(path, size))
-        if before is not None and before.path != path and before.path not in self._in_checkpoint:
-            before.path.unlink(missing_ok=True)
+            return StoredState(path, file.tell())
 
     def adopt(self, agent: Agent, stored: StoredState, *, in_checkpoint: bool = False) -> None:
         """Free an agent's memory: its state is in this file."""
@@ -87,16 +111,28 @@ class IdleStates:
         return saved
 
 
-def _temporary_folder(owner: IdleStates) -> Path:
-    """A folder that is removed with the last agent whose state is there, by the process that made it."""
-    folder, process = tempfile.mkdtemp(prefix="codistill-"), os.getpid()
+def _temporary_folder(owner: IdleStates) -> tuple[Path, Callable[[], object]]:
+    """A folder that is removed with the last agent whose state is there, by the process that made it; or earlier."""
+    folder, process = Path(tempfile.mkdtemp(prefix=_PREFIX)), os.getpid()
+    held = lock(folder)
+    _held.add(folder)
 
     def remove() -> None:
+        _held.discard(folder)
+        held.close()
         if os.getpid() == process:
             shutil.rmtree(folder, ignore_errors=True)
 
-    weakref.finalize(owner, remove)
-    return Path(folder)
+    return folder, weakref.finalize(owner, remove)
+
+
+def remove_left_behind() -> None:
+    """Remove the folders of processes that were killed: those that nobody has locked any more."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        with suppress(OSError):
+            if folder not in _held and folder.stat().st_uid == os.getuid() and (folder / LOCK).exists():
+                lock(folder).close()  # a BlockingIOError if its process is alive
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
@@ -125,6 +161,13 @@ def load_with(idle: IdleStates | None, nodes: Sequence[Node], saved: Saved) -> N
             idle.adopt(node, state, in_checkpoint=True)
         else:
             node.resume(content_of(state))
+
+
+def set_aside(agents: Sequence[Agent]) -> None:
+    """Free the memory of agents that another process computes with."""
+    for agent in agents:
+        agent.set_aside()
+    return_memory()
 
 
 def return_memory() -> None:

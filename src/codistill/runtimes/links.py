@@ -1,4 +1,4 @@
-"""Links between the hosts of a run: frames of bytes over socket pairs or TCP; sending never blocks."""
+"""Links between the hosts of a run: what they carry, and frames of bytes over socket pairs; sending never blocks."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import selectors
 import socket
 import struct
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -19,56 +20,48 @@ from codistill.runtimes.remote_errors import rebuild_error
 from codistill.runtimes.shared_memory import SharedMemory
 from codistill.wire.state import pack, unpack
 
+MESSAGE, LOST, END, CONTROL, _SHARED = range(5)  # kinds of frames
 _HEADER = struct.Struct("<BiIIQ")  # kind, phase, sender, number of receivers, length of the payload
-_MESSAGE, _LOST, _END, _CONTROL, _SHARED = range(5)
 _PLACE = struct.Struct("<QQ")  # of a message in shared memory: where it starts, and its length
 _STALL = 1.0  # seconds without a frame after which a host reports that it is blocked
 _READ = 1 << 16
 
 
-class _Peer:
-    """One end of a link: bytes still to send, and received bytes of an incomplete frame."""
-
-    def __init__(self, name: int, end: socket.socket) -> None:
-        self.name, self.socket = name, end
-        self.outgoing: deque[memoryview] = deque()
-        self.incoming = bytearray()
-        self.missing = 0  # bytes until the current frame is complete
-
-
-class Links:
+class Links(ABC):
     """All links of one host. Host 0 is the owner of the run; control messages go to and from it."""
 
-    def __init__(
-        self,
-        me: int,
-        ends: Mapping[int, socket.socket],
-        places: Mapping[str, int],
-        *,
-        fault: Callable[[int, int], RuntimeFault] | None = None,
-        silent: Callable[[], Iterable[int]] = tuple,
-        memory: Sequence[SharedMemory] = (),
-        waiting: AbstractContextManager[None] | None = None,
-    ) -> None:
-        """`fault`: the error for a host that was lost, and the host that says so; `silent`: hosts that may be lost.
-
-        `memory`: what each host writes its large messages to, if the hosts share memory; `waiting` is entered while
-        this host waits.
-        """
-        self.me, self._memory, self._waiting = me, memory, waiting or nullcontext()
-        self._fault, self._silent = fault or _worker_ended, silent
-        self._places = dict(places)  # node -> host
+    def __init__(self, me: int, others: Iterable[int], places: Mapping[str, int]) -> None:
+        """`others`: the hosts at the other ends; `places`: the host of each node."""
+        self.me, self._others = me, set(others)
+        self._places = dict(places)
         self._names = list(places)
         self._numbers = {name: number for number, name in enumerate(self._names)}
-        self._peers = {host: _Peer(host, end) for host, end in ends.items()}
-        self._selector = selectors.DefaultSelector()
-        for peer in self._peers.values():
-            peer.socket.setblocking(False)
-            self._selector.register(peer.socket, selectors.EVENT_READ, peer)
         self._frames: list[Frame] = []
         self._control: deque[tuple[int, dict[str, Any]]] = deque()
         self._sent = self._received = 0
         self._deadlocks = DeadlockDetection()  # used by the owner of the run
+
+    # --- what a carrier of bytes does ---------------------------------------------------------
+
+    @abstractmethod
+    def _queue(self, host: int, kind: int, phase: int, sender: int, receivers: list[int], data: bytes) -> None:
+        """Queue a frame for a host, from one node to some of its nodes."""
+
+    @abstractmethod
+    def _pump(self, timeout: float) -> None:
+        """Move what can be moved, and wait up to `timeout` seconds if nothing has arrived."""
+
+    @abstractmethod
+    def flush(self) -> None:
+        """Send as much as the other side accepts now; the rest is sent while waiting."""
+
+    @abstractmethod
+    def drain(self) -> None:
+        """Send all that is queued, reading meanwhile so that no host blocks on sending to this one."""
+
+    @abstractmethod
+    def _fault(self, host: int, told_by: int) -> RuntimeFault:
+        """The error for a host that was lost, and the host that says so."""
 
     # --- frames of nodes ----------------------------------------------------------------------
 
@@ -77,21 +70,16 @@ class Links:
         by_host: dict[int, list[int]] = {}
         for receiver in receivers:
             by_host.setdefault(self._places[receiver], []).append(self._numbers[receiver])
-        by_host = {host: numbers for host, numbers in by_host.items() if host in self._peers}
-        kind, payload, large = _LOST if data is None else _MESSAGE, data or b"", len(data or b"") > _READ
-        if large and self._memory:
-            start = self._memory[self.me].write(payload, by_host)
-            if start is not None:
-                kind, payload, large = _SHARED, _PLACE.pack(start, len(payload)), False
+        self._post({host: by_host[host] for host in by_host if host in self._others}, phase, sender, data)
+
+    def _post(self, by_host: Mapping[int, list[int]], phase: int, sender: str, data: bytes | None) -> None:
         for host, numbers in by_host.items():
-            self._queue(self._peers[host], kind, phase, self._numbers[sender], numbers, payload)
-            if large:  # sent at once: it is read while others still compute
-                self._write(self._peers[host])
+            self._queue(host, LOST if data is None else MESSAGE, phase, self._numbers[sender], numbers, data or b"")
 
     def post_end(self, phase: int, sender: str, listeners: Iterable[str]) -> None:
         """Tell the hosts of those who may wait for a node that it will send no more in this phase."""
-        for host in {self._places[name] for name in listeners} & self._peers.keys():
-            self._queue(self._peers[host], _END, phase, self._numbers[sender], [], b"")
+        for host in {self._places[name] for name in listeners} & self._others:
+            self._queue(host, END, phase, self._numbers[sender], [], b"")
 
     def wait(self, host: Waiting) -> list[Frame]:
         """Frames that have arrived; waits for the next if there is none."""
@@ -108,20 +96,14 @@ class Links:
         frames, self._frames = self._frames, []
         return frames
 
-    def flush(self) -> None:
-        """Send as much as the other side accepts now; the rest is sent while waiting."""
-        for peer in tuple(self._peers.values()):
-            self._write(peer)
-
-    def drain(self) -> None:
-        """Send all that is queued, reading meanwhile so that no host blocks on sending to this one."""
-        while any(peer.outgoing for peer in self._peers.values()):
-            self._pump(_STALL)
-
-    def flush_quietly(self) -> None:
-        """Send what can be sent to hosts that still run."""
-        with contextlib.suppress(RuntimeFault):
-            self.flush()
+    def _take(self, host: int, kind: int, phase: int, sender: int, receivers: Iterable[int], payload: bytes) -> None:
+        """A frame that has arrived from another host."""
+        if kind == CONTROL:
+            self._take_control(host, unpack(payload))
+            return
+        self._received += 1
+        names = [self._names[number] for number in receivers]
+        self._frames.append(Frame(phase, self._names[sender], names, payload, lost=kind == LOST, is_end=kind == END))
 
     # --- control ------------------------------------------------------------------------------
 
@@ -129,8 +111,8 @@ class Links:
         """Send a control message, and with it whatever else is queued for these hosts."""
         data = pack(content)
         for host in hosts:
-            self._queue(self._peers[host], _CONTROL, 0, 0, [], data)
-            self._write(self._peers[host])
+            self._queue(host, CONTROL, 0, 0, [], data)
+        self.flush()
 
     def next_control(self) -> tuple[int, dict[str, Any]]:
         """The next control message and the host that sent it."""
@@ -141,27 +123,15 @@ class Links:
                 quiet = self._check_stall(quiet, dict)
         return self._control.popleft()
 
-    def last_controls(self) -> list[dict[str, Any]]:
-        """After a link broke: the control messages of the owner that have arrived and were not asked for yet."""
-        with contextlib.suppress(RuntimeFault):
-            self._read(self._peers[0])
-        return [content for _, content in self._control]
-
-    def wait_for_ends(self, seconds: float) -> None:
-        """Read until the others have closed their ends: what is closed with unread bytes can lose what was sent."""
-        until = time.monotonic() + seconds
-        for peer in self._peers.values():
-            with contextlib.suppress(OSError):
-                while True:
-                    peer.socket.settimeout(max(0.001, until - time.monotonic()))
-                    if not peer.socket.recv(_READ):
-                        break
-
-    def close(self) -> None:
-        """Close all links."""
-        self._selector.close()
-        for peer in self._peers.values():
-            peer.socket.close()
+    def _take_control(self, host: int, content: dict[str, Any]) -> None:
+        if "blocked" in content:
+            self._deadlocks.add(host, content)
+        elif "error" in content:
+            raise rebuild_error(content["error"])
+        elif "lost" in content:
+            raise self._fault(content["lost"], host)
+        else:
+            self._control.append((host, content))
 
     # --- a deadlock ---------------------------------------------------------------------------
 
@@ -178,13 +148,76 @@ class Links:
             self.command(0, **content)
             return
         self._deadlocks.add(0, content)
-        self._deadlocks.check(hosts=len(self._peers) + 1)
+        self._deadlocks.check(hosts=len(self._others) + 1)
 
-    # --- bytes --------------------------------------------------------------------------------
 
-    def _queue(self, peer: _Peer, kind: int, phase: int, sender: int, receivers: list[int], data: bytes) -> None:
-        if kind != _CONTROL:
+class _Peer:
+    """One end of a link: bytes still to send, and received bytes of an incomplete frame."""
+
+    def __init__(self, name: int, end: socket.socket) -> None:
+        self.name, self.socket = name, end
+        self.outgoing: deque[memoryview] = deque()
+        self.incoming = bytearray()
+        self.missing = 0  # bytes until the current frame is complete
+
+
+class SocketLinks(Links):
+    """Links over socket pairs, between processes of this machine; large messages through shared memory."""
+
+    def __init__(
+        self,
+        me: int,
+        ends: Mapping[int, socket.socket],
+        places: Mapping[str, int],
+        *,
+        memory: Sequence[SharedMemory] = (),
+        waiting: AbstractContextManager[None] | None = None,
+    ) -> None:
+        """`memory`: what each host writes its large messages to; `waiting` is entered while this host waits."""
+        super().__init__(me, ends, places)
+        self._memory, self._waiting = memory, waiting or nullcontext()
+        self._peers = {host: _Peer(host, end) for host, end in ends.items()}
+        self._selector = selectors.DefaultSelector()
+        for peer in self._peers.values():
+            peer.socket.setblocking(False)
+            self._selector.register(peer.socket, selectors.EVENT_READ, peer)
+
+    def _post(self, by_host: Mapping[int, list[int]], phase: int, sender: str, data: bytes | None) -> None:
+        kind, payload, large = LOST if data is None else MESSAGE, data or b"", len(data or b"") > _READ
+        if large and self._memory:
+            start = self._memory[self.me].write(payload, by_host)
+            if start is not None:
+                kind, payload, large = _SHARED, _PLACE.pack(start, len(payload)), False
+        for host, numbers in by_host.items():
+            self._queue(host, kind, phase, self._numbers[sender], numbers, payload)
+            if large:  # sent at once: it is read while others still compute
+                self._write(self._peers[host])
+
+    def flush(self) -> None:
+        """Send as much as the other side accepts now; the rest is sent while waiting."""
+        for peer in tuple(self._peers.values()):
+            self._write(peer)
+
+    def drain(self) -> None:
+        """Send all that is queued, reading meanwhile so that no host blocks on sending to this one."""
+        while any(peer.outgoing for peer in self._peers.values()):
+            self._pump(_STALL)
+
+    def flush_quietly(self) -> None:
+        """Send what can be sent to hosts that still run."""
+        with contextlib.suppress(RuntimeFault):
+            self.flush()
+
+    def close(self) -> None:
+        """Close all links."""
+        self._selector.close()
+        for peer in self._peers.values():
+            peer.socket.close()
+
+    def _queue(self, host: int, kind: int, phase: int, sender: int, receivers: list[int], data: bytes) -> None:
+        if kind != CONTROL:
             self._sent += 1
+        peer = self._peers[host]
         header = _HEADER.pack(kind, phase, sender, len(receivers), len(data))
         peer.outgoing.append(memoryview(header + struct.pack(f"<{len(receivers)}I", *receivers)))
         if data:
@@ -212,8 +245,7 @@ class Links:
         if self._selector.get_key(peer.socket).events != wanted:
             self._selector.modify(peer.socket, wanted, peer)
 
-    def _pump(self, timeout: float) -> bool:
-        """Wait for bytes and move them; False if there were none."""
+    def _pump(self, timeout: float) -> None:
         events = self._selector.select(0)
         if not events:
             with self._waiting:
@@ -223,10 +255,6 @@ class Links:
                 self._write(key.data)
             if mask & selectors.EVENT_READ and key.data.name in self._peers:
                 self._read(key.data)
-        for host in self._silent():
-            if host in self._peers:
-                self._lose(self._peers[host])
-        return bool(events)
 
     def _read(self, peer: _Peer) -> None:
         try:
@@ -272,27 +300,10 @@ class Links:
             numbers = struct.unpack_from(f"<{count}I", buffer, start + _HEADER.size)
             payload = bytes(memoryview(buffer)[body : body + length])
             start = body + length
-            if kind == _CONTROL:
-                self._take_control(peer.name, unpack(payload))
-                continue
-            self._received += 1
             if kind == _SHARED:
-                payload = self._memory[peer.name].read(self.me, *_PLACE.unpack(payload))
-            receivers = [self._names[number] for number in numbers]
-            self._frames.append(
-                Frame(phase, self._names[sender], receivers, payload, lost=kind == _LOST, is_end=kind == _END)
-            )
+                kind, payload = MESSAGE, self._memory[peer.name].read(self.me, *_PLACE.unpack(payload))
+            self._take(peer.name, kind, phase, sender, numbers, payload)
         del buffer[:start]
-
-    def _take_control(self, host: int, content: dict[str, Any]) -> None:
-        if "blocked" in content:
-            self._deadlocks.add(host, content)
-        elif "error" in content:
-            raise rebuild_error(content["error"])
-        elif "lost" in content:
-            raise self._fault(content["lost"], host)
-        else:
-            self._control.append((host, content))
 
     def _lose(self, peer: _Peer) -> None:
         """A link broke. Between the owner and another host that ends the run; between two others the owner is told."""
@@ -301,12 +312,12 @@ class Links:
         self._selector.unregister(peer.socket)
         peer.socket.close()
         del self._peers[peer.name]
+        self._others.discard(peer.name)
         self.command(0, lost=peer.name)
 
-
-def _worker_ended(host: int, _told_by: int) -> RuntimeFault:
-    return RuntimeFault(
-        "Every worker process must stay alive until the run ends.",
-        f"worker {host} ended unexpectedly" if host else "the process that owns the run has ended",
-        "It may have run out of memory: use fewer workers. The results so far are in the last checkpoint.",
-    )
+    def _fault(self, host: int, told_by: int) -> RuntimeFault:
+        return RuntimeFault(
+            "Every worker process must stay alive until the run ends.",
+            f"worker {host} ended unexpectedly" if host else "the process that owns the run has ended",
+            "It may have run out of memory: use fewer workers. The results so far are in the last checkpoint.",
+        )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from codistill.agent import Agent
-from codistill.devices import AUTO, CPU, LocalRank, Wish, assign, check_device, resolved
+from codistill.devices import AUTO, CPU, Wish, assign, check_device, resolved
 from codistill.errors import RecipeError
 from codistill.learners.module_memory import bytes_of
 from codistill.learners.torch import TorchLearner
@@ -18,26 +18,18 @@ _COPIES = 8
 _UNDER_SAFEGUARD = 3  # models of an agent
 
 
-def place_agents(
-    description: RunDescription,
-    device: str,
-    processes: int,
-    agents: Sequence[Agent] | None = None,
-    local: LocalRank | None = None,
-) -> None:
+def place_agents(description: RunDescription, device: str, processes: int, sharing: int = 1) -> None:
     """Choose a device for each agent of a run in so many processes: its own, or else that of the run.
 
-    Nothing is moved yet: that is done in the process in which an agent computes. `agents`: only these, since others
-    compute on other machines; `local`: which of several such processes on this machine this is.
+    Nothing is moved yet: that is done in the process in which an agent computes. `sharing`: processes with agents of
+    their own that share a device.
     """
     models = 1 if description.safeguard is None else _UNDER_SAFEGUARD
     mine: list[tuple[Agent, TorchLearner]] = [
-        (agent, agent.learner)
-        for agent in (description.agents if agents is None else agents)
-        if isinstance(agent.learner, TorchLearner)
+        (agent, agent.learner) for agent in description.agents if isinstance(agent.learner, TorchLearner)
     ]
     wishes = [Wish(agent.name, learner.device or device, models * _bytes(learner)) for agent, learner in mine]
-    chosen = assign(wishes, processes, local=local)
+    chosen = assign(wishes, processes, sharing=sharing)
     for (agent, learner), place in zip(mine, chosen, strict=True):
         for each in (learner, *(agent.safeguard.learners if agent.safeguard else ())):
             each.assigned = place

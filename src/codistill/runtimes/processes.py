@@ -9,20 +9,18 @@ import signal
 import socket
 import sys
 import warnings
-from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
 import torch
 
-from codistill.agent import Agent
 from codistill.base_node import Node
 from codistill.devices import bound_memory, shares_of
 from codistill.errors import RuntimeFault
 from codistill.runtimes.cores import compute_in_the_background, own_core
 from codistill.runtimes.description import RunDescription
-from codistill.runtimes.idle import IdleStates, return_memory
-from codistill.runtimes.links import Links
+from codistill.runtimes.idle import IdleStates, set_aside
+from codistill.runtimes.links import SocketLinks
 from codistill.runtimes.parent import Parent
 from codistill.runtimes.placement import devices_of
 from codistill.runtimes.runtime import one_thread, warm_up
@@ -64,21 +62,22 @@ class Processes(SeveralHosts):
             for worker in range(1, count + 1)
         ]
         if idle is not None:  # the workers have them
-            _set_aside(agents)
+            set_aside(agents)
         _close_others(ends, 0)
-        super().__init__(description, Links(0, ends[0], places, memory=memory), shares, idle)
+        self._ends = SocketLinks(0, ends[0], places, memory=memory)
+        super().__init__(description, self._ends, shares, idle)
 
     def close(self) -> None:
         """End the workers; one that does not listen is ended by force."""
         with suppress(RuntimeFault):  # a worker may have ended already; the others see the links close
             self._tell(do="stop")
-        self._links.flush_quietly()
+        self._ends.flush_quietly()
         for process in self._processes:
             process.join(timeout=2)
             if process.is_alive():
                 process.kill()
                 process.join()
-        self._links.close()
+        self._ends.close()
         super().close()
 
 
@@ -122,9 +121,9 @@ def _start(
         compute_in_the_background()
         bound_memory(used[worker - 1], used)
         if idle is not None:
-            _set_aside([agent for agent in description.agents if places[agent.name] != worker])
+            set_aside([agent for agent in description.agents if places[agent.name] != worker])
         _close_others(ends, worker)
-        links = Links(worker, ends[worker], places, memory=memory, waiting=own_core(worker, len(ends) - 1))
+        links = SocketLinks(worker, ends[worker], places, memory=memory, waiting=own_core(worker, len(ends) - 1))
         with one_thread(), suppress(RuntimeFault):  # the owner of the run has ended
             serve_host(links, nodes, description, idle)
 
@@ -134,10 +133,3 @@ def _start(
         warnings.simplefilter("ignore", DeprecationWarning)
         process.start()
     return process
-
-
-def _set_aside(agents: Sequence[Agent]) -> None:
-    """Free the memory of agents that another process computes with."""
-    for agent in agents:
-        agent.set_aside()
-    return_memory()

@@ -22,7 +22,7 @@ from codistill.runtimes.links import Links
 from codistill.runtimes.remote_errors import describe_error
 from codistill.runtimes.round_report import Report
 from codistill.runtimes.runtime import Runtime, one_thread
-from codistill.runtimes.stored_state import Saved, StoredState
+from codistill.runtimes.stored_state import Saved, StoredState, packed
 
 
 def places_of(description: RunDescription, shares: Sequence[Sequence[Node]]) -> dict[str, int]:
@@ -141,6 +141,13 @@ def serve_host(links: Links, nodes: Sequence[Any], description: RunDescription, 
                     links.command(0, features=features_of(description, nodes, idle))
                 case "save":
                     links.command(0, saved=_sendable(save_with(idle, nodes)))
+                case "unsaved":
+                    links.command(0, unsaved=_sizes_of(idle))
+                case "fetch":
+                    links.command(0, fetched=_fetched(idle, command["names"]))
+                case "keep":
+                    _keep(idle, nodes, command["states"])
+                    links.command(0, kept=True)
                 case "load":
                     load_with(idle, nodes, _received(command["saved"], idle))
                     links.command(0, loaded=True)
@@ -156,6 +163,27 @@ def _evaluated(
     views: dict[str, View] | None = {} if wanted["views"] else None
     scores = score_some(description, agents, wanted["names"], wanted["samples"], views, idle)
     return {"scores": scores, "views": views}
+
+
+# --- states on a disk that the owner does not see -------------------------------------------------
+
+
+def _sizes_of(idle: IdleStates | None) -> dict[str, int]:
+    """States that were written since they were fetched, by their size in bytes."""
+    return {} if idle is None else {name: idle.stored[name].size for name in sorted(idle.unsaved)}
+
+
+def _fetched(idle: IdleStates | None, names: Sequence[str]) -> dict[str, bytes]:
+    assert idle is not None
+    idle.unsaved -= set(names)
+    return {name: packed(idle.stored[name]) for name in names}
+
+
+def _keep(idle: IdleStates | None, nodes: Sequence[Any], states: Mapping[str, bytes]) -> None:
+    assert idle is not None
+    for node in nodes:
+        if node.name in states:
+            idle.take(node, states[node.name])
 
 
 def _sendable(saved: Saved) -> dict[str, Any]:

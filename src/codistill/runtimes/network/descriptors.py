@@ -6,7 +6,9 @@ from codistill.errors import NetworkError
 
 LINKS = 3  # of one node at a time: one that has restarted, and one whose end was not noticed yet
 _FILES = 160  # descriptors for files, libraries and pipes of this process
-_MOST = 128  # connections that may be pending at a time
+# Connections that may be pending at a time: the first number, or an eighth of all descriptors, up to the second one.
+# One that is closed is opened again by whoever attacks; one that may wait costs a descriptor and nothing else.
+_FEW, _MOST = 128, 4096
 _FEWEST = 16
 _ENOUGH = 1 << 16
 
@@ -34,4 +36,4 @@ def reserve_descriptors(nodes: int) -> int:
             f"this process may have {soft}",
             "Raise the limit: 'ulimit -n 65536' in the shell, LimitNOFILE=65536 in a systemd unit.",
         )
-    return min(_MOST, free // 2)
+    return min(_MOST, max(_FEW, soft // 8), free // 2)

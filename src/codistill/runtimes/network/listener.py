@@ -1,28 +1,45 @@
 """Accepts connections at an address: whoever has not said who it is costs little, and is not waited for long.
 
-A connection is pending until its handshake is done: TLS and the preface, or the proof of a shared key. There is a bound
-on pending connections, on the time of each, and on handshakes per second. Where there are too many, those of the
-address with the most are closed first, the oldest of them first, so that one caller cannot keep out callers from
-elsewhere.
+A connection is pending until its handshake is done: TLS and the preface, or the proof of a shared key. It passes
+through stages: it is silent; it has sent something, perhaps with the mark of this federation; its handshake has begun;
+it has shown a certificate that is admitted. There are bounds on pending connections, on handshakes at a time and per
+second, and on the time in each stage. What a stranger can do for nothing, such as sending more bytes, is no progress.
+
+Where there are too many connections, those of the address with the most are closed first; of one address those that
+have sent nothing, then those whose handshake has not begun, the oldest first. A handshake that has begun, which costs
+this node a signature, is not closed for the sake of others before its caller had time to answer: connections that
+come faster than that wait, and do not push it out. Addresses take turns, and of one address the newest connection
+is first: of more than can be served, those that have just come are answered in time.
+
+A mark is a digest of the authority's certificate in a caller's first bytes. It admits nobody, and whoever has seen that
+certificate can send it; but callers that know nothing of the federation, however many, wait until those are served.
 """
 
 from __future__ import annotations
 
 import asyncio
 import errno
+import ipaddress
 import socket
 from collections import Counter
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import Any
 
 from codistill.errors import NetworkError
 from codistill.runtimes.network.addresses import split
 
-_OPENING = 5.0  # seconds until a connection must have said who it is
-_BURST = 50  # connections accepted at a time, before links that stand are served again
+_OPENING = 5.0  # seconds that a connection may spend in each stage
+_HELLO = 0.5  # seconds within which a caller sends something, if others wait for its place
+_ANSWER = 0.5  # seconds within which a caller answers in its handshake, if others wait for its place
+_HANDSHAKES = 96  # that have begun and are not done, at a time: each holds what TLS needs
+_BURST = 200  # connections accepted at a time, before links that stand are served again
 _TICK = 0.01  # seconds between two looks at pending connections
-_PER_TICK = 3  # handshakes that are begun at each: 300 per second
+_LATE = 1.0  # seconds by which a look may be late
+_PER_SECOND, _AT_ONCE = 300.0, 15  # handshakes that are begun on average, and at one look on a machine that is busy
+_STRANGERS = 3  # of them at one look without the mark: where time is short it is not spent on them
+_PEEK = 2048  # bytes in which the mark is looked for
 _QUEUE = 512  # connections that the system holds until they are accepted
 _PAUSE = 0.2  # seconds without accepting when there are no descriptors left
 
@@ -30,12 +47,43 @@ Handshake = Callable[[socket.socket], Awaitable[Any]]
 Failed = Callable[[str, str], None]  # takes the address of a caller, and why its handshake has failed
 
 
+class _Stage(IntEnum):
+    SILENT = 0
+    HAS_SENT = 1
+    MARKED = 2
+    BEGUN = 3
+    KNOWN = 4
+
+
+_WAITING = (_Stage.HAS_SENT, _Stage.MARKED)  # for their handshake
+_LATE_IN = {
+    _Stage.SILENT: "silent",
+    **dict.fromkeys(_WAITING, "handshake not begun in time"),
+    **dict.fromkeys((_Stage.BEGUN, _Stage.KNOWN), "handshake not finished in time"),
+}
+
+
+def _stages() -> list[dict[_Pending, None]]:
+    return [{} for _ in _Stage]
+
+
+@dataclass(eq=False)
+class _Caller:
+    """An address, with its pending connections by stage, each in the order in which they have reached it."""
+
+    network: str
+    stages: list[dict[_Pending, None]] = field(default_factory=_stages)
+    size: int = 0
+
+
 @dataclass(eq=False)
 class _Pending:
     connection: socket.socket
     host: str
-    since: float
-    has_sent: bool = False
+    caller: _Caller
+    since: float  # when it reached its stage
+    stage: _Stage = _Stage.SILENT
+    is_marked: bool = False
     task: asyncio.Task[None] | None = None
 
 
@@ -49,16 +97,25 @@ class Listener:
         handshake: Handshake,
         loop: asyncio.AbstractEventLoop,
         failed: Failed | None = None,
+        marks: Callable[[], Sequence[bytes]] = tuple,
     ) -> None:
         """`handshake`: ends when it is known who the other end is, or raises; `most`: pending connections."""
+        self._marks = marks
         self._most, self._handshake, self._loop, self._failed = most, handshake, loop, failed
+        self._handshakes = min(_HANDSHAKES, max(1, 3 * most // 4))
         self._socket = listening
         listening.setblocking(False)
-        self._pending: dict[_Pending, None] = {}  # the oldest first
-        self._hosts: Counter[str] = Counter()  # pending connections by address
+        self._pending: dict[socket.socket, _Pending] = {}
+        self._stages = _stages()  # of all callers
+        self._callers: dict[str, _Caller] = {}
+        self._by_size: dict[int, dict[_Caller, None]] = {}  # callers by the number of their pending connections
+        self._largest = 0  # of these numbers
+        # Callers with a handshake to begin, in turn.
+        self._turns: dict[_Stage, dict[_Caller, None]] = {stage: {} for stage in _WAITING}
         self.turned_away: Counter[str] = Counter()  # since they were last told: why, and how many
         self._accepting = False
         self._accept_on(on=True)
+        self._due = loop.time() + _TICK
         self._timer = loop.call_later(_TICK, self._look)
 
     def close(self) -> None:
@@ -66,8 +123,16 @@ class Listener:
         self._timer.cancel()
         self._accept_on(on=False)
         self._socket.close()
-        for pending in list(self._pending):
+        for pending in list(self._pending.values()):
             self._shed(pending, "")
+
+    def is_known(self, connection: socket.socket) -> None:
+        """The other end has shown a certificate that is admitted: it is not closed for the sake of strangers."""
+        pending = self._pending.get(connection)
+        if pending is not None:
+            self._move(pending, _Stage.KNOWN)
+
+    # --- accepting --------------------------------------------------------------------------------
 
     def _accept_on(self, *, on: bool) -> None:
         if on != self._accepting and self._socket.fileno() >= 0:
@@ -91,36 +156,108 @@ class Listener:
                     return
                 continue  # the caller has gone already
             connection.setblocking(False)
-            if len(self._pending) >= self._most:
-                self._shed(self._of_busiest_host(), "too many at a time")
-            pending = _Pending(connection, str(address[0]), self._loop.time())
-            self._pending[pending] = None
-            self._hosts[pending.host] += 1
-            self._loop.add_reader(connection, self._sent_something, pending)
+            self._take(connection, str(address[0]))
 
-    def _of_busiest_host(self) -> _Pending:
-        """The oldest pending connection of the host that has the most."""
-        host = max(self._hosts, key=lambda each: self._hosts[each])
-        return next(pending for pending in self._pending if pending.host == host)
+    def _take(self, connection: socket.socket, host: str) -> None:
+        network = network_of(host)
+        caller = self._callers.get(network) or _Caller(network)
+        if len(self._pending) >= self._most:
+            victim = self._to_shed(caller)
+            if victim is None:
+                self.turned_away["too many at a time"] += 1
+                connection.close()
+                return
+            self._shed(victim, "too many at a time")
+        pending = self._pending[connection] = _Pending(connection, host, caller, self._loop.time())
+        self._callers[network] = caller
+        self._resize(caller, 1)
+        self._add(pending)
+        self._read(pending)
 
-    def _sent_something(self, pending: _Pending) -> None:
+    def _to_shed(self, newcomer: _Caller) -> _Pending | None:
+        """Whose place a new connection gets; None: it gets none."""
+        if self._largest > newcomer.size + 1:
+            stages = next(iter(self._by_size[self._largest])).stages
+            order = (_Stage.SILENT, _Stage.HAS_SENT, _Stage.BEGUN, _Stage.MARKED)
+            return next((oldest for oldest in (_first(stages[stage]) for stage in order) if oldest is not None), None)
+        # None has more than it would have. If it has none yet, the others have one each: the oldest of all.
+        stages = newcomer.stages if newcomer.size else self._stages
+        oldest = _first(stages[_Stage.SILENT])
+        if oldest is not None and self._loop.time() - oldest.since > _HELLO:
+            return oldest
+        sent = _first(stages[_Stage.HAS_SENT]) or self._unanswered(stages[_Stage.BEGUN])
+        return sent or _first(stages[_Stage.MARKED])
+
+    def _unanswered(self, begun: dict[_Pending, None], newcomer: _Pending | None = None) -> _Pending | None:
+        """Of handshakes whose caller had time to answer: one of the caller with the most of them, the oldest.
+
+        `newcomer`: the one whose handshake is to begin. For it, one of a caller with more of them, or without the mark
+        that it has, need not have had time.
+        """
+        now = self._loop.time()
+
+        def held(pending: _Pending) -> int:
+            return len(pending.caller.stages[_Stage.BEGUN])
+
+        def yields(each: _Pending) -> bool:
+            if now - each.since > _ANSWER:
+                return True
+            if newcomer is None or each.is_marked > newcomer.is_marked:
+                return False
+            return newcomer.is_marked > each.is_marked or held(each) > held(newcomer) + 1
+
+        return max(filter(yields, begun), key=lambda each: (not each.is_marked, held(each)), default=None)
+
+    def _read(self, pending: _Pending) -> None:
         """Only whoever has begun a handshake gets one: silent connections cost a descriptor and nothing else."""
+        try:
+            data = pending.connection.recv(_PEEK, socket.MSG_PEEK)
+        except (BlockingIOError, InterruptedError):
+            self._loop.add_reader(pending.connection, self._read, pending)
+            return
+        except OSError:
+            data = b""
         self._loop.remove_reader(pending.connection)
-        pending.has_sent = True
+        if not data:
+            self._shed(pending, "gone")
+            return
+        pending.is_marked = any(mark in data for mark in self._marks())
+        self._move(pending, _Stage.MARKED if pending.is_marked else _Stage.HAS_SENT)
+
+    # --- handshakes -------------------------------------------------------------------------------
 
     def _look(self) -> None:
-        self._timer = self._loop.call_later(_TICK, self._look)
         now = self._loop.time()
-        for pending in [each for each in self._pending if now - each.since > _OPENING]:
-            self._shed(pending, "silent" if pending.task is None else "handshake not finished in time")
-        begun: Counter[str] = Counter()
-        for _ in range(_PER_TICK):
-            ready = [each for each in self._pending if each.has_sent and each.task is None]
-            if not ready:
+        late, self._due = now - self._due, now + _TICK
+        begin = min(_AT_ONCE, round(_PER_SECOND * (_TICK + late)))
+        self._timer = self._loop.call_later(_TICK, self._look)
+        if late > _LATE:  # this process was stopped: that was not the fault of its callers
+            for pending in self._pending.values():
+                pending.since = min(now, pending.since + late)
+        for stage, members in zip(_Stage, self._stages, strict=True):
+            for pending in list(_while(members, lambda each: now - each.since > _OPENING)):
+                self._shed(pending, _LATE_IN[stage])
+        for stage, most in ((_Stage.HAS_SENT, _STRANGERS), (_Stage.MARKED, _AT_ONCE)):
+            for _ in range(min(most, begin)):
+                if not self._turns[stage]:
+                    break
+                caller = next(iter(self._turns[stage]))
+                self._turns[stage][caller] = self._turns[stage].pop(caller)  # after the others
+                self._begin(caller, stage)
+
+    def _begin(self, caller: _Caller, stage: _Stage) -> None:
+        """Begin the handshake of the newest connection, if there is room or one that is not answered makes room."""
+        chosen = next(reversed(caller.stages[stage]))
+        begun, known = self._stages[_Stage.BEGUN], self._stages[_Stage.KNOWN]
+        if len(begun) + len(known) >= self._handshakes:
+            victim = self._unanswered(begun, chosen) or self._unanswered(known)
+            if victim is None:
                 return
-            chosen = min(ready, key=lambda each: (begun[each.host], each.since))  # hosts in turn, oldest first
-            begun[chosen.host] += 1
-            chosen.task = self._loop.create_task(self._open(chosen))
+            self._shed(victim, "handshake not finished in time")
+        self._move(chosen, _Stage.BEGUN)
+        chosen.task = self._loop.create_task(self._open(chosen))
+        # One that is cancelled before its first step closes nothing by itself.
+        chosen.task.add_done_callback(lambda task: chosen.connection.close() if task.cancelled() else None)
 
     async def _open(self, pending: _Pending) -> None:
         try:
@@ -135,6 +272,8 @@ class Listener:
         finally:
             self._forget(pending)
 
+    # --- who is pending ---------------------------------------------------------------------------
+
     def _shed(self, pending: _Pending, why: str) -> None:
         if why:
             self.turned_away[why] += 1
@@ -146,11 +285,57 @@ class Listener:
             pending.task.cancel()
 
     def _forget(self, pending: _Pending) -> None:
-        if pending in self._pending:
-            del self._pending[pending]
-            self._hosts[pending.host] -= 1
-            if not self._hosts[pending.host]:
-                del self._hosts[pending.host]
+        if self._pending.pop(pending.connection, None) is not None:
+            self._leave(pending)
+            self._resize(pending.caller, -1)
+
+    def _move(self, pending: _Pending, stage: _Stage) -> None:
+        self._leave(pending)
+        pending.stage, pending.since = stage, self._loop.time()
+        self._add(pending)
+
+    def _add(self, pending: _Pending) -> None:
+        self._stages[pending.stage][pending] = pending.caller.stages[pending.stage][pending] = None
+        if pending.stage in _WAITING:
+            self._turns[pending.stage].setdefault(pending.caller)
+
+    def _leave(self, pending: _Pending) -> None:
+        caller, stage = pending.caller, pending.stage
+        del self._stages[stage][pending], caller.stages[stage][pending]
+        if stage in _WAITING and not caller.stages[stage]:
+            del self._turns[stage][caller]
+
+    def _resize(self, caller: _Caller, change: int) -> None:
+        if caller.size:
+            self._by_size[caller.size].pop(caller)
+            if not self._by_size[caller.size]:
+                del self._by_size[caller.size]
+        caller.size += change
+        if caller.size:
+            self._by_size.setdefault(caller.size, {})[caller] = None
+        else:
+            del self._callers[caller.network]
+        # It changes by one at a time, so the largest number is the one before, one more, or one less.
+        self._largest = next(size for size in range(self._largest + 1, -1, -1) if size in self._by_size or not size)
+
+
+def _first(members: dict[_Pending, None]) -> _Pending | None:
+    return next(iter(members), None)
+
+
+def _while(members: dict[_Pending, None], holds: Callable[[_Pending], bool]) -> Iterator[_Pending]:
+    for each in members:
+        if not holds(each):
+            return
+        yield each
+
+
+def network_of(host: str) -> str:
+    """What counts as one address: of IPv6 the first half, as one machine has all of the other half."""
+    if ":" not in host:
+        return host
+    address = ipaddress.IPv6Address(host.partition("%")[0])
+    return str(address.ipv4_mapped or address.packed[:8].hex())
 
 
 def listen(address: str) -> socket.socket:

@@ -37,8 +37,15 @@ class Network(Settings):
     )
     lease: float = setting(
         10.0,
-        "seconds of silence after which the other end closes the link to this node",
+        "seconds after which a link to a machine that does not answer (no power, no network) is closed",
         at_least=0.5,
+        at_most=600,
+    )
+    silence: float = setting(
+        300.0,
+        "seconds that this process may be silent while its machine answers, as when a model holds Python's lock: then "
+        "the other end closes the link; at least the lease",
+        at_least=1,
         at_most=600,
     )
     message_limit: int | None = setting(

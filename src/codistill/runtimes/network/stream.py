@@ -11,6 +11,7 @@ import json
 import socket
 import ssl
 import struct
+import sys
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -33,12 +34,18 @@ _MESSAGES = 8
 CONTROL_LIMIT = 1 << 23  # bytes of a command or an answer
 HELLO_LIMIT = 1 << 18  # bytes of a join request
 _REASON = 300
+_ASK = 30  # seconds at most between two questions of the system whether the other machine is there
+_QUESTIONS = 100  # at most, without an answer
+# The first fields of Linux's tcp_info: what was sent again or asked without an answer (bytes 2 and 3), and the
+# milliseconds since the last answer (the last one here).
+_TCP_INFO = struct.Struct("=8B13I")
 
 
 class Owner(Protocol):
     """What a stream needs of the transport that it belongs to; all of it is called in the transport's thread."""
 
     preface: Preface
+    lease: float  # seconds after which a machine that does not answer is given up
     loop: asyncio.AbstractEventLoop
 
     def identify(self, stream: Stream, certificate: bytes | None) -> str | None:
@@ -77,6 +84,7 @@ class Stream:
         self.theirs: Preface | None = None
         now = owner.loop.time()
         self.heard = self.said = self.progress = now  # when something was last received, sent, and taken by the link
+        self._answered = now  # when the system of the other machine last answered this one's
         self.is_closed = False
         self.is_reading = False
         self.reader = FrameReader(self)
@@ -93,6 +101,7 @@ class Stream:
     def start(self) -> None:
         """Say who this is, and check who the other end is."""
         secure = self._socket
+        keep_alive(secure, self._owner.lease)
         self.certificate = secure.getpeercert(binary_form=True) if isinstance(secure, ssl.SSLSocket) else None
         self._queue([self._owner.preface.encode()])
         self.read_on(on=True)
@@ -186,6 +195,24 @@ class Stream:
         if not self.opening.done():
             self.opening.set_result(False)
         self._owner.closed(self, self._why)
+
+    # --- whether the other machine is there -------------------------------------------------------
+
+    def answered_at(self, now: float) -> float:
+        """When the system of the other machine last answered this one's, as far as it was asked.
+
+        A process that holds Python's lock says nothing, but its system confirms what arrives; also that there is no
+        room for it, when the process has not read for long.
+        """
+        since = unanswered(self._socket)
+        self._answered = now if since is None else max(self._answered, now - since)
+        return self._answered
+
+    def excuse(self, late: float) -> None:
+        """This process was stopped for a while, and has read nothing."""
+        now = self._owner.loop.time()
+        self.heard, self.progress = min(now, self.heard + late), min(now, self.progress + late)
+        self._answered = now
 
     # --- sending --------------------------------------------------------------------------------
 
@@ -308,3 +335,29 @@ class Stream:
     def _hand(self, event: Event) -> None:
         if not self._owner.arrived(self, event):
             self.read_on(on=False)
+
+
+def keep_alive(connection: socket.socket, lease: float) -> None:
+    """Let the system ask the other machine's whether it is there while nothing is sent, and end the connection if not.
+
+    Not by TCP_USER_TIMEOUT: it also ends a connection whose other end answers and does not read for as long.
+    """
+    every = min(_ASK, max(1, round(lease / 5)))
+    idle = min(_ASK, max(1, round(lease - 3 * every)))
+    count = min(_QUESTIONS, max(3, round((lease - idle) / every)))
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", idle), ("TCP_KEEPINTVL", every), ("TCP_KEEPCNT", count)):
+        if hasattr(socket, name):  # not on every system
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def unanswered(connection: socket.socket) -> float | None:
+    """Seconds since the last answer of the other machine's system; None if this one's does not wait for an answer."""
+    if sys.platform != "linux":
+        return None  # the system gives up by itself, later
+    try:
+        told = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
+        _, _, sent_again, asked, *_, milliseconds = _TCP_INFO.unpack(told)
+    except (OSError, struct.error):
+        return None
+    return milliseconds / 1000 if sent_again or asked else None

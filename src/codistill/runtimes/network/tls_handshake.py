@@ -22,7 +22,9 @@ async def secured(
     if credentials is None:
         return plain
     context = credentials.tls_context(server=server)
-    connection = context.wrap_socket(plain, server_side=server, do_handshake_on_connect=False)
+    # The mark is sent in the place of the server's name: host names are not compared here.
+    mark = None if server else credentials.marks()[0].decode()
+    connection = context.wrap_socket(plain, server_side=server, do_handshake_on_connect=False, server_hostname=mark)
     try:
         await _shake_hands(connection, loop)
     except BaseException:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from codistill.runtimes.network.options import Network
 
 _BEFORE_TERMS = 1 << 20  # bytes of the largest message, as long as the run is not known
+_LATE = 1.0  # seconds by which the thread of the links may be late
 _CHECK = 1.0  # seconds between two looks at certificates and at the revocation list
 _REMIND = 600.0  # seconds between two lines about the same trouble
 _TURNED_AWAY = 60.0  # seconds between two lines about connections that were not admitted
@@ -65,7 +66,8 @@ class Transport:
         self.limit = limit or _BEFORE_TERMS
         self.session_id = secrets.randbits(64)
         self.loop = asyncio.new_event_loop()
-        self.preface = Preface(self.session_id, network.lease, limit or SIZE_LIMIT, me)
+        self.lease = network.lease
+        self.preface = Preface(self.session_id, max(network.lease, network.silence), limit or SIZE_LIMIT, me)
         self.inbox = Inbox(self.others, self.limit + CONTROL_LIMIT, self._read_on)
         self._credentials, self._tell, self._callers = credentials, tell, CallerLog(tell)
         if credentials is not None:
@@ -194,7 +196,8 @@ class Transport:
     def _listen(self, address: str) -> Listener:
         try:
             most = reserve_descriptors(len(self.others))
-            return Listener(listen(address), most, self._shake_hands, self.loop, self._handshake_failed)
+            marks = tuple if self._credentials is None else self._credentials.marks
+            return Listener(listen(address), most, self._shake_hands, self.loop, self._handshake_failed, marks)
         except BaseException:
             self.loop.close()
             raise
@@ -206,6 +209,8 @@ class Transport:
         stream = Stream(self, await secured(connection, self._credentials, self.loop, server=True))
         try:
             stream.start()
+            if not stream.is_closed and self._listener is not None:
+                self._listener.is_known(connection)
             if not await asyncio.shield(stream.opening):
                 await asyncio.shield(stream.ended)
         except BaseException:
@@ -296,8 +301,10 @@ class Transport:
             before = self.loop.time()
             await asyncio.sleep(self._tick)
             now = self.loop.time()
-            self._warn_if_starved(now - before - self._tick)
-            for link in [link for links in self._links.values() for link in links]:
+            links, late = [link for links in self._links.values() for link in links], now - before - self._tick
+            if late > _LATE:
+                self._excuse(links, late)
+            for link in links:
                 self._look_after(link, now)
             if self._credentials is not None and now - checked > _CHECK:
                 checked = now
@@ -316,12 +323,18 @@ class Transport:
             link.close(f"silent for {link.theirs.lease:g} s", at_once=True)
         elif link.is_stuck and now - link.progress > link.theirs.lease:
             link.close(f"it has taken nothing for {link.theirs.lease:g} s", at_once=True)
+        elif now - link.answered_at(now) > self.lease:
+            link.close(f"its machine has not answered for {self.lease:g} s", at_once=True)
 
-    def _warn_if_starved(self, late: float) -> None:
+    def _excuse(self, links: Sequence[Stream], late: float) -> None:
+        """This thread could not run for a while: that time is not the silence of other nodes."""
+        for link in links:
+            link.excuse(late)
         if late > self.preface.lease / 2:
             self._tell_once(
-                f"this process did not let its links work for {late:.0f} s, of a lease of {self.preface.lease:g} s: "
-                "a model may hold Python's lock while it trains. Raise network.lease if connections are lost"
+                f"this process did not let its links work for {late:.0f} s, and others wait for it for "
+                f"{self.preface.lease:g} s: a model may hold Python's lock while it trains. Raise network.silence if "
+                "connections are lost"
             )
 
     def _check_certificates(self) -> None:

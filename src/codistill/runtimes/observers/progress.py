@@ -32,7 +32,7 @@ class Progress:
         self._rounds, self._start = record.rounds, record.done
         self._agents = self._present = len(record.agents)
         self._scores = record.scores
-        self._said = time.monotonic()
+        self._said, self._spent = time.monotonic(), 0.0
         if self._console.is_terminal:
             columns = (
                 SpinnerColumn(),

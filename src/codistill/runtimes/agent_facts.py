@@ -1,42 +1,31 @@
-"""What must be equal on all machines of a run, each under the name by which a person knows it."""
+"""What must be equal where agents are built anew, each under the name by which a person knows it."""
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from codistill.agent import Agent
 from codistill.data.validation import digest
-from codistill.federation.run_facts import versions
 from codistill.learners.ability import Ability
-from codistill.runtimes.description import RunDescription
-from codistill.runtimes.network.terms import code_digest, terms_of
+from codistill.runtimes.network.terms import code_digest
 
 # Of a learner: on which device it computes may differ between machines.
 _OF_THE_MACHINE = ("assigned", "_place", "_placed_by")
 
 
-def facts_of_machine(description: RunDescription) -> dict[str, str]:
-    """Versions as they are, everything else by its digest."""
-    terms = {what: value for what, value in terms_of(description).items() if what not in ("version", "wire", "public")}
-    facts: dict[str, Any] = {f"the {what.replace('_', ' ')}": value for what, value in terms.items()}
-    facts |= {
-        "the plan of evaluations and checkpoints": dataclasses.asdict(description.plan),
-        "the public data": None if description.public is None else description.public.digest,
-        "the test data": _samples(description.test),
-        "the safeguard": None if description.safeguard is None else dataclasses.asdict(description.safeguard),
-        "the scores": [score.name for score in description.scores],
-    }
-    for agent in description.agents:
+def facts_of_agents(agents: Sequence[Agent]) -> dict[str, str]:
+    """The data and the model of each agent, by a digest."""
+    facts: dict[str, Any] = {}
+    for agent in agents:
         y = agent.shard.targets if agent.shard.labels is None else agent.shard.labels
         facts[f"the data of '{agent.name}'"] = [_samples((agent.shard.x, y)), _samples(agent.test)]
         facts[f"the model of '{agent.name}'"] = _model(agent)
-    told = {what: hashlib.sha256(json.dumps(value).encode()).hexdigest() for what, value in facts.items()}
-    return {f"version of {name}": each for name, each in versions().items()} | told
+    return {what: hashlib.sha256(json.dumps(value).encode()).hexdigest() for what, value in facts.items()}
 
 
 def _samples(pair: tuple[np.ndarray, np.ndarray] | None) -> list[str] | None:

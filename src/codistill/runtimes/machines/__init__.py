@@ -1,1 +1,0 @@
-"""One run over several machines of one operator: a host process on each, joined by TCP."""

@@ -1,0 +1,299 @@
+"""A run in a Ray cluster: what it asks for, equal bits, and what happens when a host is lost."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.ensemble import RandomForestClassifier
+from torch import nn
+
+import codistill as cd
+from codistill.agent import Agent
+from codistill.errors import RecipeError, RuntimeFault
+from codistill.experiments.recipe import read_recipe
+from codistill.experiments.run import execute
+from codistill.runtimes.idle import _PREFIX as STATES
+from codistill.runtimes.idle import IdleStates, remove_left_behind
+from codistill.runtimes.ray_cluster import Demand, RayCluster, demand_of, less_demanding, room, too_little
+
+X = np.random.default_rng(0).normal(size=(400, 4)).astype(np.float32)
+Y = (X[:, 0] + X[:, 1] > 0).astype(int)
+QUIET: dict[str, Any] = {"progress": False}
+TWO_NODES = [{"CPU": 4.0, "GPU": 1.0, "memory": 1e9}, {"CPU": 2.0, "disk": 1.0}]
+
+pytestmark = pytest.mark.usefixtures("time_limit")
+
+
+# --- what a run asks for, without a cluster ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "agents", "workers", "hosts", "each"),
+    [
+        ({}, 20, None, 6, {"CPU": 1}),  # one per core
+        ({}, 4, None, 4, {"CPU": 1}),  # but not more than agents
+        ({}, 20, 3, 3, {"CPU": 1}),
+        ({"cpus_per_host": 2}, 20, None, 3, {"CPU": 2}),  # 2 on the node with 4 cores, 1 on that with 2
+        ({"cpus_per_agent": 0.25}, 10, None, 3, {"CPU": 1}),  # 4 agents share a core: 10 / 4, rounded up
+        ({"cpus_per_agent": 1 / 3}, 6, None, 2, {"CPU": 1}),
+        ({"cpus_per_agent": 2}, 3, None, 3, {"CPU": 2}),
+        ({"cpus_per_agent": 0.1}, 4, 2, 2, {"CPU": 0.2}),  # two agents on each host
+        ({"gpus_per_agent": 0.5}, 2, None, 1, {"CPU": 1, "GPU": 1}),
+        ({"gpus_per_agent": 0.4}, 3, 1, 1, {"CPU": 1, "GPU": 2}),  # 1.2 GPUs: Ray has whole ones beyond one
+        ({"resources": {"disk": 0.5}}, 9, None, 2, {"CPU": 1, "disk": 0.5}),  # the node with a disk has room for two
+    ],
+)  # fmt: skip
+def test_what_a_run_asks_for(
+    options: dict[str, Any], agents: int, workers: int | None, hosts: int, each: Mapping[str, float]
+) -> None:
+    demand = demand_of(RayCluster(**options), agents, workers, TWO_NODES)
+    assert demand.hosts == hosts
+    assert dict(demand.each) == pytest.approx(each)
+
+
+def test_fewer_hosts_where_nodes_are_left() -> None:
+    """Twelve agents at a quarter of a core ask for three cores; of two hosts with six agents each, for 1.5, so 2."""
+    options = RayCluster(cpus_per_agent=0.25)
+    assert less_demanding(options, 12, None, [{"CPU": 4.0}]) == Demand(3, {"CPU": 1.0})
+    assert less_demanding(options, 12, 3, [{"CPU": 2.0}, {"CPU": 2.0}]) == Demand(3, {"CPU": 1.0})
+    assert less_demanding(RayCluster(), 12, 6, [{"CPU": 2.0}]) == Demand(2, {"CPU": 1.0})
+    assert less_demanding(options, 12, None, [{"CPU": 1.0}]).hosts == 3  # no room at all: what was asked for
+
+
+def test_too_little_room_is_a_sentence_with_both_sides() -> None:
+    demand = Demand(8, {"CPU": 1.0, "GPU": 0.5})
+    assert room(TWO_NODES, demand.each) == 2
+    found = str(too_little(demand, TWO_NODES))
+    assert "asked: 8 hosts with 1 core, 0.5 GPUs each" in found
+    assert "there are: 2 nodes, 6 cores, 1 GPU, 1 disk, which have room for 2" in found
+
+
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        ({"cpus_per_agent": 1, "cpus_per_host": 1}, "cpus_per_host or cpus_per_agent, not both"),
+        ({"gpus_per_agent": 0}, "ray.gpus_per_agent must be above 0"),
+        ({"resources": {"CPU": 1.0}}, "CPU = 1.0"),
+        ({"resources": {"disk": 0.0}}, "disk = 0.0"),
+        ({"resources": {"disk": "one"}}, "ray.resources must be"),
+    ],
+)
+def test_settings_that_cannot_be_meant(options: dict[str, Any], found: str) -> None:
+    with pytest.raises(RecipeError, match=found):
+        RayCluster(**options)
+
+
+def test_folders_of_killed_processes_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    alive = IdleStates(None, ["a"])
+    dead = tmp_path / f"{STATES}dead"
+    dead.mkdir()
+    (dead / ".lock").touch()
+    (tmp_path / f"{STATES}new").mkdir()  # not locked yet: it may be about to be
+    remove_left_behind()
+    assert {path.name for path in tmp_path.iterdir()} == {alive.folder.name, f"{STATES}new"}
+    alive.close()
+    assert not alive.folder.exists()
+
+
+def test_a_batch_arrives_as_it_was_sent() -> None:
+    """Small payloads go in its bytes, large ones beside them, and those in the object store as arguments of theirs."""
+    from codistill.runtimes import ray_runtime
+
+    large, larger = (bytes([number]) * (ray_runtime._APART + number) for number in (1, 2))
+    in_store = ["first", "second"]  # any object that is not bytes stands for a reference
+    frames = [
+        (0, -1, 7, [1, 2], b"small"), (0, 3, 8, [], in_store[0]), (2, 0, 9, [4], large), (1, 0, 9, [4], b""),
+        (0, 3, 8, [5], in_store[1]), (0, 3, 8, [70_000], large), (0, 3, 8, [6], larger), (0, 3, 8, [6], in_store[0]),
+    ]  # fmt: skip
+    sent: list[Any] = []
+
+    class Method:
+        def remote(self, *arguments: Any) -> None:
+            sent.extend(arguments)
+
+    ray_runtime._call(Method(), 3, 5, frames)
+    assert [type(part) for part in sent] == [bytes, list, str, str]
+    assert len(sent[0]) < 1000
+    assert [len(view) for view in sent[1]] == [len(large), len(larger)]  # each once
+    assert sent[2:] == in_store
+    found = {"first": b"1" * 10, "second": b"2"}
+    host = ray_runtime.HostProcess()
+    host._take(sent[0], [sent[1], *(found[name] for name in sent[2:])])
+    whole = [(*frame[:4], frame[4] if isinstance(frame[4], bytes) else found[frame[4]]) for frame in frames]
+    assert host._inbox.get() == (3, 5, whole)
+
+
+# --- with a cluster on this machine --------------------------------------------------------------------------
+
+
+class OwnLearner(cd.Learner):
+    """Writes to an array of its own, as people's models do: what Ray keeps in its store cannot be written to."""
+
+    def __init__(self) -> None:
+        self.means = np.zeros((2, 4))
+
+    def fit(self, x: np.ndarray, targets: np.ndarray) -> None:
+        self.means[:] = targets.T @ x / np.maximum(targets.sum(axis=0), 1)[:, None]
+
+    def predict(self, x: np.ndarray) -> np.ndarray:
+        near: np.ndarray = np.exp(-((x[:, None] - self.means) ** 2).sum(axis=2))
+        return near / near.sum(axis=1, keepdims=True)
+
+    def state(self) -> dict[str, Any]:
+        return {"means": self.means}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.means = state["means"].copy()
+
+
+def agents(count: int = 4) -> list[cd.Agent]:
+    torch.manual_seed(0)
+    models = [
+        cd.TorchLearner(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)), lr=0.1) if i % 2 == 0
+        else OwnLearner() if i == 1 else RandomForestClassifier(3, random_state=0)
+        for i in range(count)
+    ]  # fmt: skip
+    return [
+        cd.Agent(f"a{i}", model, X[40 * i : 40 * i + 40], Y[40 * i : 40 * i + 40]) for i, model in enumerate(models)
+    ]
+
+
+def federation(protocol: Any = None, count: int = 4) -> cd.Federation:
+    return cd.Federation(agents(count), protocol or cd.FedMD(), public=X[300:330], test=(X[330:], Y[330:]))
+
+
+class KillsAHost:
+    """Kills a host process after a round, once."""
+
+    def __init__(self, after: int) -> None:
+        self.after, self.killed = after, 0
+
+    def round_ended(self, record: Any) -> None:
+        if record.round == self.after and not self.killed:
+            found = subprocess.run(["pgrep", "-f", "^ray::HostProcess"], capture_output=True, text=True).stdout.split()
+            self.killed = int(found[-1])
+            os.kill(self.killed, signal.SIGKILL)
+
+
+@pytest.mark.usefixtures("ray_here")
+def test_a_lost_host_costs_the_rounds_since_the_last_checkpoint(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Two checkpoints apart: rounds 3 and 4 are computed once more; the files are those of an undisturbed run."""
+    plan = {"checkpoint_every": 2, **QUIET}
+    federation().run(5, runtime="simulation", folder=tmp_path / "whole", **plan)
+    killer, done = KillsAHost(after=3), []
+
+    class Rounds:
+        def round_ended(self, record: Any) -> None:
+            done.append(record.round)
+
+    result = federation().run(
+        5, runtime="ray", workers=3, folder=tmp_path / "ray", observers=[killer, Rounds()], **plan
+    )
+    assert killer.killed
+    assert done[:3] == [1, 2, 3]
+    assert done[-3:] == [3, 4, 5]
+    assert not result.interrupted
+    for name in ("metrics.jsonl", "alone/metrics.jsonl", "outputs.safetensors"):
+        assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "ray" / name).read_bytes(), name
+    told = capfd.readouterr().err
+    assert "3 hosts with 1 core each" in told
+    assert "the run goes back to its last checkpoint" in told
+    assert "goes back to its last checkpoint" in (tmp_path / "ray" / "log.txt").read_text()
+
+
+@pytest.mark.usefixtures("ray_here")
+def test_a_graph_with_states_on_the_disks_of_nodes(tmp_path: Path) -> None:
+    """Resumed after a part in another runtime that kept them in memory; some agents take part in each round."""
+
+    def made() -> cd.Federation:
+        net = [cd.Agent(f"n{i}", nn.Linear(4, 2), X[30 * i : 30 * i + 30], Y[30 * i : 30 * i + 30]) for i in range(4)]
+        for agent in net:
+            nn.init.zeros_(agent.learner.module.weight)  # type: ignore[attr-defined]
+            nn.init.zeros_(agent.learner.module.bias)  # type: ignore[attr-defined]
+        return cd.Federation(net, cd.DDistillation(), public=X[300:330], test=(X[330:], Y[330:]), participation=0.5)
+
+    whole = made().run(4, runtime="simulation", folder=tmp_path / "whole", **QUIET)
+    made().run(2, runtime="simulation", folder=tmp_path / "ray", **QUIET)
+    result = made().run(4, runtime="ray", idle="disk", workers=2, resume=True, folder=tmp_path / "ray", **QUIET)
+    assert (tmp_path / "whole/metrics.jsonl").read_bytes() == (tmp_path / "ray/metrics.jsonl").read_bytes()
+    for name, agent in whole.agents.items():
+        np.testing.assert_array_equal(agent.decision_function(X), result.agents[name].decision_function(X))
+
+
+@pytest.mark.usefixtures("ray_here", "no_report")
+def test_the_agents_of_a_recipe_are_built_in_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing that was made here is sent: neither a model nor a sample, nor the class of a protocol."""
+    (tmp_path / "own.py").write_text("import codistill as cd\n\n\nclass Mine(cd.FD):\n    pass\n")
+    (tmp_path / "recipe.toml").write_text(
+        '[data]\nname = "wine"\n[[agents]]\nlearner = "mlp"\ncount = 3\n'
+        '[protocol]\nname = "own.py:Mine"\nrounds = 2\n[partition]\nkind = "dirichlet"\nalpha = 1.0\n'
+    )
+    here, there = (
+        read_recipe(tmp_path / "recipe.toml", [f"runtime.kind={kind}", "runtime.workers=2"])
+        for kind in ("simulation", "ray")
+    )
+    monkeypatch.setattr(Agent, "__reduce__", lambda self: pytest.fail(f"agent '{self.name}' was sent"))
+    execute(here, tmp_path / "here", progress=False)
+    execute(there, tmp_path / "there", progress=False)
+    assert (tmp_path / "here/metrics.jsonl").read_bytes() == (tmp_path / "there/metrics.jsonl").read_bytes()
+
+
+@pytest.mark.usefixtures("ray_here")
+def test_what_cannot_be_right_is_said_before_round_1(capfd: pytest.CaptureFixture[str]) -> None:
+    for options, found in [
+        ({"ray": RayCluster(cpus_per_agent=1.5)}, "asked: 4 hosts with 2 cores each; there are: 1 node, 4 cores"),
+        ({"ray": RayCluster(resources={"wine": 1.0})}, "asked: 1 host with 1 core, 1 wine each"),
+        ({"ray": RayCluster(address="10.0.0.1:1")}, "A process can be connected to one Ray cluster."),
+        ({"device": "cuda"}, "agents that compute on a GPU must ask for one"),
+    ]:
+        with pytest.raises((RuntimeFault, RecipeError)) as caught:
+            federation().run(1, runtime="ray", **options, **QUIET)  # type: ignore[arg-type]
+        assert found in str(caught.value)
+    with pytest.raises(RecipeError, match="ray has the settings of the runtime 'ray'"):
+        federation().run(1, runtime="simulation", ray=RayCluster(), **QUIET)
+
+
+class Breaks(cd.FedMD):
+    """Fails at one agent, on its node."""
+
+    async def round(self, me: Agent, t: int) -> None:
+        if me.name == "a2":
+            raise ValueError("of my own")
+        await super().round(me, t)
+
+
+@pytest.mark.usefixtures("ray_here")
+def test_an_error_at_an_agent_names_it() -> None:
+    with pytest.raises(Exception, match="of my own") as caught:
+        federation(Breaks()).run(1, runtime="ray", alone=False, **QUIET)
+    assert "This happened at 'a2' in round 1." in caught.value.__notes__
+
+
+@pytest.mark.usefixtures("ray_here")
+def test_what_cannot_travel_is_named() -> None:
+    made = federation()
+    made.agents[1].learner.lock = threading.Lock()  # type: ignore[attr-defined]
+    with pytest.raises(RecipeError, match="Agent 'a1' must be something that Ray can send to another machine"):
+        made.run(1, runtime="ray", alone=False, **QUIET)
+
+
+@pytest.mark.usefixtures("ray_here")
+def test_a_module_that_a_node_does_not_have_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "only_here.py").write_text("import codistill as cd\n\n\nclass Mine(cd.FedMD):\n    pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    mine = importlib.import_module("only_here").Mine
+    with pytest.raises(RecipeError, match="no module 'only_here'"):
+        federation(mine()).run(1, runtime="ray", workers=1, alone=False, **QUIET)
