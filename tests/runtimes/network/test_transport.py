@@ -18,7 +18,7 @@ import pytest
 
 from codistill.certs.authority import Authority
 from codistill.certs.credentials import read_credentials
-from codistill.errors import NetworkError
+from codistill.errors import NetworkError, RecipeError
 from codistill.runtimes.network import allowance, stream
 from codistill.runtimes.network.allowance import CallerLog
 from codistill.runtimes.network.frame_header import FrameHeader, FrameKind, Turn
@@ -203,6 +203,7 @@ def test_a_node_that_connects_again_and_again_is_refused_for_a_while(
     monkeypatch.setattr(allowance, "_JOINS", 3.0)
     monkeypatch.setattr(allowance, "_JOINS_PER_SECOND", 0.0)
     hub = site.hub(("a", "b"))
+    hub._openings = allowance.JoinAllowance(silence=3.0)
     for number in range(4):
         with site.caller("a") as caller:
             caller.sendall(preface("a"))
@@ -375,6 +376,91 @@ def test_an_idle_link_stays_because_both_ends_send_signs_of_life(site: Site) -> 
     assert (hub.take(2.0), a.take(0.0)) == (None, None)
 
 
+HOLDS_THE_LOCK = """
+import ctypes, sys
+from pathlib import Path
+from codistill.certs.credentials import read_credentials
+from codistill.runtimes.network.frame_header import FrameKind, Turn
+from codistill.runtimes.network.options import Network
+from codistill.runtimes.network.transport import Transport
+
+folder, me, other, place, lease, seconds = sys.argv[1:]
+own = read_credentials(Path(folder), "hub" if me == "hub" else "agent")
+where = {"listen": place} if me == "hub" else {"dial": {other: place}}
+link = Transport(me, (other,), Network(message_limit=1 << 20, lease=float(lease)), own, limit=1 << 20, **where)
+while link.take(0.1) is None:
+    pass
+link.send((other,), FrameKind.MESSAGE, Turn(0), b"before")
+sys.stdin.read(1)
+ctypes.PyDLL(None).usleep(int(1e6 * float(seconds)))  # a PyDLL keeps Python's lock while it calls
+link.send((other,), FrameKind.MESSAGE, Turn(0), b"after")
+sys.stdin.read(1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("lease", "seconds"), [(1.5, 4.0), pytest.param(10.0, 20.0, marks=pytest.mark.long)], ids=["short", "20 s"]
+)
+@pytest.mark.parametrize("holds", ["a", "hub"])
+def test_a_process_that_holds_pythons_lock_keeps_its_link(site: Site, holds: str, lease: float, seconds: float) -> None:
+    """For longer than the lease, with more on its way to it than its machine takes in: its system answers for it."""
+    other = "hub" if holds == "a" else "a"
+    mine = site.hub(("a",), lease=lease) if other == "hub" else None
+    place = [str(site.folder(holds)), holds, other, site.address, str(lease), str(seconds)]
+    process = subprocess.Popen([sys.executable, "-c", HOLDS_THE_LOCK, *place], stdin=subprocess.PIPE)
+    assert process.stdin is not None
+    try:
+        mine = mine or site.agent("a", lease=lease)
+        assert until(mine, Presence).here
+        assert until(mine, ReceivedFrame).payload == b"before"
+        process.stdin.write(b".")
+        process.stdin.flush()
+        time.sleep(0.3)
+        for _ in range(32):  # more than the buffers of both systems hold
+            mine.send((holds,), FrameKind.MESSAGE, Turn(0), os.urandom(LIMIT))
+        event = next(event for event in iter(lambda: mine.take(seconds + SOON), None))
+        assert isinstance(event, ReceivedFrame), (event, site.told)
+        assert event.payload == b"after"
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_machine_that_does_not_answer_is_given_up_after_the_lease(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its system does not confirm what is sent; over a real network: the trial `namespaces`."""
+    hub, a = site.hub(("a",), lease=0.5), site.agent("a")
+    assert until(hub, Presence).here
+    assert until(a, Presence).here
+    link = hub._links["a"][0]
+    assert not stream.waits_for_answer(link._socket)
+    began = time.monotonic()
+    monkeypatch.setattr(stream, "waits_for_answer", lambda connection: connection is link._socket)
+    assert not until(hub, Presence).here
+    assert link._why == "its machine has not answered for 0.5 s"
+    assert time.monotonic() - began > 0.5
+
+
+def test_the_system_asks_after_a_silent_machine_within_the_lease() -> None:
+    """First after `idle` seconds, then `count` times at intervals: together the lease, or the least that TCP has."""
+    for lease in (0.5, 5.0, 10.0, 60.0, 600.0):
+        with socket.socket() as one:
+            stream.keep_alive(one, lease)
+            idle, interval, count = (
+                one.getsockopt(socket.IPPROTO_TCP, getattr(socket, f"TCP_KEEP{name}"))
+                for name in ("IDLE", "INTVL", "CNT")
+            )
+            assert one.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            assert idle + interval * count == pytest.approx(max(4, lease), rel=0.1)
+
+
+def test_silence_is_at_least_the_lease() -> None:
+    with pytest.raises(RecipeError, match="silence = 300, lease = 400"):
+        Network(lease=400)
+    assert Network(lease=400, silence=500).silence == 500
+
+
 def test_what_is_not_taken_from_the_inbox_is_not_read_ahead(site: Site) -> None:
     """A flood waits at its sender: the receiver holds little more than its limit, and loses nothing."""
     hub, a = site.hub(("a", "b")), site.agent("a")
@@ -418,7 +504,7 @@ def test_an_empty_kind_of_frame_has_no_content(site: Site) -> None:
     "data",
     [
         record(FrameKind.MESSAGE, b"", length=1 << 63),
-        record(FrameKind.PING, b"") * 200,
+        record(FrameKind.PING, b"") * 400,
         (1 << 40).to_bytes(8, "little") + b"\xff" * 23,
     ],
     ids=["endless", "pings", "malformed"],

@@ -71,9 +71,10 @@ class CommandAllowance:
 class JoinAllowance:
     """How many join requests each node may send, in all its sessions: no answer to one entitles to another."""
 
-    def __init__(self, lease: float, clock: Clock = time.monotonic) -> None:
-        """`lease`: for so long a node can have repeated its request while this process was stopped."""
-        self._size, self._clock = max(_JOINS, _JOINS_PER_SECOND * lease), clock
+    def __init__(self, silence: float, clock: Clock = time.monotonic) -> None:
+        """`silence`: seconds for which this process may be stopped; then requests of all of them, one in each, are read
+        at once."""
+        self._size, self._clock = max(_JOINS, silence), clock
         self._buckets: dict[str, Bucket] = {}
 
     def take(self, sender: str, at: float | None = None) -> bool:

@@ -58,7 +58,7 @@ class Connections:
         self.messages = MessageAllowance(_UNREAD if leads else 10 * _UNREAD)
         self._held: dict[str, int] = {}  # bytes of early frames and of this turn's, by sender
         self._late: Counter[str] = Counter()  # frames of this turn that came too late, by sender
-        self._allowance, self._joins = CommandAllowance(), JoinAllowance(network.lease)
+        self._allowance, self._joins = CommandAllowance(), JoinAllowance(network.silence)
         self.waited: defaultdict[str, float] = defaultdict(float)  # seconds that this turn has waited for each node
         self._frames: list[Frame] = []
         self._early: list[tuple[Turn, Frame]] = []

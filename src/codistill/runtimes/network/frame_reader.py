@@ -22,7 +22,9 @@ _SCRATCH = 1 << 16  # bytes read at a time while no large payload is being recei
 _FIRST = 1 << 20  # bytes of a payload for which memory is taken at once
 _MALFORMED = 1 << 16  # bytes of a frame whose header cannot be read
 _SKIPPED = 1 << 26  # bytes that are read and discarded; an honest node knows the limit, and sends nothing above it
-_PINGS, _PINGS_PER_SECOND = 100.0, 20.0  # a node with the shortest lease sends eight per second
+# A node sends a ping in each quarter of its `silence`: with the shortest, 240 in the ten minutes for which this one may
+# have been stopped.
+_PINGS, _PINGS_PER_SECOND = 300.0, 20.0
 
 
 class Handler(Protocol):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from codistill.errors import RecipeError
 from codistill.settings import Settings, check_settings, setting
 
 WIRE_VERSION = 5  # of heads, hellos and commands: raised with every change that others would misread
@@ -45,7 +46,7 @@ class Network(Settings):
         300.0,
         "seconds that this process may be silent while its machine answers, as when a model holds Python's lock: then "
         "the other end closes the link; at least the lease",
-        at_least=1,
+        at_least=10,
         at_most=600,
     )
     message_limit: int | None = setting(
@@ -63,3 +64,9 @@ class Network(Settings):
 
     def __post_init__(self) -> None:
         check_settings(self, "network")
+        if self.silence < self.lease:
+            raise RecipeError(
+                "network.silence must be at least network.lease.",
+                f"silence = {self.silence:g}, lease = {self.lease:g}",
+                "Raise silence: a machine that does not answer is given up before a process that is silent.",
+            )

@@ -36,8 +36,8 @@ HELLO_LIMIT = 1 << 18  # bytes of a join request
 _REASON = 300
 _ASK = 30  # seconds at most between two questions of the system whether the other machine is there
 _QUESTIONS = 100  # at most, without an answer
-# The first fields of Linux's tcp_info: what was sent again or asked without an answer (bytes 2 and 3), and the
-# milliseconds since the last answer (the last one here).
+# The first fields of Linux's tcp_info: how often something was sent again, and asked without an answer (bytes 2 and 3);
+# the last four here are milliseconds since data were sent, an answer was sent, data came, an answer came.
 _TCP_INFO = struct.Struct("=8B13I")
 
 
@@ -199,13 +199,14 @@ class Stream:
     # --- whether the other machine is there -------------------------------------------------------
 
     def answered_at(self, now: float) -> float:
-        """When the system of the other machine last answered this one's, as far as it was asked.
+        """When this system last did not wait for an answer of the other machine's.
 
         A process that holds Python's lock says nothing, but its system confirms what arrives; also that there is no
-        room for it, when the process has not read for long.
+        room for it, when the process has not read for long. How long ago its last answer came says nothing: a process
+        that does not read is asked at longer and longer intervals.
         """
-        since = unanswered(self._socket)
-        self._answered = now if since is None else max(self._answered, now - since)
+        if not waits_for_answer(self._socket):
+            self._answered = now
         return self._answered
 
     def excuse(self, late: float) -> None:
@@ -351,13 +352,13 @@ def keep_alive(connection: socket.socket, lease: float) -> None:
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
-def unanswered(connection: socket.socket) -> float | None:
-    """Seconds since the last answer of the other machine's system; None if this one's does not wait for an answer."""
+def waits_for_answer(connection: socket.socket) -> bool:
+    """Whether this system has asked the other machine's, or has sent something again, and has had no answer since."""
     if sys.platform != "linux":
-        return None  # the system gives up by itself, later
+        return False  # the system gives up by itself, later
     try:
         told = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
-        _, _, sent_again, asked, *_, milliseconds = _TCP_INFO.unpack(told)
+        _, _, sent_again, asked, *_, since_sent, _, _, since_answer = _TCP_INFO.unpack(told)
     except (OSError, struct.error):
-        return None
-    return milliseconds / 1000 if sent_again or asked else None
+        return False
+    return bool(asked or (sent_again and since_answer > since_sent))

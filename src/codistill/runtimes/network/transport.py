@@ -67,14 +67,14 @@ class Transport:
         self.session_id = secrets.randbits(64)
         self.loop = asyncio.new_event_loop()
         self.lease = network.lease
-        self.preface = Preface(self.session_id, max(network.lease, network.silence), limit or SIZE_LIMIT, me)
+        self.preface = Preface(self.session_id, network.silence, limit or SIZE_LIMIT, me)
         self.inbox = Inbox(self.others, self.limit + CONTROL_LIMIT, self._read_on)
         self._credentials, self._tell, self._callers = credentials, tell, CallerLog(tell)
         if credentials is not None:
             credentials.set_list_grace(network.list_grace)
         self._links: dict[str, list[Stream]] = {name: [] for name in self.others}
         self._numbers = dict.fromkeys(self.others, 0)
-        self._openings = JoinAllowance(network.lease)
+        self._openings = JoinAllowance(network.silence)
         self._barred: dict[str, str] = {}  # nodes that are not admitted any more, and why
         self._revoked: set[str] = set()  # nodes whose link was closed because of their certificate
         self._troubles: dict[str, float] = {}  # what the operator was told, and when
