@@ -1,8 +1,9 @@
 """One federation across Linux network namespaces: every node has a machine's own network, on slow and lossy links.
 
 A hub and ten agents, then ten peers on a ring, then an agent behind NAT. All of it must give the simulation's
-figures to the byte. Nothing touches the network of this machine: interfaces are made in the namespaces, and
-the namespaces are removed at the end.
+figures to the byte. In one more run an agent's machine is cut off: its hub must notice that within its lease, go on
+without it, and take it in again when it is back. Nothing touches the network of this machine: interfaces are made in
+the namespaces, and the namespaces are removed at the end.
 
     python -m trials.namespaces [--keep DIR]
 """
@@ -40,6 +41,7 @@ OUTSIDE, INSIDE = "198.18.0.{}", "192.168.77.{}"  # a range for tests of network
 SWITCH, HUB, ROUTER, BEHIND = "switch", "hub", "router", "behind"
 AGENTS = [f"mlp-{i}" for i in range(1, 6)] + [f"logistic_regression-{i}" for i in range(1, 6)]
 CODISTILL = str(Path(sys.executable).with_name("codistill"))
+LEASE, LATER = 4, 3.0  # network.lease where a machine is cut off, and seconds by which the hub may notice it later
 NOT_RUN = 77  # exit code where this machine lacks what the trial needs
 
 RECIPE = """\
@@ -296,8 +298,13 @@ def spent() -> tuple[float, float]:
     return busy, ours.ru_utime + ours.ru_stime
 
 
-def run_nodes(commands: Mapping[str, Sequence[str]], folder: Path) -> float:
-    """Run a process for each node, until all have ended well; the share of processors that others had meanwhile."""
+def run_nodes(
+    commands: Mapping[str, Sequence[str]], folder: Path, meanwhile: Callable[[Callable[[], bool]], None] | None = None
+) -> float:
+    """Run a process for each node, until all have ended well; the share of processors that others had meanwhile.
+
+    `meanwhile`: what is done while they run; it is given whether all of them do.
+    """
     began, before = time.monotonic(), spent()
     folder.mkdir(parents=True)
     processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -305,6 +312,8 @@ def run_nodes(commands: Mapping[str, Sequence[str]], folder: Path) -> float:
         for name, command in commands.items():
             with (folder / f"{name}.log").open("wb") as log:
                 processes[name] = start(command, stdout=log, stderr=subprocess.STDOUT, cwd=folder)
+        if meanwhile is not None:
+            meanwhile(lambda: all(process.poll() is None for process in processes.values()))
         latest = time.monotonic() + PATIENCE
         while any(process.poll() is None for process in processes.values()) and time.monotonic() < latest:
             if any(process.poll() for process in processes.values()):
@@ -369,18 +378,22 @@ class Trial:
         told = [{key: value for key, value in row.items() if key != "own_accuracy"} for row in rows]
         return "".join(json.dumps(row) + "\n" for row in told).encode()
 
-    def hub(self, links: str, *, behind: bool = False) -> Outcome:
-        """A hub and its agents; the last of them behind NAT, if asked for."""
-        net, recipe = self._net, str(self._recipe("fedmd"))
-        folder = self._folder / f"fedmd-{links}{'-nat' if behind else ''}"
+    def _hub_and_agents(self, *settings: str, behind: bool = False) -> dict[str, Sequence[str]]:
+        """The command of each node; the last agent's behind NAT, if asked for."""
+        net, recipe, address = self._net, str(self._recipe("fedmd")), f"{self._hub}:{PORT}"
         place = {name: name for name in AGENTS} | ({AGENTS[-1]: BEHIND} if behind else {})
-        address = f"{self._hub}:{PORT}"
-        secure = ("--certs", str(self._certs / self._hub), "--quiet")
+        secure = ("--certs", str(self._certs / self._hub), "--quiet", *settings)
         commands = {HUB: net.inside(HUB, CODISTILL, "hub", recipe, "--listen", address, "--out", "run", *secure)}
         for name in AGENTS:
             secure = ("--certs", str(self._certs / name), "--state", f"agents/{name}")
             commands[name] = net.inside(place[name], CODISTILL, "join", recipe, "--hub", address, *secure)
-        rtt, sent = net.round_trip(place[AGENTS[-1]], HUB), net.segments()
+        return commands
+
+    def hub(self, links: str, *, behind: bool = False) -> Outcome:
+        """A hub and its agents; the last of them behind NAT, if asked for."""
+        net, folder = self._net, self._folder / f"fedmd-{links}{'-nat' if behind else ''}"
+        commands = self._hub_and_agents(behind=behind)
+        rtt, sent = net.round_trip(BEHIND if behind else AGENTS[-1], HUB), net.segments()
         others = run_nodes(commands, folder)
         equal = (folder / "run" / "metrics.jsonl").read_bytes() == self._simulated_under_a_hub()
         title = f"fedmd, a hub and {len(AGENTS)} agents" + (", one behind NAT" if behind else "")
@@ -409,6 +422,44 @@ class Trial:
         title = f"d_distillation, a ring of {len(AGENTS)} peers"
         notes = [f"other figures than the simulation: {', '.join(different)}"] if different else []
         return Outcome(title, links, rtt, slowest, self._again(sent), others, not different, notes)
+
+    def cut(self) -> tuple[bool, str]:
+        """An agent's machine is cut off in the middle of a run, and comes back; whether that went well, in words."""
+        folder, gone = self._folder / "fedmd-cut", AGENTS[-1]
+        settings = (f"network.lease={LEASE}", "network.grace=0", "protocol.rounds=120")
+        noticed: list[float] = []
+
+        def rows() -> list[dict[str, Any]]:
+            path = folder / "run" / "metrics.jsonl"
+            lines = path.read_text().rpartition("\n")[0].splitlines() if path.exists() else []
+            return [row for row in map(json.loads, lines) if row["agent"] == gone]
+
+        def disturb(all_run: Callable[[], bool]) -> None:
+            self._wait(lambda: len(rows()) >= 3, all_run, "the third round")
+            self._net.ip(SWITCH, "link", "set", self._net.ports[gone], "down")
+            began, before = time.monotonic(), len(rows())
+            self._wait(lambda: any(not row["present"] for row in rows()[before:]), all_run, f"a round without {gone}")
+            noticed.append(time.monotonic() - began)
+            self._net.ip(SWITCH, "link", "set", self._net.ports[gone], "up")
+            self._wait(lambda: rows()[-1]["present"], all_run, f"{gone}, back again")
+            noticed.append(time.monotonic() - began - noticed[0])
+
+        commands = self._hub_and_agents(*(part for setting in settings for part in ("--set", setting)))
+        run_nodes(commands, folder, disturb)
+        after, back = noticed
+        good = after <= LEASE + LATER
+        return good, (
+            f"{gone} cut off, lease {LEASE} s: the first round without it was done after {after:.1f} s"
+            f"{'' if good else ', TOO LATE'}; {back:.1f} s after its network was back it was in a round again"
+        )
+
+    @staticmethod
+    def _wait(holds: Callable[[], bool], all_run: Callable[[], bool], what: str) -> None:
+        latest = time.monotonic() + PATIENCE / 3
+        while not holds():
+            if time.monotonic() > latest or not all_run():
+                raise RuntimeFault("The trial must go on.", f"no sign of {what}", "See the files of --keep.")
+            time.sleep(0.05)
 
     def _again(self, before: tuple[int, int]) -> str:
         sent, again = (now - then for now, then in zip(self._net.segments(), before, strict=True))
@@ -461,6 +512,8 @@ def trial(console: Console, folder: Path) -> bool:
         console.print(f"certificates and the simulation's figures: done after {time.monotonic() - began:.0f} s")
         done(ours.hub("plain"))
         done(ours.ring("plain"))
+        noticed, said = ours.cut()  # before the switch is replaced
+        console.print(said)
         with slow(net) as remarks:
             for remark in remarks:
                 console.print(remark)
@@ -473,7 +526,7 @@ def trial(console: Console, folder: Path) -> bool:
             else:
                 console.print("NAT: left out, neither nft nor iptables can masquerade here")
     show(console, outcomes)
-    return all(outcome.equal for outcome in outcomes)
+    return noticed and all(outcome.equal for outcome in outcomes)
 
 
 def show(console: Console, outcomes: Sequence[Outcome]) -> None:
