@@ -41,7 +41,7 @@ TRIALS = (
     Trial("ray", ("-m", "trials.ray_nodes"), 360),
     Trial("siege", ("-m", "trials.siege", "--seconds", "90"), 300),
     Trial("tests", ("-m", "pytest", "-m", "long", "-n", "3"), 480),
-    Trial("slurm", ("-m", "trials.slurm"), 300),
+    Trial("slurm", ("-m", "trials.slurm"), 420),
     Trial("storm", ("-m", "trials.storm", "--seed", "0", "--agents", "10", "--rounds", "60"), 600),
 )
 

@@ -3,6 +3,7 @@
 Four runs are jobs of Slurm. In the middle of all of them the submitting command is killed, then one job by a signal
 and one by `scancel`; one ends while nobody waits for it, and one reaches its time limit and is put into the queue
 again. The same command then continues: its table and all metrics must be those of a sweep without jobs, to the byte.
+Last, one of the runs on a Ray cluster that `deploy/ray.sbatch` starts inside a job.
 
     python -m trials.slurm [--keep DIR]
 """
@@ -300,6 +301,30 @@ class Trial:
         """A line for each round of a run, with how long it took: no two computations have the same."""
         return (self._out / run / "times.jsonl").read_text().splitlines()
 
+    def on_ray(self) -> None:
+        """A run by deploy/ray.sbatch, whose metrics must be those of the same run of the sweep."""
+        (self._folder / "one.toml").write_text(RECIPE.partition("[sweep]")[0])
+        log, out = self._folder / "ray.log", self._folder / "on-ray"
+        settings = ("--set", f"protocol.local_steps={CALM}", "--set", "runtime.kind=ray", "--quiet")
+        command = (CODISTILL, "run", str(self._folder / "one.toml"), *settings, "--out", str(out))
+        script = Path(__file__).parents[1] / "deploy" / "ray.sbatch"
+        path = f"{Path(CODISTILL).parent}:{self._cluster.environment['PATH']}"  # of `ray` and `python`
+        job = start(
+            ("sbatch", "--wait", "--cpus-per-task=2", f"--output={log}", str(script), *command),
+            env={**self._cluster.environment, "PATH": path}, stdout=subprocess.DEVNULL,
+        )  # fmt: skip
+
+        def said() -> str:
+            return log.read_text(errors="replace")[-600:] if log.exists() else "nothing"
+
+        try:
+            until(lambda: job.poll() is not None, "an end of the job with Ray", said)
+        finally:
+            end([job])
+        must(job.returncode == 0, f"the job with Ray ended with {job.returncode}: {said()}")
+        same = (out / "metrics.jsonl").read_bytes() == (self._plain / CALM / "metrics.jsonl").read_bytes()
+        must(same, "other figures on Ray")
+
     def different(self) -> list[str]:
         """The files that are not as those of the sweep without jobs."""
         names = ["sweep.csv", *(f"{run}/metrics.jsonl" for run in RUNS)]
@@ -369,6 +394,8 @@ def trial(console: Console, folder: Path) -> bool:
         different = ours.different()
         must(not different, f"other figures: {', '.join(different)}")
         done(f"every run went on from its checkpoint; sweep.csv and {len(RUNS)} metrics.jsonl: equal to the byte")
+        ours.on_ray()
+        done("deploy/ray.sbatch: a run on the Ray cluster of a job; metrics.jsonl: equal to the byte")
         must(not cluster.queue(), f"jobs that are left: {cluster.queue()}")
     left = cluster.processes()
     must(not left, f"processes that are left: {left}")
