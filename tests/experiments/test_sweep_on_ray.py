@@ -256,7 +256,7 @@ def test_a_task_that_was_killed_does_not_count_as_alive_but_its_process_does(tmp
 
 
 def test_the_page_says_which_system_takes_an_option() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "how-to" / "cluster.md").read_text().partition("### Options of jobs")[2]
+    page = (Path(__file__).parents[2] / "docs/how-to/cluster.md").read_text().partition("### Options of jobs")[2]
     rows = [[cell.strip() for cell in line.split("|")[1:4]] for line in page.splitlines() if line.startswith("| `")]
     said = {key.strip("` "): where.lower().split(", ") for keys, _, where in rows for key in keys.split(", ")}
     assert {name: sorted(where) for name, where in said.items()} == {

@@ -262,7 +262,7 @@ def test_what_cannot_be_right_is_said_before_round_1(capfd: pytest.CaptureFixtur
         with pytest.raises((RuntimeFault, RecipeError)) as caught:
             federation().run(1, runtime="ray", **options, **QUIET)  # type: ignore[arg-type]
         assert found in str(caught.value)
-    with pytest.raises(RecipeError, match="ray has the settings of the runtime 'ray'"):
+    with pytest.raises(RecipeError, match="ray is for the runtime 'ray'"):
         federation().run(1, runtime="simulation", ray=RayCluster(), **QUIET)
 
 

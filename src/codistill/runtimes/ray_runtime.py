@@ -323,6 +323,7 @@ class HostProcess:
             return {"error": describe_error(error, "")}
         self._links = _HostLinks(me, actors, places, self._inbox, self._outbox)
         agents = self._description.agents
+        warm_up(agents)
         return {
             "versions": versions(),
             "facts": facts_of_agents(agents) if given.build is not None else {},
@@ -342,7 +343,6 @@ class HostProcess:
             for agent in description.agents:
                 self._idle.rest(agent, BEGIN)
         with one_thread():
-            warm_up(description.agents)
             serve_host(self._links, description.agents, description, self._idle)
         self._remove_states()
         self._idle = None
@@ -491,6 +491,7 @@ class RayHosts:
             host.actor.open.remote(host.number, actors, places, mine)
             for host, mine in zip(self._hosts, given, strict=True)
         ]
+        warm_up(agents)  # here as well, at the same time
         try:
             self._check(ray.get(opened))
         except RayError as error:
@@ -633,7 +634,6 @@ class RayRuntime(SeveralHosts):
         *,
         baseline: bool,
     ) -> None:
-        warm_up()
         super().__init__(description, hosts.links, shares, idle)
         self._ray_hosts, self._phase = hosts, BEGIN
         if idle is not None and (baseline or description.build is not None):
