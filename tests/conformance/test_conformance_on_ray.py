@@ -70,7 +70,7 @@ def test_the_whole_equals_the_simulation(
         )
 
 
-@rows_of([RELAY, *(case for case in FIRST if not case.protocol.pools_data)], "fedmd", "d_distillation")
+@rows_of([case for case in FIRST if not case.protocol.pools_data], "fedmd", "d_distillation")
 def test_parts_with_faults_equal_the_whole(case: Case, make: Make, tmp_path: Path) -> None:
     """From the simulation to Ray, which keeps states on disk, and back. Messages are lost and compressed, an agent is
     gone for a round, others do not take part, and one withholds samples."""

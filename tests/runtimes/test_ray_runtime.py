@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib
 import os
 import signal
+import socket
 import subprocess
+import sys
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,12 +21,22 @@ from torch import nn
 
 import codistill as cd
 from codistill.agent import Agent
-from codistill.errors import RecipeError, RuntimeFault
+from codistill.errors import NetworkError, RecipeError, RuntimeFault
 from codistill.experiments.recipe import read_recipe
 from codistill.experiments.run import execute
+from codistill.runtimes import ray_cluster
 from codistill.runtimes.idle import _PREFIX as STATES
 from codistill.runtimes.idle import IdleStates, remove_left_behind
-from codistill.runtimes.ray_cluster import Demand, RayCluster, demand_of, less_demanding, room, too_little
+from codistill.runtimes.ray_cluster import (
+    Demand,
+    RayCluster,
+    demand_of,
+    found_address,
+    joined,
+    less_demanding,
+    room,
+    too_little,
+)
 
 X = np.random.default_rng(0).normal(size=(400, 4)).astype(np.float32)
 Y = (X[:, 0] + X[:, 1] > 0).astype(int)
@@ -74,8 +86,15 @@ def test_too_little_room_is_a_sentence_with_both_sides() -> None:
     demand = Demand(8, {"CPU": 1.0, "GPU": 0.5})
     assert room(TWO_NODES, demand.each) == 2
     found = str(too_little(demand, TWO_NODES))
-    assert "asked: 8 hosts with 1 core, 0.5 GPUs each" in found
-    assert "there are: 2 nodes, 6 cores, 1 GPU, 1 disk, which have room for 2" in found
+    assert "room for 8 hosts at least" in found
+    assert "asked: 8 hosts with 1 core, 0.5 GPUs each; there is room for 2: " in found
+    assert "1 node with 4 cores, 1 GPU; 1 node with 2 cores, 0 GPUs." in found
+    many = [{"CPU": float(cores)} for cores in range(1, 8)]
+    job = Demand(1, {"CPU": 8.0, "memory": 1.5 * 2**30}, "job")
+    assert "asked: 1 job with 8 cores, 1.5 GB of memory; there is room for 0: 1 node with 1 core, 0 GB of memory; " in (
+        found := str(too_little(job, many, do="Add a node."))
+    )
+    assert found.endswith("1 node with 5 cores, 0 GB of memory; and 2 other kinds. Add a node.")
 
 
 @pytest.mark.parametrize(
@@ -91,6 +110,79 @@ def test_too_little_room_is_a_sentence_with_both_sides() -> None:
 def test_settings_that_cannot_be_meant(options: dict[str, Any], found: str) -> None:
     with pytest.raises(RecipeError, match=found):
         RayCluster(**options)
+
+
+def test_which_cluster_is_joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As an address says; or RAY_ADDRESS; or the one that 'ray start' has left the address of; or a new one."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    started = tmp_path / "ray" / "ray_current_cluster"
+    started.parent.mkdir()
+    assert found_address(None) == found_address("local") == "local"
+    with pytest.raises(NetworkError, match="a Ray cluster must run on this machine"):
+        found_address("auto")
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
+        mine, theirs = (f"127.0.0.1:{each.getsockname()[1]}" for each in (one, other))
+        started.write_text(mine)
+        assert found_address(None) == found_address("auto") == mine
+        assert (found_address(theirs), found_address("local")) == (theirs, "local")
+        monkeypatch.setenv("RAY_ADDRESS", theirs)
+        assert (found_address(None), found_address("auto")) == (theirs, mine)
+        monkeypatch.setenv("RAY_ADDRESS", "local")
+        assert found_address(None) == "local"
+    # Nobody listens there any more.
+    for address in (None, theirs):
+        monkeypatch.setenv("RAY_ADDRESS", theirs)
+        with pytest.raises(NetworkError, match=f"'{theirs}': .*refused"):
+            found_address(address)
+    monkeypatch.delenv("RAY_ADDRESS")
+    assert found_address(None) == "local"
+    for wrong in ("ray://127.0.0.1:10001", "127.0.0.1", "host:99999"):
+        with pytest.raises(RecipeError, match="host:port"):
+            found_address(wrong)
+
+
+def test_a_new_cluster_has_the_cores_of_this_process_and_its_handlers_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    begun: list[dict[str, Any]] = []
+
+    def init(address: str, **options: Any) -> None:
+        begun.append(options)
+        signal.signal(signal.SIGTERM, lambda *_: None)
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 5, 7}, raising=False)
+    before = signal.getsignal(signal.SIGTERM)
+    with joined("local", store=5):
+        assert signal.getsignal(signal.SIGTERM) is not before
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert (begun[0]["num_cpus"], begun[0]["object_store_memory"], begun[0]["log_to_driver"]) == (3, 5, False)
+    with socket.create_server(("127.0.0.1", 0)) as server, joined(f"127.0.0.1:{server.getsockname()[1]}", store=5):
+        assert not {"num_cpus", "object_store_memory"} & begun[1].keys()  # of somebody else's cluster
+    monkeypatch.setattr(ray, "init", lambda *_, **__: 1 / 0)
+    with pytest.raises(NetworkError, match="'local': division by zero"), joined("local"):
+        pass
+
+
+def test_a_token_is_used_before_ray_is_imported_and_not_after(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN"):
+        monkeypatch.setenv(variable, "")  # so that it is restored
+        monkeypatch.delenv(variable)
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "token"))
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.delitem(sys.modules, "ray")
+    ray_cluster._set_environment()
+    assert "RAY_AUTH_MODE" not in os.environ
+    (tmp_path / "token").touch()
+    with monkeypatch.context() as imported:
+        imported.setitem(sys.modules, "ray", None)
+        ray_cluster._set_environment()
+        assert "RAY_AUTH_MODE" not in os.environ
+    ray_cluster._set_environment()
+    assert os.environ["RAY_AUTH_MODE"] == "token"
 
 
 def test_folders_of_killed_processes_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,14 +346,21 @@ def test_the_agents_of_a_recipe_are_built_in_place(tmp_path: Path, monkeypatch: 
 @pytest.mark.usefixtures("ray_here")
 def test_what_cannot_be_right_is_said_before_round_1(capfd: pytest.CaptureFixture[str]) -> None:
     for options, found in [
-        ({"ray": RayCluster(cpus_per_agent=1.5)}, "asked: 4 hosts with 2 cores each; there are: 1 node, 4 cores"),
-        ({"ray": RayCluster(resources={"wine": 1.0})}, "asked: 1 host with 1 core, 1 wine each"),
+        (
+            {"ray": RayCluster(cpus_per_agent=1.5)},
+            "asked: 4 hosts with 2 cores each; there is room for 2: 1 node with 4 cores",
+        ),
+        ({"ray": RayCluster(resources={"wine": 1.0})}, "asked: 1 host with 1 core, 1 wine; there is room for 0"),
         ({"ray": RayCluster(address="10.0.0.1:1")}, "A process can be connected to one Ray cluster."),
         ({"device": "cuda"}, "agents that compute on a GPU must ask for one"),
     ]:
         with pytest.raises((RuntimeFault, RecipeError)) as caught:
             federation().run(1, runtime="ray", **options, **QUIET)  # type: ignore[arg-type]
         assert found in str(caught.value)
+    address = importlib.import_module("ray").get_runtime_context().gcs_address
+    with joined(), joined("auto"), joined(address):  # the one that this process has joined, and stays in
+        pass
+    assert importlib.import_module("ray").is_initialized()
     with pytest.raises(RecipeError, match="ray is for the runtime 'ray'"):
         federation().run(1, runtime="simulation", ray=RayCluster(), **QUIET)
 
@@ -271,13 +370,14 @@ class Breaks(cd.FedMD):
 
     async def round(self, me: Agent, t: int) -> None:
         if me.name == "a2":
-            raise ValueError("of my own")
+            raise ValueError(f"of my own, with GPUs: {os.environ.get('CUDA_VISIBLE_DEVICES')}.")
         await super().round(me, t)
 
 
 @pytest.mark.usefixtures("ray_here")
 def test_an_error_at_an_agent_names_it() -> None:
-    with pytest.raises(Exception, match="of my own") as caught:
+    """And it sees no GPU, as it has asked for none."""
+    with pytest.raises(Exception, match=r"of my own, with GPUs: \.") as caught:
         federation(Breaks()).run(1, runtime="ray", alone=False, **QUIET)
     assert "This happened at 'a2' in round 1." in caught.value.__notes__
 

@@ -8,6 +8,7 @@ checkpoint.
 from __future__ import annotations
 
 import copy
+import os
 import platform
 import queue
 import re
@@ -316,6 +317,9 @@ class HostProcess:
 
     def open(self, me: int, actors: Sequence[Any], places: Mapping[str, int], given: _Given) -> dict[str, Any]:
         """Make the agents; what the owner compares, or the error."""
+        if not ray.get_runtime_context().get_accelerator_ids().get(GPU):
+            # Ray leaves all GPUs of its node visible to an actor that has asked for none.
+            os.environ |= dict.fromkeys(("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"), "")
         try:
             self._description = given.description()
             place_agents(self._description, given.device, 1, given.sharing)
