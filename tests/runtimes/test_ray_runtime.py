@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import queue
 import signal
 import socket
 import subprocess
@@ -37,6 +38,7 @@ from codistill.runtimes.ray_cluster import (
     room,
     too_little,
 )
+from codistill.wire.state import unpack
 
 X = np.random.default_rng(0).normal(size=(400, 4)).astype(np.float32)
 Y = (X[:, 0] + X[:, 1] > 0).astype(int)
@@ -226,6 +228,73 @@ def test_a_batch_arrives_as_it_was_sent() -> None:
     assert host._inbox.get() == (3, 5, whole)
 
 
+class Group:
+    """What was asked of Ray for the hosts of a run, and whether it has given it."""
+
+    def __init__(self, bundles: list[Any], strategy: str, bundle_label_selector: Any) -> None:
+        self.bundles, self.where = bundles, bundle_label_selector
+
+    def wait(self, timeout_seconds: float) -> bool:
+        return self.where is None or len(self.bundles) < 3
+
+
+@pytest.mark.parametrize(
+    ("cut_off", "workers", "hosts", "without"),
+    [
+        ([], None, 4, None),
+        (["b"], None, 2, "!in(b)"),  # one host on each core that is left
+        (["b", "c"], 4, 1, "!in(b,c)"),  # the run has to do with fewer
+        (["a", "b", "c"], 4, 4, None),  # nothing is left: one of them is tried again
+        (["c"], None, 4, None),  # others use the nodes that are left
+    ],
+)
+def test_a_node_that_another_cannot_reach_is_left_out_if_the_others_have_room(
+    cut_off: list[str], workers: int | None, hosts: int, without: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from codistill.runtimes import ray_runtime
+
+    nodes = {"a": {"CPU": 1.0}, "b": {"CPU": 2.0}, "c": {"CPU": 1.0}}
+    monkeypatch.setattr(
+        ray_runtime, "alive_nodes", lambda without=(): [nodes[name] for name in nodes if name not in without]
+    )
+    monkeypatch.setattr(ray_runtime, "placement_group", Group)
+    monkeypatch.setattr(ray_runtime, "remove_placement_group", lambda _: None)
+    made = ray_runtime.RayHosts(federation(count=4).description, RayCluster(), workers=workers)
+    made._cut_off, made._losses = {name: f"node {name}" for name in cut_off}, len(cut_off)
+    demand, group = made._place()
+    assert (demand.hosts, len(group.bundles)) == (hosts, hosts)
+    assert group.where == (None if without is None else [{"ray.io/node-id": without}] * hosts)
+    assert list(made._cut_off) == (cut_off if without else [])
+
+
+def test_a_host_says_whether_another_has_died_or_cannot_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+    from ray.exceptions import ActorDiedError, ActorUnavailableError
+
+    from codistill.runtimes import ray_runtime
+
+    calls = {"fine": None, "dead": ActorDiedError(), "away": ActorUnavailableError("no route", None)}
+
+    def get(call: str) -> None:
+        if calls[call] is not None:
+            raise calls[call]  # type: ignore[misc]
+
+    monkeypatch.setattr(ray, "wait", lambda calls, **_: (calls, []))
+    monkeypatch.setattr(ray, "get", get)
+    outbox: Any = queue.SimpleQueue()
+    links = ray_runtime._HostLinks(1, [None] * 4, {"a": 1}, queue.SimpleQueue(), outbox)
+    links._calls = {"fine": 2, "dead": 3, "away": 4}
+    links._check_calls()
+    told = [unpack(frame[4]) for _ in range(2) for frame in outbox.get()[2]]
+    assert (told, links._calls) == ([{"lost": 3}, {"cut_off": 4}], {})
+    hosts = [ray_runtime._Host(i, None, (f"a{i}",), f"n{i}", f"id{i}") for i in range(1, 5)]
+    owner = ray_runtime._OwnerLinks(hosts, {"a": 1})
+    for content, node in zip(told, (None, hosts[3]), strict=True):
+        with pytest.raises(ray_runtime.HostLost, match="cannot be reached, says host 1 on n1 with a1") as caught:
+            owner._take_control(1, content)
+        assert caught.value.cut_off is node
+
+
 # --- with a cluster on this machine --------------------------------------------------------------------------
 
 
@@ -304,6 +373,56 @@ def test_a_lost_host_costs_the_rounds_since_the_last_checkpoint(
     assert "3 hosts with 1 core each" in told
     assert "the run goes back to its last checkpoint" in told
     assert "goes back to its last checkpoint" in (tmp_path / "ray" / "log.txt").read_text()
+
+
+@pytest.mark.long
+def test_a_run_goes_on_without_the_node_that_another_cannot_reach(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Three nodes on this machine; after round 2 the host on the first says that it cannot reach that on the second."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    from codistill.runtimes import ray_runtime
+
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
+    placed: list[list[str]] = []
+
+    class Watched(ray_runtime.RayHosts):
+        def open(self) -> None:
+            super().open()
+            placed.append([host.node_id for host in self._hosts])
+            if len(placed) == 1:
+                Says.links = self.links
+
+    class Says:
+        """Stands for a host: what it says arrives with the next message of any."""
+
+        links: Any
+
+        def round_ended(self, record: Any) -> None:
+            if record.round == 2 and len(placed) == 1:
+                pump = self.links._pump
+                self.links._pump = lambda timeout: pump(timeout) or self.links._take_control(1, {"cut_off": 2})
+
+    monkeypatch.setattr(ray_runtime, "RayHosts", Watched)
+    federation().run(4, runtime="simulation", folder=tmp_path / "whole", **QUIET)
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    try:
+        for _ in range(2):
+            cluster.add_node(num_cpus=1)
+        ray.init(cluster.address, logging_level="CRITICAL", log_to_driver=False)
+        federation().run(4, runtime="ray", folder=tmp_path / "ray", observers=[Says()], **QUIET)
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+    first, second = placed
+    assert len(set(first)) == 3
+    assert sorted(second) == sorted(set(first) - {first[1]})
+    assert (tmp_path / "whole/metrics.jsonl").read_bytes() == (tmp_path / "ray/metrics.jsonl").read_bytes()
+    told = capfd.readouterr().err
+    assert "cannot be reached, says host 1 on" in told
+    assert "2 hosts with 1 core each; without node" in told
 
 
 @pytest.mark.usefixtures("ray_here")

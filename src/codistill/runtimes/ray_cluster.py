@@ -11,7 +11,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -134,11 +134,12 @@ def _count(amount: float, what: str) -> str:
     return f"{amount:g} {what}{'' if amount == 1 else 's'}"
 
 
-def alive_nodes() -> list[Mapping[str, float]]:
-    """The resources of each node of the cluster."""
+def alive_nodes(without: Collection[str] = ()) -> list[Mapping[str, float]]:
+    """The resources of each node of the cluster, but for some, by their ids."""
     import ray
 
-    return [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+    nodes = ray.nodes()  # type: ignore[no-untyped-call]
+    return [node["Resources"] for node in nodes if node["Alive"] and node["NodeID"] not in without]
 
 
 def inventory(nodes: Sequence[Mapping[str, float]]) -> str:
