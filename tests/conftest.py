@@ -54,9 +54,12 @@ def time_limit() -> Iterator[None]:
     signal.signal(signal.SIGALRM, before)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def ray_here() -> Iterator[None]:
-    """A Ray cluster with four logical cores on this machine, which runs join since this process has."""
+    """A Ray cluster with four logical cores on this machine, which runs join since this process has.
+
+    Left at the end of a module: others fork processes, which is not safe beside Ray's threads, or start their own.
+    """
     import ray
 
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}

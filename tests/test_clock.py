@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -124,9 +125,9 @@ def test_what_is_not_possible_is_said_before_the_run() -> None:
         federation(cd.CRS(), clock=cd.Clock(slowness={"c": 2.0}))
     with pytest.raises(RecipeError, match="'c'"):
         federation(cd.CRS(), clock=cd.Clock(offline=(cd.Offline(agent="c"),)))
-    for clock in (free, cd.Clock(delay=1.0)):
-        with pytest.raises(RecipeError, match="worker processes"):
-            federation(cd.CRS(), clock=clock).run(1, runtime="processes")
+    for clock, runtime in product((free, cd.Clock(delay=1.0)), ("processes", "ray")):
+        with pytest.raises(RecipeError, match=f"in the runtime '{runtime}'. Use the runtime 'simulation' or, without"):
+            federation(cd.CRS(), clock=clock).run(1, runtime=runtime)
     away = cd.Clock(asynchronous=True, offline=(cd.Offline(agent="a", last=3.0),))
     with pytest.raises(RecipeError, match="Over the network, agents are offline when they are"):
         federation(cd.CRS(), clock=away).run(1, runtime="network")

@@ -6,11 +6,11 @@ import importlib.util
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,16 +18,17 @@ from typing import Any
 import pytest
 
 from codistill.cli import main
-from codistill.errors import CodistillError, NetworkError, RecipeError, StorageError
+from codistill.errors import CodistillError, RecipeError, RuntimeFault, StorageError
 from codistill.experiments import job_systems
 from codistill.experiments.cell_job import CellJob
 from codistill.experiments.cluster_options import TAKES, ClusterOptions, cluster_options
-from codistill.experiments.job_systems import RayJobs, join_cluster
+from codistill.experiments.job_systems import RayJobs
 from codistill.experiments.sweep import read_sweep
 from codistill.experiments.sweep_jobs import RAY, Job, alive_jobs, job_folder, write_job, write_outcome
 from codistill.experiments.sweep_on_cluster import SweepJobs
 from codistill.experiments.sweep_run import execute_sweep, outcome_of
 from codistill.files import lock
+from codistill.runtimes.ray_cluster import joined
 
 RECIPE = """
 seed = 0
@@ -69,26 +70,24 @@ def files_of(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[list[str]]:
-    """A cluster of this machine with what the command says of it."""
-    told: list[str] = []
-    leave = join_cluster("local", told.append)
-    yield told
-    leave()
+def cluster() -> Iterator[None]:
+    """A new cluster of this machine, which the command stays in, since this process has joined it."""
+    with joined("local", store=job_systems._STORE):
+        yield
 
 
+@pytest.mark.usefixtures("cluster")
 def test_tasks_write_what_a_sweep_by_itself_writes(
-    recipe: Path, tmp_path: Path, cluster: list[str], monkeypatch: pytest.MonkeyPatch
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cores = len(os.sched_getaffinity(0))
-    assert cluster == [f"Ray started on this machine: nodes: 1, cores: {cores}, GPUs: 0"]
     sweep, told = read_sweep(recipe), list[str]()
     # More than a node has: refused before anything is submitted.
     greedy = SweepJobs(tmp_path / "ray", RAY, ClusterOptions(cpus=cores + 1, resources={"fast": 1}), tell=str)
-    with pytest.raises(RecipeError) as error:
+    with pytest.raises(RuntimeFault) as error:
         execute_sweep(sweep, tmp_path / "ray", run=greedy.run, tell=str)
-    assert f"(cpus: {cores + 1}, fast: 1)" in error.value.must
-    assert error.value.found == f"nodes: 1 with (cpus: {cores}, fast: 0)"
+    has = f"1 node with {cores} cores, 0 fast" if cores > 1 else "1 node with 1 core, 0 fast"
+    assert error.value.found == f"asked: 1 job with {cores + 1} cores, 1 fast; there is room for 0: {has}"
     assert not (tmp_path / "ray" / ".jobs" / "0_alone").exists()
     # A task that was killed has left its id, and the run is free.
     job_folder(tmp_path / "ray", "0_alone").mkdir(parents=True)
@@ -96,6 +95,8 @@ def test_tasks_write_what_a_sweep_by_itself_writes(
     jobs = SweepJobs(tmp_path / "ray", RAY, ClusterOptions(memory=0.5), tell=told.append)
     execute_sweep(sweep, tmp_path / "ray", run=jobs.run, tell=told.append)
     assert told[0] == "runs: 2, of which done: 0, with a job that waits or runs: 0, to be submitted (ray): 2"
+    assert told[1].startswith("Ray cluster at ")
+    assert told[1].endswith(f": 1 node, {cores} core{'s' * (cores > 1)}, 0 GPUs")
     assert sum("skipped. fedavg averages weights" in line for line in told) == 1
     assert jobs.failed == []
     monkeypatch.setattr("codistill.reports.pages.write_report", lambda summary, path: path)
@@ -119,9 +120,6 @@ class Refs:
         self._ends = ends
         self.asked: list[Mapping[str, Any]] = []
         self.cancelled = 0
-
-    def nodes(self) -> list[Mapping[str, Any]]:
-        return [{"Alive": True, "Resources": {"CPU": 4.0, "GPU": 1.0, "memory": 8.0 * 2**30}}]
 
     def remote(self, task: object) -> Any:
         def options(**asked: Any) -> Any:
@@ -152,9 +150,12 @@ def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: Callable[[int]
     """Jobs in a cluster of which each task ends as said; the cluster itself, and what was reported."""
     ray, told = Refs(ends), list[str]()
     monkeypatch.setattr(job_systems, "_ray", lambda: ray)
-    monkeypatch.setattr(job_systems, "join_cluster", lambda address, tell: lambda: None)
+    monkeypatch.setattr(job_systems, "joined", lambda address, store: nullcontext())
+    monkeypatch.setattr(job_systems, "cluster_line", str)
+    monkeypatch.setattr(job_systems, "alive_nodes", lambda: [{"CPU": 4.0, "GPU": 1.0, "memory": 8.0 * 2**30}])
     jobs = RayJobs(tmp_path, ClusterOptions(**options), 1)
     jobs.open(told.append)
+    told.clear()
     return jobs, ray, told
 
 
@@ -256,9 +257,7 @@ def test_a_task_that_was_killed_does_not_count_as_alive_but_its_process_does(tmp
 
 
 def test_the_page_says_which_system_takes_an_option() -> None:
-    page = (
-        (Path(__file__).parents[2] / "docs" / "how-to" / "cluster.md").read_text().partition("### Options of jobs")[2]
-    )
+    page = (Path(__file__).parents[2] / "docs/how-to/cluster.md").read_text().partition("### Options of jobs")[2]
     rows = [[cell.strip() for cell in line.split("|")[1:4]] for line in page.splitlines() if line.startswith("| `")]
     said = {key.strip("` "): where.lower().split(", ") for keys, _, where in rows for key in keys.split(", ")}
     assert {name: sorted(where) for name, where in said.items()} == {
@@ -295,19 +294,6 @@ def test_what_is_asked_for_comes_from_file_and_command_line(tmp_path: Path) -> N
     made = cluster_options(tmp_path / "site.toml", ["resources.fast=0.5", "gpus=1"], "ray")
     assert (made.resources, made.address) == ({"fast": 0.5, "slow": 1}, "head:6379")
     assert job_systems._asked(made) == {"CPU": 2, "GPU": 1, "fast": 0.5, "slow": 1}
-
-
-def test_a_cluster_that_does_not_answer_is_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{closed.getsockname()[1]}"  # where nobody listens
-        monkeypatch.setenv("RAY_ADDRESS", address)
-        for given in (None, "auto", address):
-            with pytest.raises(NetworkError, match=address):
-                join_cluster(given, str)
-    for wrong in ("ray://127.0.0.1:10001", "127.0.0.1", "host:99999"):
-        with pytest.raises(RecipeError, match="host:port"):
-            join_cluster(wrong, str)
 
 
 def test_ray_must_be_installed_and_submitit_need_not(

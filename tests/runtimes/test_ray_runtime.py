@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import importlib
 import os
+import queue
 import signal
+import socket
 import subprocess
+import sys
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,12 +22,23 @@ from torch import nn
 
 import codistill as cd
 from codistill.agent import Agent
-from codistill.errors import RecipeError, RuntimeFault
+from codistill.errors import NetworkError, RecipeError, RuntimeFault
 from codistill.experiments.recipe import read_recipe
 from codistill.experiments.run import execute
+from codistill.runtimes import ray_cluster
 from codistill.runtimes.idle import _PREFIX as STATES
 from codistill.runtimes.idle import IdleStates, remove_left_behind
-from codistill.runtimes.ray_cluster import Demand, RayCluster, demand_of, less_demanding, room, too_little
+from codistill.runtimes.ray_cluster import (
+    Demand,
+    RayCluster,
+    demand_of,
+    found_address,
+    joined,
+    less_demanding,
+    room,
+    too_little,
+)
+from codistill.wire.state import unpack
 
 X = np.random.default_rng(0).normal(size=(400, 4)).astype(np.float32)
 Y = (X[:, 0] + X[:, 1] > 0).astype(int)
@@ -74,8 +88,15 @@ def test_too_little_room_is_a_sentence_with_both_sides() -> None:
     demand = Demand(8, {"CPU": 1.0, "GPU": 0.5})
     assert room(TWO_NODES, demand.each) == 2
     found = str(too_little(demand, TWO_NODES))
-    assert "asked: 8 hosts with 1 core, 0.5 GPUs each" in found
-    assert "there are: 2 nodes, 6 cores, 1 GPU, 1 disk, which have room for 2" in found
+    assert "room for 8 hosts at least" in found
+    assert "asked: 8 hosts with 1 core, 0.5 GPUs each; there is room for 2: " in found
+    assert "1 node with 4 cores, 1 GPU; 1 node with 2 cores, 0 GPUs." in found
+    many = [{"CPU": float(cores)} for cores in range(1, 8)]
+    job = Demand(1, {"CPU": 8.0, "memory": 1.5 * 2**30}, "job")
+    assert "asked: 1 job with 8 cores, 1.5 GB of memory; there is room for 0: 1 node with 1 core, 0 GB of memory; " in (
+        found := str(too_little(job, many, do="Add a node."))
+    )
+    assert found.endswith("1 node with 5 cores, 0 GB of memory; and 2 other kinds. Add a node.")
 
 
 @pytest.mark.parametrize(
@@ -91,6 +112,79 @@ def test_too_little_room_is_a_sentence_with_both_sides() -> None:
 def test_settings_that_cannot_be_meant(options: dict[str, Any], found: str) -> None:
     with pytest.raises(RecipeError, match=found):
         RayCluster(**options)
+
+
+def test_which_cluster_is_joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As an address says; or RAY_ADDRESS; or the one that 'ray start' has left the address of; or a new one."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    started = tmp_path / "ray" / "ray_current_cluster"
+    started.parent.mkdir()
+    assert found_address(None) == found_address("local") == "local"
+    with pytest.raises(NetworkError, match="a Ray cluster must run on this machine"):
+        found_address("auto")
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
+        mine, theirs = (f"127.0.0.1:{each.getsockname()[1]}" for each in (one, other))
+        started.write_text(mine)
+        assert found_address(None) == found_address("auto") == mine
+        assert (found_address(theirs), found_address("local")) == (theirs, "local")
+        monkeypatch.setenv("RAY_ADDRESS", theirs)
+        assert (found_address(None), found_address("auto")) == (theirs, mine)
+        monkeypatch.setenv("RAY_ADDRESS", "local")
+        assert found_address(None) == "local"
+    # Nobody listens there any more.
+    for address in (None, theirs):
+        monkeypatch.setenv("RAY_ADDRESS", theirs)
+        with pytest.raises(NetworkError, match=f"'{theirs}': .*refused"):
+            found_address(address)
+    monkeypatch.delenv("RAY_ADDRESS")
+    assert found_address(None) == "local"
+    for wrong in ("ray://127.0.0.1:10001", "127.0.0.1", "host:99999"):
+        with pytest.raises(RecipeError, match="host:port"):
+            found_address(wrong)
+
+
+def test_a_new_cluster_has_the_cores_of_this_process_and_its_handlers_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    begun: list[dict[str, Any]] = []
+
+    def init(address: str, **options: Any) -> None:
+        begun.append(options)
+        signal.signal(signal.SIGTERM, lambda *_: None)
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 5, 7}, raising=False)
+    before = signal.getsignal(signal.SIGTERM)
+    with joined("local", store=5):
+        assert signal.getsignal(signal.SIGTERM) is not before
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert (begun[0]["num_cpus"], begun[0]["object_store_memory"], begun[0]["log_to_driver"]) == (3, 5, False)
+    with socket.create_server(("127.0.0.1", 0)) as server, joined(f"127.0.0.1:{server.getsockname()[1]}", store=5):
+        assert not {"num_cpus", "object_store_memory"} & begun[1].keys()  # of somebody else's cluster
+    monkeypatch.setattr(ray, "init", lambda *_, **__: 1 / 0)
+    with pytest.raises(NetworkError, match="'local': division by zero"), joined("local"):
+        pass
+
+
+def test_a_token_is_used_before_ray_is_imported_and_not_after(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN"):
+        monkeypatch.setenv(variable, "")  # so that it is restored
+        monkeypatch.delenv(variable)
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "token"))
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.delitem(sys.modules, "ray")
+    ray_cluster._set_environment()
+    assert "RAY_AUTH_MODE" not in os.environ
+    (tmp_path / "token").touch()
+    with monkeypatch.context() as imported:
+        imported.setitem(sys.modules, "ray", None)
+        ray_cluster._set_environment()
+        assert "RAY_AUTH_MODE" not in os.environ
+    ray_cluster._set_environment()
+    assert os.environ["RAY_AUTH_MODE"] == "token"
 
 
 def test_folders_of_killed_processes_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,6 +226,73 @@ def test_a_batch_arrives_as_it_was_sent() -> None:
     host._take(sent[0], [sent[1], *(found[name] for name in sent[2:])])
     whole = [(*frame[:4], frame[4] if isinstance(frame[4], bytes) else found[frame[4]]) for frame in frames]
     assert host._inbox.get() == (3, 5, whole)
+
+
+class Group:
+    """What was asked of Ray for the hosts of a run, and whether it has given it."""
+
+    def __init__(self, bundles: list[Any], strategy: str, bundle_label_selector: Any) -> None:
+        self.bundles, self.where = bundles, bundle_label_selector
+
+    def wait(self, timeout_seconds: float) -> bool:
+        return self.where is None or len(self.bundles) < 3
+
+
+@pytest.mark.parametrize(
+    ("cut_off", "workers", "hosts", "without"),
+    [
+        ([], None, 4, None),
+        (["b"], None, 2, "!in(b)"),  # one host on each core that is left
+        (["b", "c"], 4, 1, "!in(b,c)"),  # the run has to do with fewer
+        (["a", "b", "c"], 4, 4, None),  # nothing is left: one of them is tried again
+        (["c"], None, 4, None),  # others use the nodes that are left
+    ],
+)
+def test_a_node_that_another_cannot_reach_is_left_out_if_the_others_have_room(
+    cut_off: list[str], workers: int | None, hosts: int, without: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from codistill.runtimes import ray_runtime
+
+    nodes = {"a": {"CPU": 1.0}, "b": {"CPU": 2.0}, "c": {"CPU": 1.0}}
+    monkeypatch.setattr(
+        ray_runtime, "alive_nodes", lambda without=(): [nodes[name] for name in nodes if name not in without]
+    )
+    monkeypatch.setattr(ray_runtime, "placement_group", Group)
+    monkeypatch.setattr(ray_runtime, "remove_placement_group", lambda _: None)
+    made = ray_runtime.RayHosts(federation(count=4).description, RayCluster(), workers=workers)
+    made._cut_off, made._losses = {name: f"node {name}" for name in cut_off}, len(cut_off)
+    demand, group = made._place()
+    assert (demand.hosts, len(group.bundles)) == (hosts, hosts)
+    assert group.where == (None if without is None else [{"ray.io/node-id": without}] * hosts)
+    assert list(made._cut_off) == (cut_off if without else [])
+
+
+def test_a_host_says_whether_another_has_died_or_cannot_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+    from ray.exceptions import ActorDiedError, ActorUnavailableError
+
+    from codistill.runtimes import ray_runtime
+
+    calls = {"fine": None, "dead": ActorDiedError(), "away": ActorUnavailableError("no route", None)}
+
+    def get(call: str) -> None:
+        if calls[call] is not None:
+            raise calls[call]  # type: ignore[misc]
+
+    monkeypatch.setattr(ray, "wait", lambda calls, **_: (calls, []))
+    monkeypatch.setattr(ray, "get", get)
+    outbox: Any = queue.SimpleQueue()
+    links = ray_runtime._HostLinks(1, [None] * 4, {"a": 1}, queue.SimpleQueue(), outbox)
+    links._calls = {"fine": 2, "dead": 3, "away": 4}
+    links._check_calls()
+    told = [unpack(frame[4]) for _ in range(2) for frame in outbox.get()[2]]
+    assert (told, links._calls) == ([{"lost": 3}, {"cut_off": 4}], {})
+    hosts = [ray_runtime._Host(i, None, (f"a{i}",), f"n{i}", f"id{i}") for i in range(1, 5)]
+    owner = ray_runtime._OwnerLinks(hosts, {"a": 1})
+    for content, node in zip(told, (None, hosts[3]), strict=True):
+        with pytest.raises(ray_runtime.HostLost, match="cannot be reached, says host 1 on n1 with a1") as caught:
+            owner._take_control(1, content)
+        assert caught.value.cut_off is node
 
 
 # --- with a cluster on this machine --------------------------------------------------------------------------
@@ -214,6 +375,56 @@ def test_a_lost_host_costs_the_rounds_since_the_last_checkpoint(
     assert "goes back to its last checkpoint" in (tmp_path / "ray" / "log.txt").read_text()
 
 
+@pytest.mark.long
+def test_a_run_goes_on_without_the_node_that_another_cannot_reach(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Three nodes on this machine; after round 2 the host on the first says that it cannot reach that on the second."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    from codistill.runtimes import ray_runtime
+
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
+    placed: list[list[str]] = []
+
+    class Watched(ray_runtime.RayHosts):
+        def open(self) -> None:
+            super().open()
+            placed.append([host.node_id for host in self._hosts])
+            if len(placed) == 1:
+                Says.links = self.links
+
+    class Says:
+        """Stands for a host: what it says arrives with the next message of any."""
+
+        links: Any
+
+        def round_ended(self, record: Any) -> None:
+            if record.round == 2 and len(placed) == 1:
+                pump = self.links._pump
+                self.links._pump = lambda timeout: pump(timeout) or self.links._take_control(1, {"cut_off": 2})
+
+    monkeypatch.setattr(ray_runtime, "RayHosts", Watched)
+    federation().run(4, runtime="simulation", folder=tmp_path / "whole", **QUIET)
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    try:
+        for _ in range(2):
+            cluster.add_node(num_cpus=1)
+        ray.init(cluster.address, logging_level="CRITICAL", log_to_driver=False)
+        federation().run(4, runtime="ray", folder=tmp_path / "ray", observers=[Says()], **QUIET)
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+    first, second = placed
+    assert len(set(first)) == 3
+    assert sorted(second) == sorted(set(first) - {first[1]})
+    assert (tmp_path / "whole/metrics.jsonl").read_bytes() == (tmp_path / "ray/metrics.jsonl").read_bytes()
+    told = capfd.readouterr().err
+    assert "cannot be reached, says host 1 on" in told
+    assert "2 hosts with 1 core each; without node" in told
+
+
 @pytest.mark.usefixtures("ray_here")
 def test_a_graph_with_states_on_the_disks_of_nodes(tmp_path: Path) -> None:
     """Resumed after a part in another runtime that kept them in memory; some agents take part in each round."""
@@ -254,15 +465,22 @@ def test_the_agents_of_a_recipe_are_built_in_place(tmp_path: Path, monkeypatch: 
 @pytest.mark.usefixtures("ray_here")
 def test_what_cannot_be_right_is_said_before_round_1(capfd: pytest.CaptureFixture[str]) -> None:
     for options, found in [
-        ({"ray": RayCluster(cpus_per_agent=1.5)}, "asked: 4 hosts with 2 cores each; there are: 1 node, 4 cores"),
-        ({"ray": RayCluster(resources={"wine": 1.0})}, "asked: 1 host with 1 core, 1 wine each"),
+        (
+            {"ray": RayCluster(cpus_per_agent=1.5)},
+            "asked: 4 hosts with 2 cores each; there is room for 2: 1 node with 4 cores",
+        ),
+        ({"ray": RayCluster(resources={"wine": 1.0})}, "asked: 1 host with 1 core, 1 wine; there is room for 0"),
         ({"ray": RayCluster(address="10.0.0.1:1")}, "A process can be connected to one Ray cluster."),
         ({"device": "cuda"}, "agents that compute on a GPU must ask for one"),
     ]:
         with pytest.raises((RuntimeFault, RecipeError)) as caught:
             federation().run(1, runtime="ray", **options, **QUIET)  # type: ignore[arg-type]
         assert found in str(caught.value)
-    with pytest.raises(RecipeError, match="ray has the settings of the runtime 'ray'"):
+    address = importlib.import_module("ray").get_runtime_context().gcs_address
+    with joined(), joined("auto"), joined(address):  # the one that this process has joined, and stays in
+        pass
+    assert importlib.import_module("ray").is_initialized()
+    with pytest.raises(RecipeError, match="ray is for the runtime 'ray'"):
         federation().run(1, runtime="simulation", ray=RayCluster(), **QUIET)
 
 
@@ -271,13 +489,14 @@ class Breaks(cd.FedMD):
 
     async def round(self, me: Agent, t: int) -> None:
         if me.name == "a2":
-            raise ValueError("of my own")
+            raise ValueError(f"of my own, with GPUs: {os.environ.get('CUDA_VISIBLE_DEVICES')}.")
         await super().round(me, t)
 
 
 @pytest.mark.usefixtures("ray_here")
 def test_an_error_at_an_agent_names_it() -> None:
-    with pytest.raises(Exception, match="of my own") as caught:
+    """And it sees no GPU, as it has asked for none."""
+    with pytest.raises(Exception, match=r"of my own, with GPUs: \.") as caught:
         federation(Breaks()).run(1, runtime="ray", alone=False, **QUIET)
     assert "This happened at 'a2' in round 1." in caught.value.__notes__
 

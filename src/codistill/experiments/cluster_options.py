@@ -12,6 +12,7 @@ from typing import Any
 
 from codistill.errors import RecipeError
 from codistill.experiments.sweep_jobs import LOCAL, RAY, SLURM
+from codistill.runtimes.ray_cluster import ADDRESS_HELP
 from codistill.settings import check_settings, from_table, setting
 from codistill.text import parse_toml
 
@@ -43,9 +44,7 @@ class ClusterOptions:
     gpus: int | float | None = setting(None, "GPUs of a job; in Ray also a part of one, e.g. 0.25", at_least=0)
     setup: tuple[str, ...] = setting((), 'shell commands before the job, e.g. ["module load python"]')
     sbatch: dict[str, str] = setting(factory=dict, help="further options of sbatch by their long names")
-    address: str | None = setting(
-        None, "the Ray cluster, host:port; unset: RAY_ADDRESS; without either one is started on this machine"
-    )
+    address: str | None = setting(None, ADDRESS_HELP)
     resources: dict[str, float] = setting(factory=dict, help="custom resources of Ray that a job needs, by their names")
 
     def __post_init__(self) -> None:

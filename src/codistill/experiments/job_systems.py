@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import logging
 import math
 import os
 import platform
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from codistill.errors import CodistillError, NetworkError, RecipeError, RuntimeFault, StorageError
+from codistill.errors import CodistillError, RecipeError, RuntimeFault, StorageError
 from codistill.experiments.cluster_options import ClusterOptions
 from codistill.experiments.sweep_jobs import (
     BEFORE_LIMIT,
@@ -38,7 +36,18 @@ from codistill.experiments.sweep_jobs import (
 from codistill.files import open_patiently, writing
 from codistill.runtimes.interrupt import GentleInterrupt
 from codistill.runtimes.parent import Parent
-from codistill.runtimes.ray_cluster import has_token
+from codistill.runtimes.ray_cluster import (
+    CPU,
+    GPU,
+    MEMORY,
+    Demand,
+    alive_nodes,
+    check_installed,
+    cluster_line,
+    joined,
+    room,
+    too_little,
+)
 from codistill.version import __version__
 
 if TYPE_CHECKING:  # not in the processes of Ray, which import this module but do not compute
@@ -51,8 +60,7 @@ _GB = 1 << 30  # bytes, as Slurm counts them
 _ATTEMPTS = 3  # tasks for one run, where the process or the node of a task ends
 _LATE = 10.0  # seconds that a file may take to appear on another node of a shared file system
 _LOOK = 0.1  # seconds between two looks at a process
-_CONNECT = 10.0  # seconds until nobody is taken to listen at an address
-_LARGEST_PORT = 65535
+_STORE = 80 * 10**6  # bytes of Ray's object store, which runs do not use, and for which it would take much memory
 
 
 class JobSystem(ABC):
@@ -237,16 +245,18 @@ class RayJobs(JobSystem):
         self._tasks: dict[str, _Task] = {}  # by id of the job; those that have not ended
         self._ended: dict[str, str] = {}  # why the others may have no outcome
         self._tell: Callable[[str], None] = print
-        self._leave: Callable[[], None] | None = None
+        self._joined = ExitStack()
 
     def open(self, tell: Callable[[str], None]) -> None:
-        """Join the cluster, or start one; some node must have what a job asks for."""
+        """Join the cluster, or start one; a node must have all that a job asks for."""
         self._tell = tell
         with writing(logs_folder(self._sweep)):
             logs_folder(self._sweep).mkdir(parents=True, exist_ok=True)
-        self._leave = join_cluster(self._options.address, tell)
-        ray = _ray()
-        _check_room(_asked(self._options), [node["Resources"] for node in ray.nodes() if node["Alive"]])
+        self._joined.enter_context(joined(self._options.address, store=_STORE))
+        tell(cluster_line())
+        job, nodes = Demand(1, _asked(self._options), "job"), alive_nodes()
+        if room(nodes, job.each) < 1:  # Ray would wait for such a node, without a word
+            raise too_little(job, nodes, do="Ask for less by --on-option or in --on-file, or add a node that has it.")
 
     def submit(self, jobs: Sequence[CellJob]) -> list[Job]:
         """Submit a task for each; Ray starts it when a node has room."""
@@ -262,7 +272,7 @@ class RayJobs(JobSystem):
     def _start(self, job: CellJob, log: str) -> Any:
         ray = _ray()
         asked = _asked(self._options)
-        options = {"num_cpus": asked.pop("CPU"), "num_gpus": asked.pop("GPU", 0), "memory": asked.pop("memory", None)}
+        options = {"num_cpus": asked.pop(CPU), "num_gpus": asked.pop(GPU, 0), "memory": asked.pop(MEMORY, None)}
         # Attempts are counted here, where they can be reported: Ray would repeat a task that lacks memory for ever.
         task = ray.remote(run_on_node).options(
             **options, resources=asked, max_retries=0, name=f"codistill {Path(job.place).name}"
@@ -340,67 +350,7 @@ class RayJobs(JobSystem):
 
     def leave(self) -> None:
         """Leave the cluster, or stop the one that was started."""
-        if self._leave is not None:
-            self._leave()
-
-
-def join_cluster(address: str | None, tell: Callable[[str], None]) -> Callable[[], None]:
-    """Join the cluster at this address or at RAY_ADDRESS, or start one on this machine; returns what leaves it."""
-    if address in (None, "auto"):
-        address = os.environ.get("RAY_ADDRESS") or address or LOCAL
-    _check_address(address)
-    # No warning about what Ray will do in future versions, and nothing sent to its makers.
-    silent = {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_USAGE_STATS_ENABLED": "0"}
-    # 'ray start' uses this user's token, if there is one; 'ray.init' does so only if the environment says it.
-    token = {"RAY_AUTH_MODE": "token"} if address != LOCAL and has_token() else {}
-    for variable, value in (silent | token).items():  # before Ray is imported, which reads them then
-        os.environ.setdefault(variable, value)
-    ray = _ray()
-    if ray.is_initialized():
-        return lambda: None
-    logging.getLogger("ray").setLevel(logging.ERROR)
-    before = signal.getsignal(signal.SIGTERM)  # which Ray replaces
-    # Runs do not use Ray's store of objects, of which it would reserve a third of the memory.
-    own = {"num_cpus": _cores(), "object_store_memory": 80 * 10**6} if address == LOCAL else {}
-    try:
-        ray.init(address, include_dashboard=False, log_to_driver=False, configure_logging=False, **own)
-    except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:  # a ConnectionError is an OSError
-        raise _unreachable(address, error.__cause__ or error) from None
-
-    def leave() -> None:
-        ray.shutdown()
-        signal.signal(signal.SIGTERM, before)
-
-    has = ray.cluster_resources()
-    what = "started on this machine" if address == LOCAL else f"at {address}"
-    nodes = sum(node["Alive"] for node in ray.nodes())
-    tell(f"Ray {what}: nodes: {nodes}, cores: {has.get('CPU', 0):g}, GPUs: {has.get('GPU', 0):g}")
-    return leave
-
-
-def _check_address(address: str) -> None:
-    """It must be that of a cluster, and somebody must listen there: Ray itself would try for minutes."""
-    if address in (LOCAL, "auto"):
-        return
-    host, _, port = address.rpartition(":")
-    if not host or "/" in host or not port.isdecimal() or int(port) > _LARGEST_PORT:
-        raise RecipeError(
-            "The address of a Ray cluster must be host:port, as 'ray start' prints it.",
-            f"'{address}'",
-            "Or use 'auto', on a node of the cluster.",
-        )
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), _CONNECT).close()
-    except OSError as error:
-        raise _unreachable(address, error) from None
-
-
-def _unreachable(address: str, error: BaseException) -> NetworkError:
-    return NetworkError(
-        "The Ray cluster must be reachable from this machine.",
-        f"'{address}': {_first(error)}",
-        "Check RAY_ADDRESS or --on-option address=...; the command 'ray status' must work on this machine.",
-    )
+        self._joined.close()
 
 
 def _ray() -> Any:
@@ -409,34 +359,11 @@ def _ray() -> Any:
     return ray
 
 
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def _asked(options: ClusterOptions) -> dict[str, float]:
     """What a job asks of a node, by Ray's names of resources."""
     memory = None if options.memory is None else math.ceil(_GB * options.memory)
-    given = {"CPU": options.cpus or 1, "GPU": options.gpus, "memory": memory, **options.resources}
+    given = {CPU: options.cpus or 1, GPU: options.gpus, MEMORY: memory, **options.resources}
     return {name: amount for name, amount in given.items() if amount}
-
-
-def _check_room(asked: Mapping[str, float], nodes: Sequence[Mapping[str, float]]) -> None:
-    """One node must have all that a job asks for: Ray would wait for such a node, without a word."""
-    if any(all(node.get(name, 0) >= amount for name, amount in asked.items()) for node in nodes):
-        return
-    have = [_words({name: node.get(name, 0) for name in asked}) for node in nodes]
-    counted = "; ".join(f"{have.count(words)} with ({words})" for words in dict.fromkeys(have))
-    raise RecipeError(
-        f"A node of the Ray cluster must have what a job asks for ({_words(asked)}).",
-        f"nodes: {counted or 'none'}",
-        "Ask for less by --on-option or in --on-file, or add a node that has it.",
-    )
-
-
-def _words(resources: Mapping[str, float]) -> str:
-    named = {"CPU": "cpus", "GPU": "gpus", "memory": "memory (GB)"}
-    amounts = {name: amount / _GB if name == "memory" else amount for name, amount in resources.items()}
-    return ", ".join(f"{named.get(name, name)}: {amount:.4g}" for name, amount in amounts.items())
 
 
 def _first(error: BaseException, length: int = 220) -> str:
@@ -502,10 +429,7 @@ SYSTEMS: dict[str, type[LocalJobs] | type[SlurmJobs] | type[RayJobs]] = {
 def check_system(name: str) -> None:
     """What a system needs must be there."""
     if name == RAY:
-        if importlib.util.find_spec("ray") is None:
-            raise RecipeError(
-                "--on ray needs the library ray.", "it is not installed", "Install it: pip install 'codistill[ray]'."
-            )
+        check_installed()
         return
     if importlib.util.find_spec("submitit") is None:
         raise RecipeError(

@@ -235,10 +235,17 @@ class Federation:
             plan.check_for_network()
         check_features(description)
         watching = check_observers(observers)
-        if ray is not None and options.kind != "ray":
-            raise RecipeError(
-                "ray has the settings of the runtime 'ray'.", f"ray=..., runtime='{options.kind}'", 'Add runtime="ray".'
-            )
+        for name, given, kind in (
+            ("ray", ray, "ray"),
+            ("network", network, "network"),
+            ("node_logs", node_logs, "network"),
+        ):
+            if given is not None and options.kind != kind:
+                raise RecipeError(
+                    f"{name} is for the runtime '{kind}'.",
+                    f"{name}=..., runtime='{options.kind}'",
+                    f'Add runtime="{kind}", or leave {name} out.',
+                )
         self._check_start(options, resume=resume, has_folder=folder is not None)
         return run_on_this_machine(
             description,
@@ -262,6 +269,12 @@ class Federation:
                 "Run it in the runtime 'simulation', as a baseline.",
             )
         check_clock_runtime(self.description.clock, options.kind)
+        if options.kind == "ray" and self.description.watchers:
+            raise RecipeError(
+                "watchers are called where messages are sent: in a Ray cluster in other processes, mostly elsewhere.",
+                f"{len(self.description.watchers)} of them, in the runtime 'ray'",
+                "Use the runtime 'simulation', where all messages pass this process; the messages are the same.",
+            )
         used = [agent.name for agent in self.agents if agent.learned]
         if used and not resume:
             raise RecipeError(

@@ -1,4 +1,4 @@
-"""A Ray cluster for a run: joining or starting one, and how many hosts with which resources it has room for."""
+"""A Ray cluster for a run or a sweep: joining or starting one, and for how many hosts or jobs it has room."""
 
 from __future__ import annotations
 
@@ -7,18 +7,30 @@ import logging
 import math
 import os
 import re
+import signal
+import socket
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import threading
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from codistill.errors import RecipeError, RuntimeFault
+from codistill.errors import CodistillError, NetworkError, RecipeError, RuntimeFault
 from codistill.settings import Settings, check_settings, setting
 
-CPU, GPU = "CPU", "GPU"  # Ray's names
-LOCAL = "local"  # the address that stands for a new cluster on this machine
+CPU, GPU, MEMORY = "CPU", "GPU", "memory"  # Ray's names
+_WORDS = {CPU: "core", GPU: "GPU"}
+LOCAL, AUTO = "local", "auto"  # addresses that stand for a new cluster on this machine, and for the one that is there
+ADDRESS_HELP = (
+    'host:port of a Ray cluster; "auto": the one on this machine; "local": a new one on this machine; unset: '
+    "RAY_ADDRESS, or else one that 'ray start' has started on this machine, or else a new one"
+)
+_CONNECT = 10.0  # seconds until nobody is taken to listen at an address
+_LARGEST_PORT = 65535
+_GB = 1 << 30
+_KINDS = 5  # of nodes that an error names
 _OWN = re.compile(r"node:|memory$|object_store_memory$|accelerator_type:")  # resources that Ray gives nodes itself
 
 
@@ -26,11 +38,7 @@ _OWN = re.compile(r"node:|memory$|object_store_memory$|accelerator_type:")  # re
 class RayCluster(Settings):
     """Settings of the runtime 'ray'. Agents are divided among hosts, each of them one process, an actor of Ray."""
 
-    address: str | None = setting(
-        None,
-        'address of a cluster, or "local": a new one on this machine; unset: RAY_ADDRESS, or else a cluster that was '
-        "started on this machine, or else a new one",
-    )
+    address: str | None = setting(None, ADDRESS_HELP)
     nodes: int | None = setting(None, "nodes that a run waits for before it starts; unset: none", at_least=1)
     cpus_per_host: float | None = setting(None, "cores of each host; unset: 1", above=0)
     gpus_per_host: float | None = setting(None, "GPUs of each host, or a fraction of one; unset: none", above=0)
@@ -64,15 +72,16 @@ class RayCluster(Settings):
 
 @dataclass(frozen=True)
 class Demand:
-    """How many hosts, and the resources of each, by Ray's names."""
+    """How many hosts of a run, or jobs of a sweep at once, and the resources of each, by Ray's names."""
 
     hosts: int
     each: Mapping[str, float]
+    what: str = "host"
 
     @property
     def words(self) -> str:
         """What is asked for, as a phrase."""
-        return f"{_count(self.hosts, 'host')} with {amounts(self.each)} each"
+        return f"{_count(self.hosts, self.what)} with {amounts(self.each)}{' each' * (self.hosts > 1)}"
 
 
 def demand_of(options: RayCluster, agents: int, workers: int | None, nodes: Sequence[Mapping[str, float]]) -> Demand:
@@ -106,27 +115,31 @@ def _of_a_host(options: RayCluster, agents: int) -> dict[str, float]:
 
 
 def room(nodes: Sequence[Mapping[str, float]], each: Mapping[str, float]) -> int:
-    """How many hosts the nodes have room for, if nothing else runs there."""
+    """For how many hosts or jobs the nodes have room, if nothing else runs there; each is on one node."""
     return sum(min(math.floor(node.get(name, 0) / amount + 1e-9) for name, amount in each.items()) for node in nodes)
 
 
 def amounts(resources: Mapping[str, float]) -> str:
-    """Resources as a phrase: '2 cores, 1 GPU'."""
-    known = {CPU: "core", GPU: "GPU"}
-    return ", ".join(
-        _count(amount, known[name]) if name in known else f"{amount:g} {name}" for name, amount in resources.items()
-    )
+    """Resources as a phrase: '2 cores, 1 GPU, 4 GB of memory'."""
+
+    def words(name: str, amount: float) -> str:
+        if name == MEMORY:
+            return f"{amount / _GB:.4g} GB of memory"
+        return _count(amount, _WORDS[name]) if name in _WORDS else f"{amount:g} {name}"
+
+    return ", ".join(words(*each) for each in resources.items())
 
 
 def _count(amount: float, what: str) -> str:
     return f"{amount:g} {what}{'' if amount == 1 else 's'}"
 
 
-def alive_nodes() -> list[Mapping[str, float]]:
-    """The resources of each node of the cluster."""
+def alive_nodes(without: Collection[str] = ()) -> list[Mapping[str, float]]:
+    """The resources of each node of the cluster, but for some, by their ids."""
     import ray
 
-    return [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+    nodes = ray.nodes()  # type: ignore[no-untyped-call]
+    return [node["Resources"] for node in nodes if node["Alive"] and node["NodeID"] not in without]
 
 
 def inventory(nodes: Sequence[Mapping[str, float]]) -> str:
@@ -151,42 +164,129 @@ def less_demanding(
     return wanted
 
 
-def too_little(demand: Demand, nodes: Sequence[Mapping[str, float]], why: str = "") -> RuntimeFault:
+_ASK_LESS = (
+    "Ask for less in [ray] (cpus_per_agent, gpus_per_agent, resources), use fewer runtime.workers, or add nodes by "
+    "'ray start --address=...'. A run with a folder goes on from its last checkpoint."
+)
+
+
+def too_little(
+    demand: Demand, nodes: Sequence[Mapping[str, float]], why: str = "", do: str = _ASK_LESS
+) -> RuntimeFault:
     """The error for a cluster without enough room."""
+    have = [amounts({name: node.get(name, 0) for name in demand.each}) for node in nodes]
+    kinds = [f"{_count(have.count(words), 'node')} with {words}" for words in dict.fromkeys(have)]
+    shown = "; ".join(kinds[:_KINDS]) + f"; and {len(kinds) - _KINDS} other kinds" * (len(kinds) > _KINDS)
     return RuntimeFault(
-        "The Ray cluster must have room for all hosts of the run.",
-        f"asked: {demand.words}; there are: {inventory(nodes)}, which have room for {room(nodes, demand.each)}{why}",
-        "Ask for less in [ray] (cpus_per_agent, gpus_per_agent, resources), use fewer runtime.workers, or add nodes by "
-        "'ray start --address=...'. A run with a folder goes on from its last checkpoint.",
+        f"The Ray cluster must have room for {_count(demand.hosts, demand.what)} at least.",
+        f"asked: {demand.words}; there is room for {room(nodes, demand.each)}: {shown or 'no node'}{why}",
+        do,
     )
 
 
 @contextmanager
-def joined(address: str | None = None, *, output: bool = False) -> Iterator[None]:
+def joined(address: str | None = None, *, output: bool = False, store: int | None = None) -> Iterator[None]:
     """Connected to a cluster: the one that this process has joined already, or as `address` says; left at the end.
 
-    Ray starts a handler for SIGTERM: whoever has one of their own sets it inside.
+    `output`: show what tasks and actors print, and what Ray says. `store`: bytes of the object store of a new cluster;
+    None: as Ray has it. Ray has a handler for SIGTERM: whoever has one of their own sets it inside.
     """
-    if importlib.util.find_spec("ray") is None:
-        raise RecipeError("Ray must be installed.", "no module 'ray'", "Install it: pip install 'codistill[ray]'.")
-    if "ray" not in sys.modules and has_token():
-        os.environ.setdefault("RAY_AUTH_MODE", "token")  # or a cluster that 'ray start' has protected refuses us
+    check_installed()
+    _set_environment()
     import ray
 
-    before = ray.is_initialized()
-    if before and address is not None and ray.get_runtime_context().gcs_address != address:
-        raise RecipeError(
-            "A process can be connected to one Ray cluster.",
-            f"it is connected to {ray.get_runtime_context().gcs_address}, and address is '{address}'",
-            "Remove address from [ray], or call ray.shutdown() before.",
-        )
-    if not before:
-        _connect(address, output)
+    if ray.is_initialized():
+        _check_is_same(address, ray.get_runtime_context().gcs_address)
+        yield
+        return
+    address, before = found_address(address), signal.getsignal(signal.SIGTERM)
     try:
+        _connect(address, output, store)
         yield
     finally:
-        if not before:
-            ray.shutdown()
+        ray.shutdown()
+        if before is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
+
+
+def check_installed() -> None:
+    """Ray must be there."""
+    if importlib.util.find_spec("ray") is None:
+        raise RecipeError("Ray must be installed.", "no module 'ray'", "Install it: pip install 'codistill[ray]'.")
+
+
+def _set_environment() -> None:
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent to Ray's makers
+    if "ray" not in sys.modules and has_token():
+        # 'ray start' uses this user's token; 'ray.init' does so only if this is set before Ray is imported. If it is
+        # set later, processes that Ray starts know of it, and this one does not.
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
+
+
+def found_address(address: str | None) -> str:
+    """The address host:port that is meant, where somebody listens; LOCAL: a new cluster is to be started."""
+    if address is None:
+        address = os.environ.get("RAY_ADDRESS") or _started_here() or LOCAL
+    if address == AUTO:
+        address = _started_here()
+        if address is None:
+            raise NetworkError(
+                "With the address 'auto' a Ray cluster must run on this machine.",
+                "none that 'ray start' has started and that answers",
+                "Start one by 'ray start --head', join one by 'ray start --address=...', or leave the address out.",
+            )
+    if address != LOCAL:
+        _check_address(address)
+    return address
+
+
+def _started_here() -> str | None:
+    """The cluster that 'ray start' has started on this machine, or has joined it to; None: none that answers."""
+    folder = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
+    with suppress(OSError, CodistillError):
+        address = (Path(folder) / "ray" / "ray_current_cluster").read_text().strip()  # as the page of ray.init says
+        _check_address(address)
+        return address
+    return None
+
+
+def _check_address(address: str) -> None:
+    """It must be that of a cluster, and somebody must listen there: Ray itself would try for minutes."""
+    host, _, port = address.rpartition(":")
+    if not host or "/" in host or not port.isdecimal() or int(port) > _LARGEST_PORT:
+        raise RecipeError(
+            "The address of a Ray cluster must be host:port, as 'ray start' prints it.",
+            f"'{address}'",
+            f"Or use '{AUTO}': the cluster of this machine; or '{LOCAL}': a new one.",
+        )
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _CONNECT).close()
+    except OSError as error:
+        raise _unreachable(address, error) from None
+
+
+def _check_is_same(address: str | None, joined_to: str) -> None:
+    """A process that has joined a cluster already stays there; another one must not be asked for."""
+    if address in (None, AUTO, joined_to):
+        return
+    host, _, port = str(address).rpartition(":")
+    with suppress(OSError):
+        if f"{socket.gethostbyname(host)}:{port}" == joined_to:
+            return
+    raise RecipeError(
+        "A process can be connected to one Ray cluster.",
+        f"it is connected to {joined_to}, and the address is '{address}'",
+        "Leave the address out, or call ray.shutdown() before.",
+    )
+
+
+def _unreachable(address: str, error: BaseException) -> NetworkError:
+    return NetworkError(
+        "The Ray cluster must be reachable from this machine, which must be one of its nodes.",
+        f"'{address}': {' '.join(str(error).split())[:300]}",
+        "Check the address ([ray] address, --on-option address=..., or RAY_ADDRESS). The command 'ray status' must "
+        "work on this machine.",
+    )
 
 
 def has_token() -> bool:
@@ -202,17 +302,19 @@ def cluster_line() -> str:
     return f"Ray cluster at {ray.get_runtime_context().gcs_address}: {inventory(alive_nodes())}"
 
 
-def _connect(address: str | None, output: bool) -> None:
+def _connect(address: str, output: bool, store: int | None) -> None:
     import ray
 
     level = logging.INFO if output else logging.CRITICAL
     options: dict[str, Any] = {"logging_level": level, "log_to_driver": output, "include_dashboard": False}
+    if address == LOCAL:
+        options |= {"num_cpus": _cores(), "object_store_memory": store}
     try:
-        ray.init(address=address, **options)
-    except Exception as error:  # of several libraries: a wrong address, no such cluster, another version of Ray
-        raise RuntimeFault(
-            "The Ray cluster must be reachable from this machine.",
-            f"{address or 'the address of the environment'}: {type(error).__name__}: {error}"[:400],
-            "Check the address, and that this machine is a node of the cluster: 'ray status' shows it. Without an "
-            "address and without RAY_ADDRESS a cluster is started on this machine.",
-        ) from None
+        ray.init(address, **options)
+    except Exception as error:  # of several libraries: no such cluster, another version of Ray, no token
+        raise _unreachable(address, error.__cause__ or error) from None
+
+
+def _cores() -> int:
+    """The cores that this process may use, which may be fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

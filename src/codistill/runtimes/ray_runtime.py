@@ -8,6 +8,7 @@ checkpoint.
 from __future__ import annotations
 
 import copy
+import os
 import platform
 import queue
 import re
@@ -22,7 +23,7 @@ from typing import Any, TypeVar
 import numpy as np
 import ray
 from ray import method
-from ray.exceptions import OutOfMemoryError, RayError, RaySystemError
+from ray.exceptions import ActorUnavailableError, OutOfMemoryError, RayError, RaySystemError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -76,6 +77,8 @@ _Frame = tuple[int, int, int, list[int], Any]
 
 class HostLost(RuntimeFault):
     """A host has ended, or cannot be reached any more."""
+
+    cut_off: _Host | None = None  # alive, as far as Ray knows; another host cannot reach it
 
 
 class _RayLinks(Links):
@@ -206,6 +209,8 @@ class _HostLinks(_RayLinks):
             host = self._calls.pop(call)
             try:
                 ray.get(call)
+            except ActorUnavailableError:  # Ray has not said that it is dead
+                self.command(0, cut_off=host)
             except RayError:
                 self.command(0, lost=host)
 
@@ -262,6 +267,14 @@ class _OwnerLinks(_RayLinks):
             self._returned(call, calls[call])
             del self._serving[calls[call]]
 
+    def _take_control(self, host: int, content: dict[str, Any]) -> None:
+        if "cut_off" in content:
+            fault = self._fault(content["cut_off"], host)
+            if isinstance(fault, HostLost):
+                fault.cut_off = self._hosts[content["cut_off"] - 1]
+            raise fault
+        super()._take_control(host, content)
+
     def _fault(self, host: int, told_by: int) -> RuntimeFault:
         return self._loss(host, None, f", says {self._hosts[told_by - 1].words}")
 
@@ -316,6 +329,9 @@ class HostProcess:
 
     def open(self, me: int, actors: Sequence[Any], places: Mapping[str, int], given: _Given) -> dict[str, Any]:
         """Make the agents; what the owner compares, or the error."""
+        if not ray.get_runtime_context().get_accelerator_ids().get(GPU):
+            # Ray leaves all GPUs of its node visible to an actor that has asked for none.
+            os.environ |= dict.fromkeys(("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"), "")
         try:
             self._description = given.description()
             place_agents(self._description, given.device, 1, given.sharing)
@@ -323,11 +339,13 @@ class HostProcess:
             return {"error": describe_error(error, "")}
         self._links = _HostLinks(me, actors, places, self._inbox, self._outbox)
         agents = self._description.agents
+        warm_up(agents)
         return {
             "versions": versions(),
             "facts": facts_of_agents(agents) if given.build is not None else {},
             "devices": devices_by_name(agents),
             "node": f"{platform.node()} ({ray.util.get_node_ip_address()})",  # type: ignore[no-untyped-call]
+            "node_id": ray.get_runtime_context().get_node_id(),
         }
 
     def serve(self, *, baseline: bool, on_disk: bool) -> None:
@@ -342,7 +360,6 @@ class HostProcess:
             for agent in description.agents:
                 self._idle.rest(agent, BEGIN)
         with one_thread():
-            warm_up(description.agents)
             serve_host(self._links, description.agents, description, self._idle)
         self._remove_states()
         self._idle = None
@@ -412,6 +429,7 @@ class _Host:
     actor: Any
     agents: tuple[str, ...]
     node: str = ""
+    node_id: str = ""  # by which Ray knows it
 
     @property
     def words(self) -> str:
@@ -439,6 +457,7 @@ class RayHosts:
         self._group: PlacementGroup | None = None
         self._hosts: list[_Host] = []
         self._losses = 0  # in a row
+        self._cut_off: dict[str, str] = {}  # nodes that another host could not reach, by their ids, for a person
         self.devices: dict[str, str] = {}
         self.news: list[str] = []  # for the log of the run
 
@@ -464,13 +483,16 @@ class RayHosts:
                 self._losses += 1
                 if self._losses >= _LOSSES:
                     raise
+                if lost.cut_off is not None:
+                    self._cut_off[lost.cut_off.node_id] = lost.cut_off.node
                 self.news.append(f"{lost.found}; the run goes back to its last checkpoint")
                 print(f"note: {self.news[-1]}.", file=sys.stderr)
 
     def open(self) -> None:
         """Place the actors, and have them make their agents."""
         demand, self._group = self._place()
-        print(f"note: {cluster_line()}; {demand.words}.", file=sys.stderr)
+        without = f"; without node {', '.join(self._cut_off.values())}" * bool(self._cut_off)
+        print(f"note: {cluster_line()}; {demand.words}{without}.", file=sys.stderr)
         agents = self._description.agents
         self._shares: list[list[Node]] = [[*agents[i :: demand.hosts]] for i in range(demand.hosts)]
         self._shares.insert(0, [node for node in self._description.nodes if not isinstance(node, Agent)])
@@ -491,6 +513,7 @@ class RayHosts:
             host.actor.open.remote(host.number, actors, places, mine)
             for host, mine in zip(self._hosts, given, strict=True)
         ]
+        warm_up(agents)  # here as well, at the same time
         try:
             self._check(ray.get(opened))
         except RayError as error:
@@ -504,7 +527,7 @@ class RayHosts:
         until, said = time.monotonic() + self._options.patience, False
         agents, wanted = len(self._description.agents), self._options.nodes or 0
         while True:
-            nodes = alive_nodes()
+            nodes = self._nodes()
             choose = less_demanding if self._losses else demand_of
             demand = choose(self._options, agents, self._workers, nodes)
             complete = len(nodes) >= wanted or self._losses > 0
@@ -512,10 +535,16 @@ class RayHosts:
             if complete and not fits and not self._losses:
                 raise too_little(demand, nodes)
             if complete and fits:
-                group = placement_group([dict(demand.each)] * demand.hosts, strategy="SPREAD")
+                where = (
+                    [{"ray.io/node-id": f"!in({','.join(self._cut_off)})"}] * demand.hosts if self._cut_off else None
+                )
+                group = placement_group(
+                    [dict(demand.each)] * demand.hosts, strategy="SPREAD", bundle_label_selector=where
+                )
                 if group.wait(timeout_seconds=_LOOK):
                     return demand, group
                 remove_placement_group(group)
+                self._cut_off = {}  # others use the rest
             what = demand.words if complete else f"{wanted} nodes, of which {len(nodes)} are there"
             if time.monotonic() > until:
                 raise too_little(demand, nodes, "; others use them" if complete and fits else f"; waited for: {what}")
@@ -526,6 +555,16 @@ class RayHosts:
                 said = True
             if not (complete and fits):
                 time.sleep(1)
+
+    def _nodes(self) -> list[Mapping[str, float]]:
+        """The nodes for hosts: without those that another host could not reach, if there is room on the others."""
+        others = alive_nodes(without=self._cut_off)
+        if self._cut_off:
+            demand = less_demanding(self._options, len(self._description.agents), self._workers, others)
+            if room(others, demand.each) < demand.hosts:
+                self._cut_off = {}
+                return alive_nodes()
+        return others
 
     def _given(self, demand: Demand) -> list[_Given]:
         """What each host makes its agents from."""
@@ -546,7 +585,8 @@ class RayHosts:
     def _check(self, opened: Sequence[dict[str, Any]]) -> None:
         """Every host must have the versions that are here and, where it has built its agents, the same ones."""
         self._hosts = [
-            replace(host, node=answer.get("node", "")) for host, answer in zip(self._hosts, opened, strict=True)
+            replace(host, node=answer.get("node", ""), node_id=answer.get("node_id", ""))
+            for host, answer in zip(self._hosts, opened, strict=True)
         ]
         here, agents = versions(), {agent.name: agent for agent in self._description.agents}
         told: dict[str, str] = {}
@@ -633,7 +673,6 @@ class RayRuntime(SeveralHosts):
         *,
         baseline: bool,
     ) -> None:
-        warm_up()
         super().__init__(description, hosts.links, shares, idle)
         self._ray_hosts, self._phase = hosts, BEGIN
         if idle is not None and (baseline or description.build is not None):
