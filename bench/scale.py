@@ -1,7 +1,7 @@
 """What an agent costs the hub in a round, measured with the real hub over TLS links.
 
-`python -m bench scale` measures; `python -m bench.scale` also keeps what was measured in docs/scale.json, from which
-`scale_model` makes the tables of docs/scale.md. Agents are only played: two processes answer for
+`python -m bench scale` measures; `python -m bench.scale [REPEATS]` also keeps what was measured in docs/scale.json, from
+which `scale_model` makes the tables of docs/scale.md. Agents are only played: two processes answer for
 all of them with messages that were made before, so that the hub can be measured with more agents than this machine
 could train. Processor time and memory are those of the hub's process.
 """
@@ -50,7 +50,7 @@ from codistill.runtimes.network.terms import hello_of
 from codistill.runtimes.plan import Plan
 from codistill.topology import HUB
 
-PLAYERS, REPEATS, SKIPPED = 2, 3, 2  # processes that play agents; repeats of all; first rounds that are left out
+PLAYERS, SKIPPED = 2, 2  # processes that play agents; first rounds that are left out
 IDLE = 3.0  # seconds in which the hub has nothing to do but its links
 PATIENCE = 600  # seconds after which a process that says nothing has failed: others may keep the machine busy
 PORTS = range(21_000, 22_000)  # below those that the system gives to outgoing connections
@@ -58,7 +58,7 @@ CLASSES, FEATURES = 10, 84
 
 
 def scale() -> list[Figure]:
-    """Processor time, bytes and memory of the hub per agent and round; all once, in some ten minutes."""
+    """Processor time, bytes and memory of the hub per agent and round; all once, in half an hour or more."""
     return figures(constants(measure(repeats=1)))
 
 
@@ -404,4 +404,4 @@ def measure(repeats: int) -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    KEPT.write_text(json.dumps(constants(measure(REPEATS)), indent=1) + "\n", "utf-8")
+    KEPT.write_text(json.dumps(constants(measure(int(sys.argv[1] if sys.argv[1:] else 1))), indent=1) + "\n", "utf-8")

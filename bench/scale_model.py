@@ -232,7 +232,7 @@ def constants_table(made: Mapping[str, Any]) -> str:
         (a, b, q), (_, around, pairs) = one["cpu"], one["spread"]
         rows.append([
             f"`{name}`", one["exchanges"], size(one["messages"]), size(one["up"][1] + one["down"][1]),
-            f"{1e3 * a:.1f} ms", f"{1e3 * b:.2f} ms ({span(around, 1e3)})", f"{1e6 * q:.2f} µs ({span(pairs, 1e6)})",
+            f"{1e3 * a:.1f} ms", f"{1e3 * b:.2f} ms{span(around, 1e3)}", f"{1e6 * q:.2f} µs{span(pairs, 1e6)}",
             size(MIB * one["peak"][1]),
         ])  # fmt: skip
     return table(
@@ -265,7 +265,7 @@ def check_table(made: Mapping[str, Any]) -> str:
         model = expected(made, name, n)
         name, _, how = name.partition(", ")
         rows.append([
-            f"`{name}`{how and ', ' + how}", f"{n:,}", f"{check['cpu']:.2f} s ({span(check['spread'], 1)})",
+            f"`{name}`{how and ', ' + how}", f"{n:,}", f"{check['cpu']:.2f} s{span(check['spread'], 1)}",
             f"{model:.2f} s", f"{100 * (check['cpu'] / model - 1):+.0f} %",
         ])  # fmt: skip
     return table("workload, agents, measured, model, off by", rows)
@@ -351,7 +351,8 @@ def rounded(value: float) -> int:
 
 
 def span(values: Sequence[float], factor: float) -> str:
-    return f"{factor * values[0]:.2f} to {factor * values[1]:.2f}"
+    """The smallest and the largest of several, in brackets; nothing if there is one."""
+    return f" ({factor * values[0]:.2f} to {factor * values[1]:.2f})" if values[0] != values[1] else ""
 
 
 def page(text: str, made: Mapping[str, Any]) -> str:
