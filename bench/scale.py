@@ -1,7 +1,7 @@
 """What an agent costs the hub in a round, measured with the real hub over TLS links.
 
-`python -m bench scale` measures; `python -m bench.scale [REPEATS]` also keeps what was measured in docs/scale.json, from
-which `scale_model` makes the tables of docs/scale.md. Agents are only played: two processes answer for
+`python -m bench scale` measures; `python -m bench.scale [REPEATS]` also keeps what was measured in docs/scale.json,
+from which `scale_model` makes the tables of docs/scale.md. Agents are only played: two processes answer for
 all of them with messages that were made before, so that the hub can be measured with more agents than this machine
 could train. Processor time and memory are those of the hub's process.
 """
