@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 
 import codistill as cd
+from bench.many import PER_ROUND, ROUNDS, SAMPLES, Times, kilobytes, lenets_at_rest, run
 from bench.measure import Figure, alternate, ratio
 from bench.network import Exchange, Idle
 from bench.running import Rounds, started
@@ -51,6 +52,27 @@ def ray() -> list[Figure]:
         return [*nodes.measure("exchange"), *nodes.measure("rounds")]
 
 
+def ray_many() -> list[Figure]:
+    """Time per agent and round, start-up and memory of 100, 1,000 and 10,000 agents, 100 in a round, on three nodes."""
+    figures = []
+    for count in (100, 1000, 10_000):
+        owner, nodes_at = [0.0], [[0.0], [0.0], [0.0]]
+        with Nodes() as nodes:
+
+            def watch(process: int, nodes: Nodes = nodes, owner: Any = owner, nodes_at: Any = nodes_at) -> None:
+                owner.append(kilobytes(process) / 1024)
+                for peaks, hosts in zip(nodes_at, nodes.hosts(), strict=True):
+                    peaks.append(sum(map(kilobytes, hosts)) / 1024)
+
+            figures += nodes.measure("many", str(count), watch=watch)
+        name = f"ray: {count:,} agents with LeNet-5 at rest on the disks of three nodes"
+        figures += [
+            Figure(f"{name}: peak memory of the hosts of a node", [max(peaks) for peaks in nodes_at], "MB", "", True),
+            Figure(f"{name}: peak memory of the owner", [max(owner)], "MB", "", True),
+        ]
+    return figures
+
+
 # --- a cluster ----------------------------------------------------------------------------------------
 
 
@@ -62,6 +84,7 @@ class Nodes:
         self._part: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> Nodes:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # which ends what was started, too
         self._folder = Path(tempfile.mkdtemp(prefix="cr", dir="/tmp"))  # short, for the paths of sockets
         port = free_port(ADDRESSES[0])
         self.environment = {
@@ -106,14 +129,21 @@ class Nodes:
                 raise TimeoutError(f"No Ray node has started:\n{(self._folder / '0.log').read_text()[-2000:]}")
             time.sleep(0.2)
 
-    def measure(self, *part: str) -> Any:
-        """What a part prints."""
-        command = [sys.executable, "-m", "bench.ray_bench", *part]
+    def measure(self, part: str, *about: str, watch: Callable[[int], None] | None = None) -> list[Figure]:
+        """The figures of a part; `watch` is called with its process now and then."""
+        command = [sys.executable, "-m", "bench.ray_bench", part, *about]
         self._part = subprocess.Popen(command, env=self.environment, stdout=subprocess.PIPE, text=True)
+        while watch is not None and self._part.poll() is None:
+            watch(self._part.pid)
+            time.sleep(0.5)
         printed, _ = self._part.communicate()
         if self._part.returncode:
-            raise ChildProcessError(f"{' '.join(part)}: exit code {self._part.returncode}")
+            raise ChildProcessError(f"{part} {' '.join(about)}: exit code {self._part.returncode}")
         return [Figure(**each) for each in json.loads(printed.splitlines()[-1])]
+
+    def hosts(self) -> list[list[int]]:
+        """The processes of hosts, by node."""
+        return [[each for each in family(node.pid) if is_host(each)] for node in self._started]
 
     def __exit__(self, *_: object) -> None:
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not leave processes behind
@@ -145,6 +175,12 @@ def family(process: int) -> list[int]:
         for task in Path(f"/proc/{process}/task").iterdir():
             children += map(int, (task / "children").read_text().split())
     return [process, *(each for child in children for each in family(child))]
+
+
+def is_host(process: int) -> bool:
+    with suppress(OSError):
+        return b"HostProcess" in Path(f"/proc/{process}/cmdline").read_bytes()
+    return False
 
 
 def free_port(address: str) -> int:
@@ -217,14 +253,14 @@ class Echo:
     """A bare actor: answers with as many bytes, or asks another one; by a call there and back, or a call each way."""
 
     def __init__(self, size: int) -> None:
-        self._answer, self._inbox = np.zeros(size, np.uint8), queue.SimpleQueue[Any]()
+        self._answer, self._inbox = bytes(size), queue.SimpleQueue[bytes]()
 
     def node(self) -> str:
         import ray
 
         return ray.get_runtime_context().get_node_id()
 
-    def echo(self, x: np.ndarray) -> np.ndarray:
+    def echo(self, x: bytes) -> bytes:
         return self._answer
 
     def ask(self, other: Any, steps: int) -> None:
@@ -233,7 +269,7 @@ class Echo:
         for _ in range(steps):
             ray.get(other.echo.remote(self._answer))
 
-    def deliver(self, x: np.ndarray) -> None:
+    def deliver(self, x: bytes) -> None:
         self._inbox.put(x)
 
     def play(self, other: Any, steps: int, begins: bool) -> None:
@@ -293,9 +329,8 @@ def with_hub(label: str, size: int, steps: int, turns: int) -> list[Figure]:
     import ray
 
     protocol = Exchange(size=size, steps=steps)
-    encoded = len(protocol.message().encoded)
-    sent = np.zeros(encoded, np.uint8)
-    with on_ray(idlers(1, protocol), 1, resources={AWAY: 0.6}) as (runtime, names), bare_actors(encoded) as actors:
+    sent = bytes(len(protocol.message().encoded))
+    with on_ray(idlers(1, protocol), 1, resources={AWAY: 0.6}) as (runtime, names), bare_actors(len(sent)) as actors:
 
         def bare() -> None:
             for _ in range(steps):
@@ -354,8 +389,28 @@ def rounds() -> list[Figure]:
     return figures
 
 
-PARTS: dict[str, Callable[[], list[Figure]]] = {"exchange": exchange, "rounds": rounds}
+# --- many agents --------------------------------------------------------------------------------------
+
+
+def many(count: str) -> list[Figure]:
+    """The workload of `bench.many`; the last round is evaluated, and not counted."""
+    times = Times()
+    with joined():
+        began = time.perf_counter()
+        run(lenets_at_rest(int(count), SAMPLES, PER_ROUND, cd.FedAvg()), ROUNDS + 1, times, "ray")
+        ended = time.perf_counter()
+    name = f"ray: {int(count):,} agents with LeNet-5 at rest on the disks of three nodes"
+    per_agent = [1e3 * each / PER_ROUND for each in times.rounds[1:-1]]
+    return [
+        Figure(f"{name}: time per agent and round", per_agent, "ms", "", True),
+        Figure(f"{name}: start-up", [times.began - began], "s", "", True),
+        Figure(f"{name}: the first round, before which each agent is prepared", times.rounds[:1], "s", "", True),
+        Figure(f"{name}: from start to end", [ended - began], "s", "", True),
+    ]
+
+
+PARTS: dict[str, Callable[..., list[Figure]]] = {"exchange": exchange, "rounds": rounds, "many": many}
 
 
 if __name__ == "__main__":
-    print(json.dumps([asdict(figure) for figure in PARTS[sys.argv[1]]()]))
+    print(json.dumps([asdict(figure) for figure in PARTS[sys.argv[1]](*sys.argv[2:])]))

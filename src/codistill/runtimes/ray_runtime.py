@@ -238,10 +238,9 @@ class _OwnerLinks(_RayLinks):
     def _pump(self, timeout: float) -> None:
         for host in self._others - set(self._calls.values()):
             self._calls[self._hosts[host - 1].actor.swap.remote()] = host
+        # One at a time: asked for all that have ended, Ray takes a tenth of a millisecond to say that others have not.
         ended, _ = ray.wait(list(self._calls), num_returns=1, timeout=timeout, fetch_local=False)
-        if ended:
-            ended, _ = ray.wait(list(self._calls), num_returns=len(self._calls), timeout=0, fetch_local=False)
-        else:
+        if not ended:
             self._check_serving()
         for call in ended:
             host = self._calls.pop(call)
