@@ -1,7 +1,7 @@
 """The runtime `ray` in a cluster of three nodes, all of them on loopback addresses of this machine.
 
-`python -m bench.ray_bench PART` measures one part in a process of its own, and prints the figures as JSON: it has joined
-the cluster, which the process that has started it ends in any case. A process that has joined should not fork.
+`python -m bench.ray_bench PART` measures one part in a process of its own, which joins the cluster, and prints the
+figures as JSON. The process that has started both ends both, in any case; it does not join, so it may fork.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import secrets
 import shutil
 import signal
 import socket
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -21,7 +20,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 

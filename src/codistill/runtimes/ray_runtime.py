@@ -14,9 +14,10 @@ import re
 import struct
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import Any, TypeVar
 
 import numpy as np
@@ -58,7 +59,8 @@ from codistill.runtimes.stored_state import Saved, StoredState, packed
 from codistill.version import versions
 
 _LARGE = 100_000  # bytes from which on Ray keeps an argument in its object store: once per node
-_BATCH = 32 << 20  # bytes of states that are fetched or sent at a time
+_BATCH = 32 << 20  # bytes of agents or of their states that are sent or fetched at a time
+_AHEAD = 2  # parts of agents that are on their way at a time
 _SWAPS = 2  # calls of the owner that may wait for a host's frames at a time
 _APART = 50_000  # bytes of a payload from which on it is not copied into what is pickled around it
 _CALLS = 100  # of other hosts after which a host looks whether they have failed; and whenever it waits for long
@@ -288,7 +290,10 @@ class HostProcess:
     def __init__(self) -> None:
         self._inbox: Any = queue.SimpleQueue()
         self._outbox: Any = queue.SimpleQueue()
-        self._idle: IdleStates | None = None
+        self._idle: IdleStates | None = None  # of the agents of the run, or of the baseline
+        self._resting: IdleStates | None = None  # of the agents of the run, which have rested since they came
+        self._run: RunDescription | None = None  # without agents
+        self._agents: dict[str, Agent] = {}  # those that were sent
 
     @method(concurrency_group="deliver")
     def deliver(self, head: bytes, *apart: Any) -> None:
@@ -313,10 +318,38 @@ class HostProcess:
             return packed[0][0]
         return [(head, _views(large)) for head, large in packed]
 
-    def open(self, me: int, actors: Sequence[Any], places: Mapping[str, int], given: _Given) -> dict[str, Any]:
-        """Make the agents; what the owner compares, or the error."""
+    def _shared(self, given: _Given) -> RunDescription:
+        """What all agents share, once for all of them."""
+        if self._run is None:
+            self._run = given.shared()
+        return self._run
+
+    def take_agents(self, given: _Given, sent: Sequence[Any]) -> dict[str, Any]:
+        """Some agents that the owner has made, as references; the error, if there is one.
+
+        Where states are to be on disk they are so at once: the host never has all of them in memory.
+        """
         try:
-            self._description = given.description()
+            (agents,) = copy.deepcopy(_fetched(sent))  # as the run's other parts: see there
+            replace(self._shared(given), agents=tuple(agents)).introduce()
+            if given.rests and self._resting is None:
+                self._resting = _states_of(given.names)
+            for agent in agents:
+                self._agents[agent.name] = agent
+                if self._resting is not None:
+                    self._resting.rest(agent, BEGIN)
+            return {}
+        except Exception as error:
+            return {"error": describe_error(error, "")}
+
+    def open(self, me: int, actors: Sequence[Any], places: Mapping[str, int], given: _Given) -> dict[str, Any]:
+        """Make the agents that were not sent; what the owner compares, or the error."""
+        try:
+            run = self._shared(given)
+            if given.build is None:
+                self._description = replace(run, agents=tuple(self._agents[name] for name in given.names))
+            else:
+                self._description = given.built(run)
             place_agents(self._description, given.device, 1, given.sharing)
         except Exception as error:
             return {"error": describe_error(error, "")}
@@ -336,10 +369,11 @@ class HostProcess:
         for agent in description.agents if not baseline else ():
             agent.learned = True
         if on_disk:
-            remove_left_behind()
-            self._idle = IdleStates(None, [agent.name for agent in description.agents])
+            resting = None if baseline else self._resting
+            self._idle = resting or _states_of([agent.name for agent in description.agents])
             for agent in description.agents:
-                self._idle.rest(agent, BEGIN)
+                if agent.recall is None:  # its state is in memory
+                    self._idle.rest(agent, BEGIN)
         with one_thread():
             warm_up(description.agents)
             serve_host(self._links, description.agents, description, self._idle)
@@ -350,10 +384,18 @@ class HostProcess:
     def end(self) -> None:
         """Remove what is on the node's disk, while the agents may be at work."""
         self._remove_states()
+        if self._resting is not None:
+            self._resting.close()
 
     def _remove_states(self) -> None:
         if self._idle is not None:
             self._idle.close()
+
+
+def _states_of(names: Sequence[str]) -> IdleStates:
+    """Where states of agents are on this node, if not in memory."""
+    remove_left_behind()
+    return IdleStates(None, names)
 
 
 def _fetched(references: Sequence[Any]) -> list[Any]:
@@ -377,30 +419,32 @@ class _Given:
     """What a host makes its agents from. Parts in the object store are fetched where they are used, once per node."""
 
     run: Any  # a reference to a description without agents and shared data
-    agents: Any  # a reference to its agents, or their names, which are built in place
+    names: tuple[str, ...]  # of its agents, which are sent beside this, or built in place
     public: Any
     test: Any
     build: Callable[[Sequence[str]], tuple[Protocol, list[Agent]]] | None
     device: str
     sharing: int  # hosts that share one GPU
+    rests: bool  # whether agents that were sent have their states on disk from the beginning
 
-    def description(self) -> RunDescription:
-        """The run as the host sees it."""
+    def shared(self) -> RunDescription:
+        """The run without its agents."""
         run, public, test = _fetched([self.run, self.public, self.test])
-        if self.build is None:
-            # Arrays in the object store cannot be written to, and a model may well write to its own.
-            run, agents = copy.deepcopy((run, *_fetched([self.agents])))
-        else:
-            protocol, agents = self.build(self.agents)
-            run = replace(copy.deepcopy(run), protocol=protocol)
-        described: RunDescription = replace(run, agents=tuple(agents), public=public, test=test)
-        described.introduce()
-        for agent in agents if self.build is not None else ():
+        # Arrays in the object store cannot be written to, and a model or a protocol may well write to its own.
+        without: RunDescription = replace(copy.deepcopy(run), public=public, test=test)
+        return without
+
+    def built(self, run: RunDescription) -> RunDescription:
+        """The run with agents that are built in place."""
+        assert self.build is not None
+        protocol, agents = self.build(self.names)
+        run = replace(run, protocol=protocol, agents=tuple(agents)).introduce()
+        for agent in agents:
             # As where the recipe was read: a pass of samples shows a model what they look like.
             agent.learner.check(agent.shard.x, agent.shard.targets, agent.name)
-            if Ability.PORTABLE in described.protocol.needs:
+            if Ability.PORTABLE in run.protocol.needs:
                 agent.learner.check_travel(agent.shard.x, agent.name)
-        return described
+        return run
 
 
 @dataclass(frozen=True)
@@ -430,8 +474,11 @@ class RayHosts:
         *,
         workers: int | None = None,
         device: str = "cpu",
+        on_disk: bool = False,
         should_stop: ShouldStop = never,
     ) -> None:
+        """`on_disk`: whether states of agents that are not at work will be on the disks of nodes."""
+        self._on_disk = on_disk
         self._description, self._options, self._workers, self._device = description, options, workers, device
         self._should_stop = should_stop
         self._hub = save_nodes([node for node in description.nodes if not isinstance(node, Agent)])
@@ -485,17 +532,14 @@ class RayHosts:
                 num_cpus=demand.each[CPU], num_gpus=demand.each.get(GPU, 0), resources=custom, scheduling_strategy=place
             ).remote()
             self._hosts.append(_Host(i + 1, actor, tuple(node.name for node in self._shares[i + 1])))
+        if self._description.build is None:
+            self._send_agents(given)
         places, actors = places_of(self._description, self._shares), [host.actor for host in self._hosts]
         opened = [
             host.actor.open.remote(host.number, actors, places, mine)
             for host, mine in zip(self._hosts, given, strict=True)
         ]
-        try:
-            self._check(ray.get(opened))
-        except RayError as error:
-            raise HostLost(
-                "Every host must be able to start.", f"{type(error).__name__}: {error}"[:600], "See Ray's logs."
-            ) from None
+        self._check(_started(opened))
         self.links = _OwnerLinks(self._hosts, places)
 
     def _place(self) -> tuple[Demand, PlacementGroup]:
@@ -537,10 +581,32 @@ class RayHosts:
         sharing = round(1 / gpus) if 0 < gpus < 1 else 1
         given = []
         for share in self._shares[1:]:
-            agents = [node for node in share if isinstance(node, Agent)]
-            mine = _put_agents(agents) if run.build is None else [agent.name for agent in agents]
-            given.append(_Given(shared[0], mine, shared[1], shared[2], run.build, self._device, sharing))
+            names = tuple(node.name for node in share)
+            # On a GPU agents are placed by the memory of their models, so all of these must be there.
+            rests = self._on_disk and not gpus
+            given.append(_Given(shared[0], names, shared[1], shared[2], run.build, self._device, sharing, rests))
         return given
+
+    def _send_agents(self, given: Sequence[_Given]) -> None:
+        """Send each host its agents, some at a time: all at once they may be more than an object store holds."""
+        agents = [[node for node in share if isinstance(node, Agent)] for share in self._shares[1:]]
+        waiting: dict[Any, _Host] = {}
+        for parts in zip_longest(*map(_parts, agents), fillvalue=()):
+            for host, mine, part in zip(self._hosts, given, parts, strict=True):
+                if self._should_stop():
+                    raise Stopped
+                if len(waiting) >= _AHEAD:
+                    self._wait_for_one(waiting)
+                if part:
+                    waiting[host.actor.take_agents.remote(mine, [_put_agents(part)])] = host
+        while waiting:
+            self._wait_for_one(waiting)
+
+    @staticmethod
+    def _wait_for_one(waiting: dict[Any, _Host]) -> None:
+        """Until one of the hosts has taken its part."""
+        (ended,), _ = ray.wait(list(waiting), num_returns=1)
+        _raise_error(waiting.pop(ended), *_started([ended]))
 
     def _check(self, opened: Sequence[dict[str, Any]]) -> None:
         """Every host must have the versions that are here and, where it has built its agents, the same ones."""
@@ -550,10 +616,7 @@ class RayHosts:
         here, agents = versions(), {agent.name: agent for agent in self._description.agents}
         told: dict[str, str] = {}
         for host, answer in zip(self._hosts, opened, strict=True):
-            if "error" in answer:
-                error = rebuild_error(answer["error"])
-                error.add_note(f"This happened at {host.words} before round 1.")
-                raise error
+            _raise_error(host, answer)
             theirs = answer["versions"]
             differing = [
                 f"{name} {theirs[name]} instead of {here[name]}" for name in here if theirs[name] != here[name]
@@ -603,14 +666,60 @@ def _put(part: Any, what: str) -> Any:
         ) from None
 
 
+def _started(answers: Sequence[Any]) -> list[dict[str, Any]]:
+    """What hosts answer before round 1."""
+    try:
+        return list(ray.get(answers))
+    except RayError as error:
+        raise HostLost(
+            "Every host must be able to start.", f"{type(error).__name__}: {error}"[:600], "See Ray's logs."
+        ) from None
+
+
+def _raise_error(host: _Host, answer: Mapping[str, Any]) -> None:
+    """Raise the error in a host's answer, if there is one."""
+    if "error" in answer:
+        error = rebuild_error(answer["error"])
+        error.add_note(f"This happened at {host.words} before round 1.")
+        raise error
+
+
+def _parts(agents: Sequence[Agent]) -> Iterator[Sequence[Agent]]:
+    """Agents in parts that are some tens of MB for Ray.
+
+    What agents share, such as a data set of which each has some samples, is sent with each part: parts are so long that
+    at least half of what is sent is the agents' own.
+    """
+    count = len(agents)
+    if count > 2:
+        one, two = (_sendable(agents[:number], _bytes_of) for number in (1, 2))
+        own = max(1, two - one)
+        count = max(_BATCH, one - own) // own + 1
+    for start in range(0, len(agents), count):
+        yield agents[start : start + count]
+
+
+def _bytes_of(agents: list[Agent]) -> int:
+    """About as many as Ray sends."""
+    arrays: list[int] = []
+    pickle: Any = ray.cloudpickle
+    pickled = pickle.dumps(agents, protocol=5, buffer_callback=lambda each: arrays.append(each.raw().nbytes))
+    return len(pickled) + sum(arrays)
+
+
 def _put_agents(agents: Sequence[Agent]) -> Any:
-    """Agents as Ray sends them, without the public data, which go to each node once."""
+    """Agents as Ray sends them."""
+    return _sendable(agents, ray.put)
+
+
+def _sendable(agents: Sequence[Agent], put: Callable[[list[Agent]], _T]) -> _T:
+    """Agents without the public data, which go to each node once; one that cannot be sent is named."""
     public = [agent.public for agent in agents]
     try:
         for agent in agents:
             agent.public = None  # type: ignore[assignment]
         try:
-            return ray.put(list(agents))
+            return put(list(agents))
         except TypeError:
             for agent in agents:
                 _put(agent, f"Agent '{agent.name}'")
