@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import os
+import queue
 import signal
 import subprocess
 import threading
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +28,7 @@ from codistill.experiments.run import execute
 from codistill.runtimes.idle import _PREFIX as STATES
 from codistill.runtimes.idle import IdleStates, remove_left_behind
 from codistill.runtimes.ray_cluster import Demand, RayCluster, demand_of, less_demanding, room, too_little
+from codistill.wire.state import unpack
 
 X = np.random.default_rng(0).normal(size=(400, 4)).astype(np.float32)
 Y = (X[:, 0] + X[:, 1] > 0).astype(int)
@@ -134,6 +138,91 @@ def test_a_batch_arrives_as_it_was_sent() -> None:
     assert host._inbox.get() == (3, 5, whole)
 
 
+def test_the_owner_asks_ray_once_for_each_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To ask for all answers that have come makes Ray wait for the others, if only for a moment: at every exchange."""
+    from codistill.runtimes import ray_runtime
+
+    asked: list[int] = []
+
+    def wait(calls: list[str], *, num_returns: int, timeout: float, fetch_local: bool) -> tuple[list[str], list[str]]:
+        asked.append(num_returns)
+        return calls[:num_returns], calls[num_returns:]
+
+    answers = {call: ray_runtime._packed(host, 1, [(2, 0, 0, [], b"")])[0] for host, call in ((1, "one"), (2, "two"))}
+    monkeypatch.setattr(ray_runtime.ray, "wait", wait)
+    monkeypatch.setattr(ray_runtime.ray, "get", answers.__getitem__)
+    links = ray_runtime._OwnerLinks([ray_runtime._Host(number, None, ()) for number in (1, 2)], {"hub": 0})
+    links._calls = {"one": 1, "two": 2}
+    links._pump(1.0)
+    assert (asked, list(links._calls), len(links.arrived())) == ([1], ["two"], 1)
+
+
+@pytest.mark.parametrize(("failed", "times"), [(set(), 1), ({"call 7"}, 11)])
+def test_a_host_asks_once_whether_its_calls_have_failed(
+    monkeypatch: pytest.MonkeyPatch, failed: set[str], times: int
+) -> None:
+    """One by one only if one has: then the owner is told which host it was."""
+    from codistill.runtimes import ray_runtime
+
+    asked: list[list[str]] = []
+
+    def get(calls: list[str]) -> None:
+        asked.append(calls)
+        if failed & set(calls):
+            raise ray_runtime.RayError
+
+    monkeypatch.setattr(ray_runtime.ray, "wait", lambda calls, **_: (calls, []))
+    monkeypatch.setattr(ray_runtime.ray, "get", get)
+    told: Any = queue.SimpleQueue()
+    links = ray_runtime._HostLinks(1, [None] * 10, {"hub": 0}, queue.SimpleQueue(), told)
+    links._calls = {f"call {i}": i for i in range(10)}
+    links._check_calls()
+    assert len(asked) == times
+    assert not links._calls
+    assert told.qsize() == len(failed)
+    if failed:
+        _, _, [(kind, *_, content)] = told.get()
+        assert (kind, unpack(content)) == (ray_runtime.CONTROL, {"lost": 7})
+
+
+def test_agents_go_in_parts_but_what_they_share_does_not_go_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    from codistill.runtimes import ray_runtime
+
+    monkeypatch.setattr(ray_runtime, "_BATCH", 100_000)
+    x = np.zeros((2000, 4), dtype=np.float32)  # 32 KB
+    own = [cd.Agent(f"a{i}", nn.Linear(4, 2), x.copy(), np.arange(2000) % 2) for i in range(10)]
+    lengths = [len(part) for part in ray_runtime._parts(own)]
+    assert sum(lengths) == 10
+    assert 1 < lengths[0] < 4
+    sharing = [cd.Agent(f"a{i}", nn.Linear(4, 2), x[:2], np.arange(2)) for i in range(10)]
+    everything = np.zeros((100_000, 4), dtype=np.float32)  # 1.6 MB: more than ten agents have of their own
+    for agent in sharing:
+        agent.learner.all_samples = everything  # type: ignore[attr-defined]
+    assert [len(part) for part in ray_runtime._parts(sharing)] == [10]
+    assert [len(part) for part in ray_runtime._parts(own[:2])] == [2]
+    assert not list(ray_runtime._parts([]))
+
+
+def test_agents_rest_on_disk_as_they_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So a host never has the models of all of its agents in memory."""
+    from codistill.runtimes import ray_runtime
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(ray_runtime, "_fetched", lambda references: [copy.deepcopy(each) for each in references])
+    described = federation(cd.FedMD(), 2).description
+    names = tuple(agent.name for agent in described.agents)
+    run = replace(described, agents=(), hub=None, public=None, test=None)
+    given = ray_runtime._Given(run, names, described.public, described.test, None, "cpu", 1, rests=True)
+    host = ray_runtime.HostProcess()
+    for agent in reversed(described.agents):
+        assert host.take_agents(given, [[agent]]) == {}
+    assert all(agent.recall is not None for agent in host._agents.values())
+    assert all(agent.public is host._agents["a0"].public for agent in host._agents.values())
+    assert len(list(tmp_path.glob(f"{STATES}*/*.state"))) == 2
+    host.end()
+    assert not list(tmp_path.glob(f"{STATES}*"))
+
+
 # --- with a cluster on this machine --------------------------------------------------------------------------
 
 
@@ -231,6 +320,21 @@ def test_a_graph_with_states_on_the_disks_of_nodes(tmp_path: Path) -> None:
     assert (tmp_path / "whole/metrics.jsonl").read_bytes() == (tmp_path / "ray/metrics.jsonl").read_bytes()
     for name, agent in whole.agents.items():
         np.testing.assert_array_equal(agent.decision_function(X), result.agents[name].decision_function(X))
+
+
+@pytest.mark.usefixtures("ray_here")
+def test_agents_that_go_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To two hosts, on which they rest; the baseline wakes them, and the run finds them as they were."""
+    from codistill.runtimes import ray_runtime
+
+    put, lengths = ray_runtime._put_agents, list[int]()
+    monkeypatch.setattr(ray_runtime, "_BATCH", 1)
+    monkeypatch.setattr(ray_runtime, "_put_agents", lambda part: (lengths.append(len(part)), put(part))[1])
+    federation(count=7).run(2, runtime="simulation", folder=tmp_path / "here", **QUIET)
+    federation(count=7).run(2, runtime="ray", idle="disk", workers=2, folder=tmp_path / "there", **QUIET)
+    assert lengths == [1] * 7
+    for name in ("metrics.jsonl", "alone/metrics.jsonl", "outputs.safetensors"):
+        assert (tmp_path / "here" / name).read_bytes() == (tmp_path / "there" / name).read_bytes(), name
 
 
 @pytest.mark.usefixtures("ray_here", "no_report")

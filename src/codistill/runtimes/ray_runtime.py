@@ -174,6 +174,15 @@ def _views(payloads: Sequence[bytes]) -> list[np.ndarray]:
     return [np.frombuffer(payload, np.uint8) for payload in payloads]
 
 
+def _have_failed(calls: Sequence[Any]) -> bool:
+    """Whether one of some calls that have ended has failed."""
+    try:
+        ray.get(calls)
+    except RayError:
+        return True
+    return False
+
+
 class _HostLinks(_RayLinks):
     """The links of an actor: to other actors by calls of theirs, to the owner by what its calls return."""
 
@@ -204,11 +213,11 @@ class _HostLinks(_RayLinks):
         if not self._calls:
             return
         ended, _ = ray.wait(list(self._calls), num_returns=len(self._calls), timeout=0, fetch_local=False)
-        for call in ended:
-            host = self._calls.pop(call)
-            try:
-                ray.get(call)
-            except RayError:
+        hosts = {call: self._calls.pop(call) for call in ended}
+        if not _have_failed(ended):  # mostly; to ask once takes much less time than to ask for each call
+            return
+        for call, host in hosts.items():
+            if _have_failed([call]):
                 self.command(0, lost=host)
 
     def _fault(self, host: int, told_by: int) -> RuntimeFault:
@@ -690,7 +699,7 @@ def _parts(agents: Sequence[Agent]) -> Iterator[Sequence[Agent]]:
     What agents share, such as a data set of which each has some samples, is sent with each part: parts are so long that
     at least half of what is sent is the agents' own.
     """
-    count = len(agents)
+    count = len(agents) or 1
     if count > 2:
         one, two = (_sendable(agents[:number], _bytes_of) for number in (1, 2))
         own = max(1, two - one)
