@@ -36,7 +36,7 @@ from codistill.results.records import RoundEnded
 from codistill.runtimes.agent_facts import facts_of_agents
 from codistill.runtimes.description import RunDescription
 from codistill.runtimes.host import BEGIN
-from codistill.runtimes.idle import IdleStates, remove_left_behind, set_aside
+from codistill.runtimes.idle import IdleStates, remove_left_behind, return_memory, set_aside
 from codistill.runtimes.links import CONTROL, LOST, MESSAGE, Links
 from codistill.runtimes.placement import devices_by_name, place_agents
 from codistill.runtimes.ray_cluster import (
@@ -347,6 +347,7 @@ class HostProcess:
                 self._agents[agent.name] = agent
                 if self._resting is not None:
                     self._resting.rest(agent, BEGIN)
+            return_memory()
             return {}
         except Exception as error:
             return {"error": describe_error(error, "")}
