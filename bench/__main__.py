@@ -22,6 +22,7 @@ from bench.measure import Figure, alternate, ratio, seconds, speedup
 from bench.network import network
 from bench.peer import peer
 from bench.peers import peers
+from bench.ray_bench import ray, ray_many
 from bench.running import Rounds, started
 from bench.scale import scale
 from bench.workloads import lenets, pair, small
@@ -228,6 +229,8 @@ BENCHES: dict[str, Callable[[], list[Figure]]] = {
     "exchange": exchange,
     "peers": peers,
     "network": network,
+    "ray": ray,
+    "ray-many": ray_many,
     "scale": scale,
 }
 

@@ -55,20 +55,20 @@ def _measured(count: int, rounds: int) -> dict:  # type: ignore[type-arg]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     peak = 0
     while process.poll() is None:
-        peak = max(peak, sum(map(_kilobytes, _family(process.pid))))
+        peak = max(peak, sum(map(kilobytes, family(process.pid))))
         time.sleep(0.2)
     assert process.stdout is not None
     return {**json.loads(process.stdout.read().splitlines()[-1]), "peak": peak / 1024}
 
 
-def _family(process: int) -> list[int]:
+def family(process: int) -> list[int]:
     """A process and its children."""
     with contextlib.suppress(OSError):
         return [process, *map(int, Path(f"/proc/{process}/task/{process}/children").read_text().split())]
     return []
 
 
-def _kilobytes(process: int) -> int:
+def kilobytes(process: int) -> int:
     """Memory of a process; of pages that it shares with others its part."""
     with contextlib.suppress(OSError):
         lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
@@ -79,13 +79,13 @@ def _kilobytes(process: int) -> int:
 def _processor_seconds() -> float:
     """Of this process and its children."""
     ticks = 0
-    for process in _family(os.getpid()):
+    for process in family(os.getpid()):
         with contextlib.suppress(OSError):
             ticks += sum(map(int, Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[11:13]))
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
-class _Times:
+class Times:
     """When the rounds began, and how long each took: by the clock, and of the processors."""
 
     def __init__(self) -> None:
@@ -101,7 +101,7 @@ class _Times:
         self._before = now
 
 
-def _federation(count: int, samples: int, sampled: int, protocol: cd.Protocol) -> cd.Federation:
+def lenets_at_rest(count: int, samples: int, sampled: int, protocol: cd.Protocol) -> cd.Federation:
     x, y = images(min(count * samples, 60_000))
     members = []
     for i in range(count):
@@ -110,17 +110,17 @@ def _federation(count: int, samples: int, sampled: int, protocol: cd.Protocol) -
     return cd.Federation(members, protocol, test=(x[:500], y[:500]), classes=10, participation=sampled / count)
 
 
-def _run(federation: cd.Federation, rounds: int, times: _Times) -> None:
+def run(federation: cd.Federation, rounds: int, times: Times, runtime: str = "processes") -> None:
     federation.run(
-        rounds, idle="disk", evaluate_agents="present", evaluate_every=rounds + 1, evaluate_samples=100,
-        alone=False, progress=False, observers=[times],
+        rounds, runtime=runtime, idle="disk", evaluate_agents="present", evaluate_every=rounds + 1,
+        evaluate_samples=100, alone=False, progress=False, observers=[times],
     )  # fmt: skip
 
 
 def one_size(count: int, rounds: int) -> None:
     """Print the figures of one federation; the last round is evaluated, and not counted."""
-    began, times = time.perf_counter(), _Times()
-    _run(_federation(count, SAMPLES, PER_ROUND, cd.FedAvg()), rounds + 1, times)
+    began, times = time.perf_counter(), Times()
+    run(lenets_at_rest(count, SAMPLES, PER_ROUND, cd.FedAvg()), rounds + 1, times)
     print(json.dumps({"start": times.began - began, "rounds": times.rounds[:-1], "cpu": times.cpu[:-1]}))
 
 
@@ -161,9 +161,9 @@ class Sampled:
 def against_bare(rounds: int = 50) -> list[Figure]:
     """2,000 agents, 200 in a round, from start to end, against two bare processes with the same steps."""
     samples = 60_000 // AGENTS
-    times = _Times()
+    times = Times()
     protocol = cd.FedAvg(local_epochs=EPOCHS, batch_size=BATCH)
-    ours = seconds(lambda: _run(_federation(AGENTS, samples, SAMPLED, protocol), rounds, times))
+    ours = seconds(lambda: run(lenets_at_rest(AGENTS, samples, SAMPLED, protocol), rounds, times))
     bare: list[BareProcesses] = []
     job = Sampled(AGENTS // 2, SAMPLED // 2, samples)
     started = seconds(lambda: (bare.append(BareProcesses([job] * 2)), bare[0].run(0)))

@@ -1,9 +1,14 @@
 """Views of tensors: what they find and copy is what the tensors hold, as long as these stay where they are."""
 
+import copy
+import pickle
+
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
+import codistill as cd
 from codistill.learners.host_views import HostViews, renewed
 
 NOT_FINITE = [float("nan"), float("inf"), -float("inf"), 1e30]
@@ -70,3 +75,18 @@ def test_views_are_valid_until_a_tensor_moves():
 )
 def test_what_cannot_be_seen_has_no_views(tensor):
     assert renewed(None, [torch.ones(2), tensor]) is None
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda learner: pickle.loads(pickle.dumps(learner))])  # noqa: S301
+def test_a_copy_of_a_learner_has_no_views_of_its_own(copied):
+    """They would be arrays that show nothing, and make what is sent to another machine three times as large."""
+    learner = cd.TorchLearner(nn.Linear(300, 100))
+    before = learner.weights()  # which makes views
+    assert len(pickle.dumps(learner)) < 1.5 * sum(array.nbytes for array in before.values())
+    other = copied(learner)
+    assert other._views is None
+    other.load({name: array + 1 for name, array in before.items()})
+    for name, array in before.items():
+        np.testing.assert_array_equal(other.module.state_dict()[name], array + 1)
+        np.testing.assert_array_equal(other.weights()[name], array + 1)
+        np.testing.assert_array_equal(learner.weights()[name], array)

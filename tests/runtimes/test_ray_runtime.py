@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import os
 import queue
@@ -11,7 +12,9 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -200,10 +203,13 @@ def test_folders_of_killed_processes_are_removed(tmp_path: Path, monkeypatch: py
     assert not alive.folder.exists()
 
 
-def test_a_batch_arrives_as_it_was_sent() -> None:
-    """Small payloads go in its bytes, large ones beside them, and those in the object store as arguments of theirs."""
+@pytest.mark.parametrize("carried", [8_000_000, 100])
+def test_a_batch_arrives_as_it_was_sent(carried: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small payloads go in its bytes, large ones in pieces or arrays, those in the object store as they are."""
     from codistill.runtimes import ray_runtime
 
+    monkeypatch.setattr(ray_runtime, "_CARRIED", carried)
+    monkeypatch.setattr(ray_runtime, "_PIECE", 30_000)
     large, larger = (bytes([number]) * (ray_runtime._APART + number) for number in (1, 2))
     in_store = ["first", "second"]  # any object that is not bytes stands for a reference
     frames = [
@@ -217,13 +223,16 @@ def test_a_batch_arrives_as_it_was_sent() -> None:
             sent.extend(arguments)
 
     ray_runtime._call(Method(), 3, 5, frames)
-    assert [type(part) for part in sent] == [bytes, list, str, str]
     assert len(sent[0]) < 1000
-    assert [len(view) for view in sent[1]] == [len(large), len(larger)]  # each once
-    assert sent[2:] == in_store
+    if carried > len(large) + len(larger):
+        assert sent[1] == (2, 2)
+        assert b"".join(sent[2:6]) == large + larger  # each once
+    else:
+        assert [bytes(view) for view in sent[1]] == [large, larger]
+    assert sent[-2:] == in_store
     found = {"first": b"1" * 10, "second": b"2"}
     host = ray_runtime.HostProcess()
-    host._take(sent[0], [sent[1], *(found[name] for name in sent[2:])])
+    host._take(sent[0], [*sent[1:-2], *(found[name] for name in sent[-2:])])
     whole = [(*frame[:4], frame[4] if isinstance(frame[4], bytes) else found[frame[4]]) for frame in frames]
     assert host._inbox.get() == (3, 5, whole)
 
@@ -275,9 +284,9 @@ def test_a_host_says_whether_another_has_died_or_cannot_be_reached(monkeypatch: 
 
     calls = {"fine": None, "dead": ActorDiedError(), "away": ActorUnavailableError("no route", None)}
 
-    def get(call: str) -> None:
-        if calls[call] is not None:
-            raise calls[call]  # type: ignore[misc]
+    def get(asked: list[str]) -> None:
+        for failure in filter(None, map(calls.get, asked)):
+            raise failure
 
     monkeypatch.setattr(ray, "wait", lambda calls, **_: (calls, []))
     monkeypatch.setattr(ray, "get", get)
@@ -293,6 +302,161 @@ def test_a_host_says_whether_another_has_died_or_cannot_be_reached(monkeypatch: 
         with pytest.raises(ray_runtime.HostLost, match="cannot be reached, says host 1 on n1 with a1") as caught:
             owner._take_control(1, content)
         assert caught.value.cut_off is node
+
+
+@pytest.mark.parametrize("room", [1, 4, 5, 9])
+@pytest.mark.parametrize("small_only", [True, False])
+def test_batches_are_returned_in_as_many_values_as_were_asked_for(
+    room: int, small_only: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In pieces if these find room; the owner learns how many there were in any case."""
+    from codistill.runtimes import ray_runtime
+
+    monkeypatch.setattr(ray_runtime, "_PIECE", 30_000)
+    large, larger = (bytes([number]) * (ray_runtime._APART + number) for number in (1, 2))
+    sent = [
+        (1, [(0, 0, 7, [1], b"small")] + [(0, 0, 7, [2], large)] * (not small_only)),
+        (2, [(0, 0, 8, [1], larger), (0, 0, 8, [1], b"")] * (not small_only)),
+    ]
+    sent = sent[:1] if small_only else sent
+    host = ray_runtime.HostProcess()
+    for number, frames in sent:
+        host._outbox.put((3, number, frames))
+    values = host.swap(room)
+    values = [values] if room == 1 else values
+    assert len(values) == room
+    assert any(isinstance(value, bytes) for value in values[1:]) == (room >= 5 and not small_only)
+    batches, pieces = ray_runtime._batches_in(values)
+    assert pieces == (0 if small_only else 4)
+    assert [ray_runtime._unpacked(*batch) for batch in batches] == [(3, number, frames) for number, frames in sent]
+
+
+def test_an_owner_makes_room_for_pieces_as_there_were_lately() -> None:
+    from codistill.runtimes import ray_runtime
+
+    called: list[tuple[int, Any]] = []
+
+    class Swap:
+        def __init__(self, values: int = 1) -> None:
+            self.values = values
+
+        def options(self, *, num_returns: int) -> Swap:
+            return Swap(num_returns)
+
+        def remote(self, room: int, *batch: Any) -> Any:
+            called.append((room, batch))
+            assert room == self.values
+            return [f"{len(called)}.{value}" for value in range(room)] if room > 1 else f"{len(called)}.0"
+
+    links = ray_runtime._OwnerLinks([ray_runtime._Host(1, SimpleNamespace(swap=Swap()), ())], {"hub": 0})
+    links._swap(1)
+    links._pieces[1].append(3)
+    links._swap(1)
+    links._pieces[1].append(10_000)  # too many: then Ray's object store has them
+    links._swap(1)
+    assert [room for room, _ in called] == [1, 4, 1]
+    assert links._calls == {"1.0": 1, "2.0": 1, "3.0": 1}
+    assert links._values["2.0"] == ["2.0", "2.1", "2.2", "2.3"]
+
+
+def test_the_owner_asks_ray_once_for_each_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To ask for all answers that have come makes Ray wait for the others, if only for a moment: at every exchange."""
+    from codistill.runtimes import ray_runtime
+
+    asked: list[int] = []
+
+    def wait(calls: list[str], *, num_returns: int, timeout: float, fetch_local: bool) -> tuple[list[str], list[str]]:
+        asked.append(num_returns)
+        return calls[:num_returns], calls[num_returns:]
+
+    answers = {call: ray_runtime._packed(host, 1, [(2, 0, 0, [], b"")])[0] for host, call in ((1, "one"), (2, "two"))}
+    monkeypatch.setattr(ray_runtime.ray, "wait", wait)
+    monkeypatch.setattr(ray_runtime.ray, "get", lambda values: [answers[value] for value in values])
+    links = ray_runtime._OwnerLinks([ray_runtime._Host(number, None, ()) for number in (1, 2)], {"hub": 0})
+    links._calls, links._values = {"one": 1, "two": 2}, {"one": ["one"], "two": ["two"]}
+    links._pump(1.0)
+    assert (asked, list(links._calls), len(links.arrived())) == ([1], ["two"], 1)
+
+
+@pytest.mark.parametrize(("failed", "times"), [(set(), 1), ({"call 7"}, 11)])
+def test_a_host_asks_once_whether_its_calls_have_failed(
+    monkeypatch: pytest.MonkeyPatch, failed: set[str], times: int
+) -> None:
+    """One by one only if one has: then the owner is told which host it was."""
+    from codistill.runtimes import ray_runtime
+
+    asked: list[list[str]] = []
+
+    def get(calls: list[str]) -> None:
+        asked.append(calls)
+        if failed & set(calls):
+            raise ray_runtime.RayError
+
+    monkeypatch.setattr(ray_runtime.ray, "wait", lambda calls, **_: (calls, []))
+    monkeypatch.setattr(ray_runtime.ray, "get", get)
+    told: Any = queue.SimpleQueue()
+    links = ray_runtime._HostLinks(1, [None] * 10, {"hub": 0}, queue.SimpleQueue(), told)
+    links._calls = {f"call {i}": i for i in range(10)}
+    links._check_calls()
+    assert len(asked) == times
+    assert not links._calls
+    assert told.qsize() == len(failed)
+    if failed:
+        _, _, [(kind, *_, content)] = told.get()
+        assert (kind, unpack(content)) == (ray_runtime.CONTROL, {"lost": 7})
+
+
+def test_agents_go_in_parts_but_what_they_share_does_not_go_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    from codistill.runtimes import ray_runtime
+
+    monkeypatch.setattr(ray_runtime, "_BATCH", 100_000)
+    x = np.zeros((2000, 4), dtype=np.float32)  # 32 KB
+    own = [cd.Agent(f"a{i}", nn.Linear(4, 2), x.copy(), np.arange(2000) % 2) for i in range(10)]
+    lengths = [len(part) for part in ray_runtime._parts(own)]
+    assert sum(lengths) == 10
+    assert 1 < lengths[0] < 4
+    sharing = [cd.Agent(f"a{i}", nn.Linear(4, 2), x[:2], np.arange(2)) for i in range(10)]
+    everything = np.zeros((100_000, 4), dtype=np.float32)  # 1.6 MB: more than ten agents have of their own
+    for agent in sharing:
+        agent.learner.all_samples = everything  # type: ignore[attr-defined]
+    assert [len(part) for part in ray_runtime._parts(sharing)] == [10]
+    assert [len(part) for part in ray_runtime._parts(own[:2])] == [2]
+    assert not list(ray_runtime._parts([]))
+
+
+def test_agents_rest_on_disk_as_they_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So a host never has the models of all of its agents in memory."""
+    from codistill.runtimes import ray_runtime
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(ray_runtime, "_fetched", lambda references: [copy.deepcopy(each) for each in references])
+    described = federation(cd.FedMD(), 2).description
+    names = tuple(agent.name for agent in described.agents)
+    run = replace(described, agents=(), hub=None, public=None, test=None)
+    given = ray_runtime._Given(run, names, described.public, described.test, None, "cpu", 1, rests=True)
+    host = ray_runtime.HostProcess()
+    for agent in reversed(described.agents):
+        assert host.take_agents(given, [[agent]]) == {}
+    assert all(agent.recall is not None for agent in host._agents.values())
+    assert all(agent.public is host._agents["a0"].public for agent in host._agents.values())
+    assert len(list(tmp_path.glob(f"{STATES}*/*.state"))) == 2
+    host.end()
+    assert not list(tmp_path.glob(f"{STATES}*"))
+
+
+def test_a_host_that_ran_out_of_memory_ends_the_run_and_its_agents_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is no lost host: on another node it would run out of memory again."""
+    from codistill.runtimes import ray_runtime
+
+    def get(values: Any) -> None:
+        raise ray_runtime.OutOfMemoryError("5 GB of 4 GB")
+
+    monkeypatch.setattr(ray_runtime.ray, "get", get)
+    hosts = [ray_runtime._Host(number, None, (f"a{number}", f"b{number}"), f"n{number}") for number in (1, 2)]
+    links = ray_runtime._OwnerLinks(hosts, {"hub": 0})
+    with pytest.raises(RuntimeFault, match="host 2 on n2 with a2, b2 ran out of memory") as caught:
+        links._returned(["call"], 2)
+    assert not isinstance(caught.value, ray_runtime.HostLost)
 
 
 # --- with a cluster on this machine --------------------------------------------------------------------------
@@ -334,6 +498,10 @@ def federation(protocol: Any = None, count: int = 4) -> cd.Federation:
     return cd.Federation(agents(count), protocol or cd.FedMD(), public=X[300:330], test=(X[330:], Y[330:]))
 
 
+def _processes(*which: str) -> list[str]:
+    return subprocess.run(["pgrep", *which], capture_output=True, text=True).stdout.split()
+
+
 class KillsAHost:
     """Kills a host process after a round, once."""
 
@@ -342,8 +510,9 @@ class KillsAHost:
 
     def round_ended(self, record: Any) -> None:
         if record.round == self.after and not self.killed:
-            found = subprocess.run(["pgrep", "-f", "^ray::HostProcess"], capture_output=True, text=True).stdout.split()
-            self.killed = int(found[-1])
+            # Of the cluster that this process has started: other tests may have theirs at the same time.
+            (raylet,) = _processes("-P", str(os.getpid()), "-f", "raylet/raylet")
+            self.killed = int(_processes("-P", raylet, "-f", "^ray::HostProcess")[-1])
             os.kill(self.killed, signal.SIGKILL)
 
 
@@ -442,6 +611,21 @@ def test_a_graph_with_states_on_the_disks_of_nodes(tmp_path: Path) -> None:
     assert (tmp_path / "whole/metrics.jsonl").read_bytes() == (tmp_path / "ray/metrics.jsonl").read_bytes()
     for name, agent in whole.agents.items():
         np.testing.assert_array_equal(agent.decision_function(X), result.agents[name].decision_function(X))
+
+
+@pytest.mark.usefixtures("ray_here")
+def test_agents_that_go_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To two hosts, on which they rest; the baseline wakes them, and the run finds them as they were."""
+    from codistill.runtimes import ray_runtime
+
+    put, lengths = ray_runtime._put_agents, list[int]()
+    monkeypatch.setattr(ray_runtime, "_BATCH", 1)
+    monkeypatch.setattr(ray_runtime, "_put_agents", lambda part: (lengths.append(len(part)), put(part))[1])
+    federation(count=7).run(2, runtime="simulation", folder=tmp_path / "here", **QUIET)
+    federation(count=7).run(2, runtime="ray", idle="disk", workers=2, folder=tmp_path / "there", **QUIET)
+    assert lengths == [1] * 7
+    for name in ("metrics.jsonl", "alone/metrics.jsonl", "outputs.safetensors"):
+        assert (tmp_path / "here" / name).read_bytes() == (tmp_path / "there" / name).read_bytes(), name
 
 
 @pytest.mark.usefixtures("ray_here", "no_report")

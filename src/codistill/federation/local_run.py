@@ -133,7 +133,10 @@ def _ray_hosts(
 ) -> RayHosts:
     from codistill.runtimes.ray_runtime import RayHosts
 
-    return RayHosts(description, chosen, workers=options.workers, device=options.device, should_stop=should_stop)
+    return RayHosts(
+        description, chosen, workers=options.workers, device=options.device, on_disk=options.idle == "disk",
+        should_stop=should_stop,
+    )  # fmt: skip
 
 
 class Notes:

@@ -15,9 +15,11 @@ import re
 import struct
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import islice, zip_longest
 from typing import Any, TypeVar
 
 import numpy as np
@@ -36,7 +38,7 @@ from codistill.results.records import RoundEnded
 from codistill.runtimes.agent_facts import facts_of_agents
 from codistill.runtimes.description import RunDescription
 from codistill.runtimes.host import BEGIN
-from codistill.runtimes.idle import IdleStates, remove_left_behind, set_aside
+from codistill.runtimes.idle import IdleStates, remove_left_behind, return_memory, set_aside
 from codistill.runtimes.links import CONTROL, LOST, MESSAGE, Links
 from codistill.runtimes.placement import devices_by_name, place_agents
 from codistill.runtimes.ray_cluster import (
@@ -59,9 +61,13 @@ from codistill.runtimes.stored_state import Saved, StoredState, packed
 from codistill.version import versions
 
 _LARGE = 100_000  # bytes from which on Ray keeps an argument in its object store: once per node
-_BATCH = 32 << 20  # bytes of states that are fetched or sent at a time
+_BATCH = 32 << 20  # bytes of agents or of their states that are sent or fetched at a time
+_AHEAD = 2  # parts of agents that are on their way at a time
 _SWAPS = 2  # calls of the owner that may wait for a host's frames at a time
 _APART = 50_000  # bytes of a payload from which on it is not copied into what is pickled around it
+_PIECE = 95_000  # bytes: what Ray carries in a call itself, and not through the object stores of two nodes
+_CARRIED = 8_000_000  # bytes of pieces in a call, of which Ray carries some 10 MB
+_RECENT = 8  # answers of a host by which the owner chooses room for pieces in the next one
 _CALLS = 100  # of other hosts after which a host looks whether they have failed; and whenever it waits for long
 _LOSSES = 3  # in a row, without a round between them, after which a run gives up
 _LOOK = 5.0  # seconds between two looks at a cluster that has no room yet
@@ -128,7 +134,8 @@ class _RayLinks(Links):
             expected += 1
 
 
-# --- a batch as Ray carries it fastest: in bytes, and large payloads beside them, which Ray copies from where they are
+# --- a batch as Ray carries it fastest: in bytes, and large payloads beside them in pieces; very large ones as arrays,
+# --- which Ray copies from where they are
 
 
 def _packed(sender: int, number: int, frames: Sequence[_Frame]) -> tuple[bytes, list[bytes], list[Any]]:
@@ -164,15 +171,42 @@ def _unpacked(head: bytes, apart: Sequence[Any]) -> tuple[int, int, list[_Frame]
     return sender, number, frames
 
 
-def _call(method: Any, me: int, number: int, frames: list[_Frame]) -> Any:
+def _call(method: Any, me: int, number: int, frames: Sequence[_Frame]) -> Any:
     """Deliver a batch by a method of an actor."""
     head, large, stored = _packed(me, number, frames)
-    return method.remote(head, *([_views(large)] if large else ()), *stored)
+    if not large:
+        return method.remote(head, *stored)
+    cut = _cut(large)
+    if cut is None:
+        return method.remote(head, _views(large), *stored)
+    return method.remote(head, cut[0], *cut[1], *stored)
+
+
+def _cut(payloads: Sequence[bytes]) -> tuple[tuple[int, ...], list[bytes]] | None:
+    """Payloads in pieces, and how many each has; None if they are too many bytes for that."""
+    if sum(map(len, payloads)) > _CARRIED:
+        return None
+    pieces = [[each[start : start + _PIECE] for start in range(0, len(each), _PIECE)] for each in payloads]
+    return tuple(map(len, pieces)), [piece for each in pieces for piece in each]
+
+
+def _whole(counts: Sequence[int], pieces: Iterator[bytes]) -> list[bytes]:
+    """The payloads that were cut."""
+    return [b"".join(islice(pieces, count)) for count in counts]
 
 
 def _views(payloads: Sequence[bytes]) -> list[np.ndarray]:
     """Arrays: Ray copies them as they are, and does not pickle them."""
     return [np.frombuffer(payload, np.uint8) for payload in payloads]
+
+
+def _failure(calls: Sequence[Any]) -> RayError | None:
+    """Why one of some calls that have ended has failed; None if none has."""
+    try:
+        ray.get(calls)
+    except RayError as error:
+        return error
+    return None
 
 
 class _HostLinks(_RayLinks):
@@ -205,17 +239,30 @@ class _HostLinks(_RayLinks):
         if not self._calls:
             return
         ended, _ = ray.wait(list(self._calls), num_returns=len(self._calls), timeout=0, fetch_local=False)
-        for call in ended:
-            host = self._calls.pop(call)
-            try:
-                ray.get(call)
-            except ActorUnavailableError:  # Ray has not said that it is dead
+        hosts = {call: self._calls.pop(call) for call in ended}
+        if _failure(ended) is None:  # mostly; to ask once takes much less time than to ask for each call
+            return
+        for call, host in hosts.items():
+            failure = _failure([call])
+            if isinstance(failure, ActorUnavailableError):  # Ray has not said that it is dead
                 self.command(0, cut_off=host)
-            except RayError:
+            elif failure is not None:
                 self.command(0, lost=host)
 
     def _fault(self, host: int, told_by: int) -> RuntimeFault:
         return RuntimeFault("Every host must be reachable.", f"host {host} is not", "See the owner's output.")
+
+
+@dataclass(frozen=True)
+class _Swap:
+    """The method `swap` of an actor with room for so many values."""
+
+    method: Any
+    room: int
+
+    def remote(self, *batch: Any) -> Any:
+        """Call it."""
+        return self.method.remote(self.room, *batch)
 
 
 class _OwnerLinks(_RayLinks):
@@ -225,6 +272,8 @@ class _OwnerLinks(_RayLinks):
         super().__init__(0, range(1, len(hosts) + 1), places)
         self._hosts = hosts
         self._calls: dict[Any, int] = {}  # by reference, the host whose frames it waits for
+        self._values: dict[Any, list[Any]] = {}  # by the first, all references of a call
+        self._pieces: dict[int, deque[int]] = {host: deque([0], _RECENT) for host in self._others}
         self._serving: dict[int, Any] = {}
 
     def serve(self, *, baseline: bool, idle: bool) -> None:
@@ -233,25 +282,34 @@ class _OwnerLinks(_RayLinks):
             self._serving[host] = self._hosts[host - 1].actor.serve.remote(baseline=baseline, on_disk=idle)
 
     def _send(self, host: int, number: int, frames: list[_Frame]) -> None:
-        actor = self._hosts[host - 1].actor
         if list(self._calls.values()).count(host) < _SWAPS:
             # One call there and back: mostly it is the answer that is waited for next.
-            self._calls[_call(actor.swap, 0, number, frames)] = host
+            self._swap(host, number, frames)
         else:
-            _call(actor.deliver, 0, number, frames)
+            _call(self._hosts[host - 1].actor.deliver, 0, number, frames)
+
+    def _swap(self, host: int, number: int = 0, frames: Sequence[_Frame] = ()) -> None:
+        """Call a host, with a batch or without; what it returns is what it sends."""
+        method = self._hosts[host - 1].actor.swap
+        pieces = max(self._pieces[host])
+        room = 1 + pieces if pieces * _PIECE <= _CARRIED else 1
+        method = _Swap(method if room == 1 else method.options(num_returns=room), room)
+        called = _call(method, 0, number, frames) if frames else method.remote()
+        values = called if isinstance(called, list) else [called]
+        self._calls[values[0]], self._values[values[0]] = host, values
 
     def _pump(self, timeout: float) -> None:
         for host in self._others - set(self._calls.values()):
-            self._calls[self._hosts[host - 1].actor.swap.remote()] = host
+            self._swap(host)
+        # One at a time: asked for all that have ended, Ray takes a tenth of a millisecond to say that others have not.
         ended, _ = ray.wait(list(self._calls), num_returns=1, timeout=timeout, fetch_local=False)
-        if ended:
-            ended, _ = ray.wait(list(self._calls), num_returns=len(self._calls), timeout=0, fetch_local=False)
-        else:
+        if not ended:
             self._check_serving()
         for call in ended:
             host = self._calls.pop(call)
-            returned = self._returned(call, host)
-            for head, large in [(returned, ())] if isinstance(returned, bytes) else returned:
+            batches, pieces = _batches_in(self._returned(self._values.pop(call), host))
+            self._pieces[host].append(pieces)
+            for head, large in batches:
                 self._take_batch(*_unpacked(head, large))
 
     def _returned(self, call: Any, host: int) -> Any:
@@ -296,44 +354,113 @@ class _OwnerLinks(_RayLinks):
         )
 
 
+def _returned(packed: Sequence[tuple[bytes, list[bytes]]], room: int) -> Any:
+    """Batches as values that a call returns: `room` of them, or the value itself if it is one."""
+    if len(packed) == 1 and not packed[0][1]:
+        first, pieces = packed[0][0], list[bytes]()
+    else:
+        cut = _cut([each for _, large in packed for each in large])
+        if cut is None or len(cut[1]) >= room:
+            first, pieces = [(head, _views(large)) for head, large in packed], []  # type: ignore[assignment]
+        else:
+            counts, pieces = iter(cut[0]), cut[1]
+            first = [(head, tuple(islice(counts, len(large)))) for head, large in packed]  # type: ignore[assignment]
+    return first if room == 1 else [first, *pieces, *[None] * (room - 1 - len(pieces))]
+
+
+def _batches_in(values: Sequence[Any]) -> tuple[list[tuple[bytes, list[Any]]], int]:
+    """Batches that a call has returned, and how many pieces their large payloads have, or would have."""
+    if isinstance(values[0], bytes):
+        return [(values[0], [])], 0
+    pieces, batches, count = iter(values[1:]), [], 0
+    for head, large in values[0]:
+        if isinstance(large, tuple):
+            count += sum(large)
+            batches.append((head, _whole(large, pieces)))
+        else:
+            count += sum(-(-len(each) // _PIECE) for each in large)
+            batches.append((head, large))
+    return batches, count
+
+
 class HostProcess:
     """An actor: some agents of a run, and the mail that reaches it while it computes."""
 
     def __init__(self) -> None:
         self._inbox: Any = queue.SimpleQueue()
         self._outbox: Any = queue.SimpleQueue()
-        self._idle: IdleStates | None = None
+        self._idle: IdleStates | None = None  # of the agents of the run, or of the baseline
+        self._resting: IdleStates | None = None  # of the agents of the run, which have rested since they came
+        self._run: RunDescription | None = None  # without agents
+        self._agents: dict[str, Agent] = {}  # those that were sent
 
     @method(concurrency_group="deliver")
     def deliver(self, head: bytes, *apart: Any) -> None:
-        """A batch of frames has arrived: in bytes, with large payloads in a list, or each as an argument."""
+        """A batch of frames has arrived: in bytes; then large payloads, and those of the object store as they are.
+
+        Large ones are pieces, each an argument, after a tuple of how many each has; or arrays in a list.
+        """
         self._take(head, apart)
 
     def _take(self, head: bytes, apart: Sequence[Any]) -> None:
-        payloads = [part for each in apart for part in (each if isinstance(each, list) else [each])]
-        self._inbox.put(_unpacked(head, payloads))
+        rest = iter(apart)
+        payloads: list[Any] = []
+        if apart and isinstance(apart[0], tuple):
+            payloads = _whole(next(rest), rest)
+        elif apart and isinstance(apart[0], list):
+            payloads = next(rest)
+        self._inbox.put(_unpacked(head, [*payloads, *rest]))
 
     @method(concurrency_group="swap")
-    def swap(self, head: bytes = b"", *apart: Any) -> Any:
-        """A batch of the owner has arrived, or none; batches for the owner, when there are some."""
+    def swap(self, room: int, head: bytes = b"", *apart: Any) -> Any:
+        """A batch of the owner has arrived, or none; batches for the owner, when there are some.
+
+        `room`: values that are returned. The first has the batches, the others may have pieces of large payloads.
+        """
         if head:
             self._take(head, apart)
         batches = [self._outbox.get()]
         with suppress(queue.Empty):
             while True:
                 batches.append(self._outbox.get_nowait())
-        packed = [_packed(me, number, frames)[:2] for me, number, frames in batches]
-        if len(packed) == 1 and not packed[0][1]:
-            return packed[0][0]
-        return [(head, _views(large)) for head, large in packed]
+        return _returned([_packed(me, number, frames)[:2] for me, number, frames in batches], room)
+
+    def _shared(self, given: _Given) -> RunDescription:
+        """What all agents share, once for all of them."""
+        if self._run is None:
+            self._run = given.shared()
+        return self._run
+
+    def take_agents(self, given: _Given, sent: Sequence[Any]) -> dict[str, Any]:
+        """Some agents that the owner has made, as references; the error, if there is one.
+
+        Where states are to be on disk they are so at once: the host never has all of them in memory.
+        """
+        try:
+            (agents,) = copy.deepcopy(_fetched(sent))  # as the run's other parts: see there
+            replace(self._shared(given), agents=tuple(agents)).introduce()
+            if given.rests and self._resting is None:
+                self._resting = _states_of(given.names)
+            for agent in agents:
+                self._agents[agent.name] = agent
+                if self._resting is not None:
+                    self._resting.rest(agent, BEGIN)
+            return_memory()
+            return {}
+        except Exception as error:
+            return {"error": describe_error(error, "")}
 
     def open(self, me: int, actors: Sequence[Any], places: Mapping[str, int], given: _Given) -> dict[str, Any]:
-        """Make the agents; what the owner compares, or the error."""
+        """Make the agents that were not sent; what the owner compares, or the error."""
         if not ray.get_runtime_context().get_accelerator_ids().get(GPU):
             # Ray leaves all GPUs of its node visible to an actor that has asked for none.
             os.environ |= dict.fromkeys(("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"), "")
         try:
-            self._description = given.description()
+            run = self._shared(given)
+            if given.build is None:
+                self._description = replace(run, agents=tuple(self._agents[name] for name in given.names))
+            else:
+                self._description = given.built(run)
             place_agents(self._description, given.device, 1, given.sharing)
         except Exception as error:
             return {"error": describe_error(error, "")}
@@ -355,10 +482,11 @@ class HostProcess:
         for agent in description.agents if not baseline else ():
             agent.learned = True
         if on_disk:
-            remove_left_behind()
-            self._idle = IdleStates(None, [agent.name for agent in description.agents])
+            resting = None if baseline else self._resting
+            self._idle = resting or _states_of([agent.name for agent in description.agents])
             for agent in description.agents:
-                self._idle.rest(agent, BEGIN)
+                if agent.recall is None:  # its state is in memory
+                    self._idle.rest(agent, BEGIN)
         with one_thread():
             serve_host(self._links, description.agents, description, self._idle)
         self._remove_states()
@@ -368,10 +496,18 @@ class HostProcess:
     def end(self) -> None:
         """Remove what is on the node's disk, while the agents may be at work."""
         self._remove_states()
+        if self._resting is not None:
+            self._resting.close()
 
     def _remove_states(self) -> None:
         if self._idle is not None:
             self._idle.close()
+
+
+def _states_of(names: Sequence[str]) -> IdleStates:
+    """Where states of agents are on this node, if not in memory."""
+    remove_left_behind()
+    return IdleStates(None, names)
 
 
 def _fetched(references: Sequence[Any]) -> list[Any]:
@@ -395,30 +531,32 @@ class _Given:
     """What a host makes its agents from. Parts in the object store are fetched where they are used, once per node."""
 
     run: Any  # a reference to a description without agents and shared data
-    agents: Any  # a reference to its agents, or their names, which are built in place
+    names: tuple[str, ...]  # of its agents, which are sent beside this, or built in place
     public: Any
     test: Any
     build: Callable[[Sequence[str]], tuple[Protocol, list[Agent]]] | None
     device: str
     sharing: int  # hosts that share one GPU
+    rests: bool  # whether agents that were sent have their states on disk from the beginning
 
-    def description(self) -> RunDescription:
-        """The run as the host sees it."""
+    def shared(self) -> RunDescription:
+        """The run without its agents."""
         run, public, test = _fetched([self.run, self.public, self.test])
-        if self.build is None:
-            # Arrays in the object store cannot be written to, and a model may well write to its own.
-            run, agents = copy.deepcopy((run, *_fetched([self.agents])))
-        else:
-            protocol, agents = self.build(self.agents)
-            run = replace(copy.deepcopy(run), protocol=protocol)
-        described: RunDescription = replace(run, agents=tuple(agents), public=public, test=test)
-        described.introduce()
-        for agent in agents if self.build is not None else ():
+        # Arrays in the object store cannot be written to, and a model or a protocol may well write to its own.
+        without: RunDescription = replace(copy.deepcopy(run), public=public, test=test)
+        return without
+
+    def built(self, run: RunDescription) -> RunDescription:
+        """The run with agents that are built in place."""
+        assert self.build is not None
+        protocol, agents = self.build(self.names)
+        run = replace(run, protocol=protocol, agents=tuple(agents)).introduce()
+        for agent in agents:
             # As where the recipe was read: a pass of samples shows a model what they look like.
             agent.learner.check(agent.shard.x, agent.shard.targets, agent.name)
-            if Ability.PORTABLE in described.protocol.needs:
+            if Ability.PORTABLE in run.protocol.needs:
                 agent.learner.check_travel(agent.shard.x, agent.name)
-        return described
+        return run
 
 
 @dataclass(frozen=True)
@@ -449,8 +587,11 @@ class RayHosts:
         *,
         workers: int | None = None,
         device: str = "cpu",
+        on_disk: bool = False,
         should_stop: ShouldStop = never,
     ) -> None:
+        """`on_disk`: whether states of agents that are not at work will be on the disks of nodes."""
+        self._on_disk = on_disk
         self._description, self._options, self._workers, self._device = description, options, workers, device
         self._should_stop = should_stop
         self._hub = save_nodes([node for node in description.nodes if not isinstance(node, Agent)])
@@ -508,18 +649,15 @@ class RayHosts:
                 num_cpus=demand.each[CPU], num_gpus=demand.each.get(GPU, 0), resources=custom, scheduling_strategy=place
             ).remote()
             self._hosts.append(_Host(i + 1, actor, tuple(node.name for node in self._shares[i + 1])))
+        if self._description.build is None:
+            self._send_agents(given)
         places, actors = places_of(self._description, self._shares), [host.actor for host in self._hosts]
         opened = [
             host.actor.open.remote(host.number, actors, places, mine)
             for host, mine in zip(self._hosts, given, strict=True)
         ]
         warm_up(agents)  # here as well, at the same time
-        try:
-            self._check(ray.get(opened))
-        except RayError as error:
-            raise HostLost(
-                "Every host must be able to start.", f"{type(error).__name__}: {error}"[:600], "See Ray's logs."
-            ) from None
+        self._check(_started(opened))
         self.links = _OwnerLinks(self._hosts, places)
 
     def _place(self) -> tuple[Demand, PlacementGroup]:
@@ -577,10 +715,32 @@ class RayHosts:
         sharing = round(1 / gpus) if 0 < gpus < 1 else 1
         given = []
         for share in self._shares[1:]:
-            agents = [node for node in share if isinstance(node, Agent)]
-            mine = _put_agents(agents) if run.build is None else [agent.name for agent in agents]
-            given.append(_Given(shared[0], mine, shared[1], shared[2], run.build, self._device, sharing))
+            names = tuple(node.name for node in share)
+            # On a GPU agents are placed by the memory of their models, so all of these must be there.
+            rests = self._on_disk and not gpus
+            given.append(_Given(shared[0], names, shared[1], shared[2], run.build, self._device, sharing, rests))
         return given
+
+    def _send_agents(self, given: Sequence[_Given]) -> None:
+        """Send each host its agents, some at a time: all at once they may be more than an object store holds."""
+        agents = [[node for node in share if isinstance(node, Agent)] for share in self._shares[1:]]
+        waiting: dict[Any, _Host] = {}
+        for parts in zip_longest(*map(_parts, agents), fillvalue=()):
+            for host, mine, part in zip(self._hosts, given, parts, strict=True):
+                if self._should_stop():
+                    raise Stopped
+                if len(waiting) >= _AHEAD:
+                    self._wait_for_one(waiting)
+                if part:
+                    waiting[host.actor.take_agents.remote(mine, [_put_agents(part)])] = host
+        while waiting:
+            self._wait_for_one(waiting)
+
+    @staticmethod
+    def _wait_for_one(waiting: dict[Any, _Host]) -> None:
+        """Until one of the hosts has taken its part."""
+        (ended,), _ = ray.wait(list(waiting), num_returns=1)
+        _raise_error(waiting.pop(ended), *_started([ended]))
 
     def _check(self, opened: Sequence[dict[str, Any]]) -> None:
         """Every host must have the versions that are here and, where it has built its agents, the same ones."""
@@ -591,10 +751,7 @@ class RayHosts:
         here, agents = versions(), {agent.name: agent for agent in self._description.agents}
         told: dict[str, str] = {}
         for host, answer in zip(self._hosts, opened, strict=True):
-            if "error" in answer:
-                error = rebuild_error(answer["error"])
-                error.add_note(f"This happened at {host.words} before round 1.")
-                raise error
+            _raise_error(host, answer)
             theirs = answer["versions"]
             differing = [
                 f"{name} {theirs[name]} instead of {here[name]}" for name in here if theirs[name] != here[name]
@@ -644,14 +801,60 @@ def _put(part: Any, what: str) -> Any:
         ) from None
 
 
+def _started(answers: Sequence[Any]) -> list[dict[str, Any]]:
+    """What hosts answer before round 1."""
+    try:
+        return list(ray.get(answers))
+    except RayError as error:
+        raise HostLost(
+            "Every host must be able to start.", f"{type(error).__name__}: {error}"[:600], "See Ray's logs."
+        ) from None
+
+
+def _raise_error(host: _Host, answer: Mapping[str, Any]) -> None:
+    """Raise the error in a host's answer, if there is one."""
+    if "error" in answer:
+        error = rebuild_error(answer["error"])
+        error.add_note(f"This happened at {host.words} before round 1.")
+        raise error
+
+
+def _parts(agents: Sequence[Agent]) -> Iterator[Sequence[Agent]]:
+    """Agents in parts that are some tens of MB for Ray.
+
+    What agents share, such as a data set of which each has some samples, is sent with each part: parts are so long that
+    at least half of what is sent is the agents' own.
+    """
+    count = len(agents) or 1
+    if count > 2:
+        one, two = (_sendable(agents[:number], _bytes_of) for number in (1, 2))
+        own = max(1, two - one)
+        count = max(_BATCH, one - own) // own + 1
+    for start in range(0, len(agents), count):
+        yield agents[start : start + count]
+
+
+def _bytes_of(agents: list[Agent]) -> int:
+    """About as many as Ray sends."""
+    arrays: list[int] = []
+    pickle: Any = ray.cloudpickle
+    pickled = pickle.dumps(agents, protocol=5, buffer_callback=lambda each: arrays.append(each.raw().nbytes))
+    return len(pickled) + sum(arrays)
+
+
 def _put_agents(agents: Sequence[Agent]) -> Any:
-    """Agents as Ray sends them, without the public data, which go to each node once."""
+    """Agents as Ray sends them."""
+    return _sendable(agents, ray.put)
+
+
+def _sendable(agents: Sequence[Agent], put: Callable[[list[Agent]], _T]) -> _T:
+    """Agents without the public data, which go to each node once; one that cannot be sent is named."""
     public = [agent.public for agent in agents]
     try:
         for agent in agents:
             agent.public = None  # type: ignore[assignment]
         try:
-            return ray.put(list(agents))
+            return put(list(agents))
         except TypeError:
             for agent in agents:
                 _put(agent, f"Agent '{agent.name}'")
