@@ -203,7 +203,7 @@ def test_folders_of_killed_processes_are_removed(tmp_path: Path, monkeypatch: py
     assert not alive.folder.exists()
 
 
-@pytest.mark.parametrize("carried", [8_000_000, 100])
+@pytest.mark.parametrize("carried", [2_500_000, 100])
 def test_a_batch_arrives_as_it_was_sent(carried: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Small payloads go in its bytes, large ones in pieces or arrays, those in the object store as they are."""
     from codistill.runtimes import ray_runtime
@@ -422,6 +422,36 @@ def test_agents_go_in_parts_but_what_they_share_does_not_go_often(monkeypatch: p
     assert [len(part) for part in ray_runtime._parts(sharing)] == [10]
     assert [len(part) for part in ray_runtime._parts(own[:2])] == [2]
     assert not list(ray_runtime._parts([]))
+
+
+def test_a_host_has_removed_its_states_when_it_says_so() -> None:
+    """It is ended then. Its other thread may be at it, and a second removal returns at once."""
+    from codistill.runtimes import ray_runtime
+
+    begun, go_on, removed = threading.Event(), threading.Event(), list[bool]()
+
+    class Slow:
+        def close(self) -> None:
+            if not begun.is_set():
+                begun.set()
+                go_on.wait(60)
+                removed.append(True)
+
+    host = ray_runtime.HostProcess()
+    host._idle = Slow()  # type: ignore[assignment]
+    found: list[bool] = []
+    threads = [
+        threading.Thread(target=host._remove_states),
+        threading.Thread(target=lambda: (host.end(), found.append(bool(removed)))),
+    ]
+    threads[0].start()
+    assert begun.wait(60)
+    threads[1].start()
+    threads[1].join(0.2)
+    go_on.set()
+    for thread in threads:
+        thread.join()
+    assert found == [True]
 
 
 def test_agents_rest_on_disk_as_they_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

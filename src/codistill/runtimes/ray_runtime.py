@@ -14,6 +14,7 @@ import queue
 import re
 import struct
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -66,10 +67,11 @@ _AHEAD = 2  # parts of agents that are on their way at a time
 _SWAPS = 2  # calls of the owner that may wait for a host's frames at a time
 _APART = 50_000  # bytes of a payload from which on it is not copied into what is pickled around it
 _PIECE = 95_000  # bytes: what Ray carries in a call itself, and not through the object stores of two nodes
-_CARRIED = 8_000_000  # bytes of pieces in a call, of which Ray carries some 10 MB
+_CARRIED = 2_500_000  # bytes of pieces in a call: from some 3 MB on the object stores are faster
 _RECENT = 8  # answers of a host by which the owner chooses room for pieces in the next one
 _CALLS = 100  # of other hosts after which a host looks whether they have failed; and whenever it waits for long
 _LOSSES = 3  # in a row, without a round between them, after which a run gives up
+_REMOVAL = 30.0  # seconds in which hosts remove states from the disks of their nodes at the end of a run
 _LOOK = 5.0  # seconds between two looks at a cluster that has no room yet
 _NAMED = 5  # agents of a host that an error names
 _T = TypeVar("_T")
@@ -391,6 +393,7 @@ class HostProcess:
         self._outbox: Any = queue.SimpleQueue()
         self._idle: IdleStates | None = None  # of the agents of the run, or of the baseline
         self._resting: IdleStates | None = None  # of the agents of the run, which have rested since they came
+        self._removing = threading.Lock()
         self._run: RunDescription | None = None  # without agents
         self._agents: dict[str, Agent] = {}  # those that were sent
 
@@ -494,14 +497,15 @@ class HostProcess:
 
     @method(concurrency_group="deliver")
     def end(self) -> None:
-        """Remove what is on the node's disk, while the agents may be at work."""
+        """Remove what is on the node's disk, while the agents may be at work; it is removed when this returns."""
         self._remove_states()
         if self._resting is not None:
             self._resting.close()
 
     def _remove_states(self) -> None:
-        if self._idle is not None:
-            self._idle.close()
+        with self._removing:  # else the owner ends this process while another thread still removes thousands of files
+            if self._idle is not None:
+                self._idle.close()
 
 
 def _states_of(names: Sequence[str]) -> IdleStates:
@@ -606,7 +610,7 @@ class RayHosts:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._end()
+        self._end(_REMOVAL)
 
     def round_ended(self, record: RoundEnded) -> None:
         """A round was done since the last loss."""
@@ -776,11 +780,11 @@ class RayHosts:
         nodes = {node.name: node for node in description.nodes}
         return [[nodes[node.name] for node in share if node.name in nodes] for share in self._shares]
 
-    def _end(self) -> None:
-        """End all actors, and give back what was reserved for them."""
+    def _end(self, patience: float = 2) -> None:
+        """End all actors, which may take some seconds to remove their files, and give back what was reserved."""
         ended = [host.actor.end.remote() for host in self._hosts]
         with suppress(RayError):
-            ray.wait(ended, num_returns=len(ended), timeout=2) if ended else None
+            ray.wait(ended, num_returns=len(ended), timeout=patience) if ended else None
         for host in self._hosts:
             with suppress(RayError):
                 ray.kill(host.actor)
