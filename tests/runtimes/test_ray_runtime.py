@@ -14,7 +14,6 @@ import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -203,13 +202,10 @@ def test_folders_of_killed_processes_are_removed(tmp_path: Path, monkeypatch: py
     assert not alive.folder.exists()
 
 
-@pytest.mark.parametrize("carried", [2_500_000, 100])
-def test_a_batch_arrives_as_it_was_sent(carried: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small payloads go in its bytes, large ones in pieces or arrays, those in the object store as they are."""
+def test_a_batch_arrives_as_it_was_sent() -> None:
+    """Small payloads go in its bytes, large ones beside them, and those in the object store as arguments of theirs."""
     from codistill.runtimes import ray_runtime
 
-    monkeypatch.setattr(ray_runtime, "_CARRIED", carried)
-    monkeypatch.setattr(ray_runtime, "_PIECE", 30_000)
     large, larger = (bytes([number]) * (ray_runtime._APART + number) for number in (1, 2))
     in_store = ["first", "second"]  # any object that is not bytes stands for a reference
     frames = [
@@ -223,16 +219,13 @@ def test_a_batch_arrives_as_it_was_sent(carried: int, monkeypatch: pytest.Monkey
             sent.extend(arguments)
 
     ray_runtime._call(Method(), 3, 5, frames)
+    assert [type(part) for part in sent] == [bytes, list, str, str]
     assert len(sent[0]) < 1000
-    if carried > len(large) + len(larger):
-        assert sent[1] == (2, 2)
-        assert b"".join(sent[2:6]) == large + larger  # each once
-    else:
-        assert [bytes(view) for view in sent[1]] == [large, larger]
-    assert sent[-2:] == in_store
+    assert [len(view) for view in sent[1]] == [len(large), len(larger)]  # each once
+    assert sent[2:] == in_store
     found = {"first": b"1" * 10, "second": b"2"}
     host = ray_runtime.HostProcess()
-    host._take(sent[0], [*sent[1:-2], *(found[name] for name in sent[-2:])])
+    host._take(sent[0], [sent[1], *(found[name] for name in sent[2:])])
     whole = [(*frame[:4], frame[4] if isinstance(frame[4], bytes) else found[frame[4]]) for frame in frames]
     assert host._inbox.get() == (3, 5, whole)
 
@@ -304,61 +297,6 @@ def test_a_host_says_whether_another_has_died_or_cannot_be_reached(monkeypatch: 
         assert caught.value.cut_off is node
 
 
-@pytest.mark.parametrize("room", [1, 4, 5, 9])
-@pytest.mark.parametrize("small_only", [True, False])
-def test_batches_are_returned_in_as_many_values_as_were_asked_for(
-    room: int, small_only: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In pieces if these find room; the owner learns how many there were in any case."""
-    from codistill.runtimes import ray_runtime
-
-    monkeypatch.setattr(ray_runtime, "_PIECE", 30_000)
-    large, larger = (bytes([number]) * (ray_runtime._APART + number) for number in (1, 2))
-    sent = [
-        (1, [(0, 0, 7, [1], b"small")] + [(0, 0, 7, [2], large)] * (not small_only)),
-        (2, [(0, 0, 8, [1], larger), (0, 0, 8, [1], b"")] * (not small_only)),
-    ]
-    sent = sent[:1] if small_only else sent
-    host = ray_runtime.HostProcess()
-    for number, frames in sent:
-        host._outbox.put((3, number, frames))
-    values = host.swap(room)
-    values = [values] if room == 1 else values
-    assert len(values) == room
-    assert any(isinstance(value, bytes) for value in values[1:]) == (room >= 5 and not small_only)
-    batches, pieces = ray_runtime._batches_in(values)
-    assert pieces == (0 if small_only else 4)
-    assert [ray_runtime._unpacked(*batch) for batch in batches] == [(3, number, frames) for number, frames in sent]
-
-
-def test_an_owner_makes_room_for_pieces_as_there_were_lately() -> None:
-    from codistill.runtimes import ray_runtime
-
-    called: list[tuple[int, Any]] = []
-
-    class Swap:
-        def __init__(self, values: int = 1) -> None:
-            self.values = values
-
-        def options(self, *, num_returns: int) -> Swap:
-            return Swap(num_returns)
-
-        def remote(self, room: int, *batch: Any) -> Any:
-            called.append((room, batch))
-            assert room == self.values
-            return [f"{len(called)}.{value}" for value in range(room)] if room > 1 else f"{len(called)}.0"
-
-    links = ray_runtime._OwnerLinks([ray_runtime._Host(1, SimpleNamespace(swap=Swap()), ())], {"hub": 0})
-    links._swap(1)
-    links._pieces[1].append(3)
-    links._swap(1)
-    links._pieces[1].append(10_000)  # too many: then Ray's object store has them
-    links._swap(1)
-    assert [room for room, _ in called] == [1, 4, 1]
-    assert links._calls == {"1.0": 1, "2.0": 1, "3.0": 1}
-    assert links._values["2.0"] == ["2.0", "2.1", "2.2", "2.3"]
-
-
 def test_the_owner_asks_ray_once_for_each_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """To ask for all answers that have come makes Ray wait for the others, if only for a moment: at every exchange."""
     from codistill.runtimes import ray_runtime
@@ -371,9 +309,9 @@ def test_the_owner_asks_ray_once_for_each_answer(monkeypatch: pytest.MonkeyPatch
 
     answers = {call: ray_runtime._packed(host, 1, [(2, 0, 0, [], b"")])[0] for host, call in ((1, "one"), (2, "two"))}
     monkeypatch.setattr(ray_runtime.ray, "wait", wait)
-    monkeypatch.setattr(ray_runtime.ray, "get", lambda values: [answers[value] for value in values])
+    monkeypatch.setattr(ray_runtime.ray, "get", answers.__getitem__)
     links = ray_runtime._OwnerLinks([ray_runtime._Host(number, None, ()) for number in (1, 2)], {"hub": 0})
-    links._calls, links._values = {"one": 1, "two": 2}, {"one": ["one"], "two": ["two"]}
+    links._calls = {"one": 1, "two": 2}
     links._pump(1.0)
     assert (asked, list(links._calls), len(links.arrived())) == ([1], ["two"], 1)
 

@@ -16,11 +16,10 @@ import struct
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import islice, zip_longest
+from itertools import zip_longest
 from typing import Any, TypeVar
 
 import numpy as np
@@ -66,9 +65,6 @@ _BATCH = 32 << 20  # bytes of agents or of their states that are sent or fetched
 _AHEAD = 2  # parts of agents that are on their way at a time
 _SWAPS = 2  # calls of the owner that may wait for a host's frames at a time
 _APART = 50_000  # bytes of a payload from which on it is not copied into what is pickled around it
-_PIECE = 95_000  # bytes: what Ray carries in a call itself, and not through the object stores of two nodes
-_CARRIED = 2_500_000  # bytes of pieces in a call: from some 3 MB on the object stores are faster
-_RECENT = 8  # answers of a host by which the owner chooses room for pieces in the next one
 _CALLS = 100  # of other hosts after which a host looks whether they have failed; and whenever it waits for long
 _LOSSES = 3  # in a row, without a round between them, after which a run gives up
 _REMOVAL = 30.0  # seconds in which hosts remove states from the disks of their nodes at the end of a run
@@ -136,8 +132,7 @@ class _RayLinks(Links):
             expected += 1
 
 
-# --- a batch as Ray carries it fastest: in bytes, and large payloads beside them in pieces; very large ones as arrays,
-# --- which Ray copies from where they are
+# --- a batch as Ray carries it fastest: in bytes, and large payloads beside them, which Ray copies from where they are
 
 
 def _packed(sender: int, number: int, frames: Sequence[_Frame]) -> tuple[bytes, list[bytes], list[Any]]:
@@ -173,28 +168,10 @@ def _unpacked(head: bytes, apart: Sequence[Any]) -> tuple[int, int, list[_Frame]
     return sender, number, frames
 
 
-def _call(method: Any, me: int, number: int, frames: Sequence[_Frame]) -> Any:
+def _call(method: Any, me: int, number: int, frames: list[_Frame]) -> Any:
     """Deliver a batch by a method of an actor."""
     head, large, stored = _packed(me, number, frames)
-    if not large:
-        return method.remote(head, *stored)
-    cut = _cut(large)
-    if cut is None:
-        return method.remote(head, _views(large), *stored)
-    return method.remote(head, cut[0], *cut[1], *stored)
-
-
-def _cut(payloads: Sequence[bytes]) -> tuple[tuple[int, ...], list[bytes]] | None:
-    """Payloads in pieces, and how many each has; None if they are too many bytes for that."""
-    if sum(map(len, payloads)) > _CARRIED:
-        return None
-    pieces = [[each[start : start + _PIECE] for start in range(0, len(each), _PIECE)] for each in payloads]
-    return tuple(map(len, pieces)), [piece for each in pieces for piece in each]
-
-
-def _whole(counts: Sequence[int], pieces: Iterator[bytes]) -> list[bytes]:
-    """The payloads that were cut."""
-    return [b"".join(islice(pieces, count)) for count in counts]
+    return method.remote(head, *([_views(large)] if large else ()), *stored)
 
 
 def _views(payloads: Sequence[bytes]) -> list[np.ndarray]:
@@ -255,18 +232,6 @@ class _HostLinks(_RayLinks):
         return RuntimeFault("Every host must be reachable.", f"host {host} is not", "See the owner's output.")
 
 
-@dataclass(frozen=True)
-class _Swap:
-    """The method `swap` of an actor with room for so many values."""
-
-    method: Any
-    room: int
-
-    def remote(self, *batch: Any) -> Any:
-        """Call it."""
-        return self.method.remote(self.room, *batch)
-
-
 class _OwnerLinks(_RayLinks):
     """The links of the owner of the run to all actors."""
 
@@ -274,8 +239,6 @@ class _OwnerLinks(_RayLinks):
         super().__init__(0, range(1, len(hosts) + 1), places)
         self._hosts = hosts
         self._calls: dict[Any, int] = {}  # by reference, the host whose frames it waits for
-        self._values: dict[Any, list[Any]] = {}  # by the first, all references of a call
-        self._pieces: dict[int, deque[int]] = {host: deque([0], _RECENT) for host in self._others}
         self._serving: dict[int, Any] = {}
 
     def serve(self, *, baseline: bool, idle: bool) -> None:
@@ -284,34 +247,24 @@ class _OwnerLinks(_RayLinks):
             self._serving[host] = self._hosts[host - 1].actor.serve.remote(baseline=baseline, on_disk=idle)
 
     def _send(self, host: int, number: int, frames: list[_Frame]) -> None:
+        actor = self._hosts[host - 1].actor
         if list(self._calls.values()).count(host) < _SWAPS:
             # One call there and back: mostly it is the answer that is waited for next.
-            self._swap(host, number, frames)
+            self._calls[_call(actor.swap, 0, number, frames)] = host
         else:
-            _call(self._hosts[host - 1].actor.deliver, 0, number, frames)
-
-    def _swap(self, host: int, number: int = 0, frames: Sequence[_Frame] = ()) -> None:
-        """Call a host, with a batch or without; what it returns is what it sends."""
-        method = self._hosts[host - 1].actor.swap
-        pieces = max(self._pieces[host])
-        room = 1 + pieces if pieces * _PIECE <= _CARRIED else 1
-        method = _Swap(method if room == 1 else method.options(num_returns=room), room)
-        called = _call(method, 0, number, frames) if frames else method.remote()
-        values = called if isinstance(called, list) else [called]
-        self._calls[values[0]], self._values[values[0]] = host, values
+            _call(actor.deliver, 0, number, frames)
 
     def _pump(self, timeout: float) -> None:
         for host in self._others - set(self._calls.values()):
-            self._swap(host)
+            self._calls[self._hosts[host - 1].actor.swap.remote()] = host
         # One at a time: asked for all that have ended, Ray takes a tenth of a millisecond to say that others have not.
         ended, _ = ray.wait(list(self._calls), num_returns=1, timeout=timeout, fetch_local=False)
         if not ended:
             self._check_serving()
         for call in ended:
             host = self._calls.pop(call)
-            batches, pieces = _batches_in(self._returned(self._values.pop(call), host))
-            self._pieces[host].append(pieces)
-            for head, large in batches:
+            returned = self._returned(call, host)
+            for head, large in [(returned, ())] if isinstance(returned, bytes) else returned:
                 self._take_batch(*_unpacked(head, large))
 
     def _returned(self, call: Any, host: int) -> Any:
@@ -356,35 +309,6 @@ class _OwnerLinks(_RayLinks):
         )
 
 
-def _returned(packed: Sequence[tuple[bytes, list[bytes]]], room: int) -> Any:
-    """Batches as values that a call returns: `room` of them, or the value itself if it is one."""
-    if len(packed) == 1 and not packed[0][1]:
-        first, pieces = packed[0][0], list[bytes]()
-    else:
-        cut = _cut([each for _, large in packed for each in large])
-        if cut is None or len(cut[1]) >= room:
-            first, pieces = [(head, _views(large)) for head, large in packed], []  # type: ignore[assignment]
-        else:
-            counts, pieces = iter(cut[0]), cut[1]
-            first = [(head, tuple(islice(counts, len(large)))) for head, large in packed]  # type: ignore[assignment]
-    return first if room == 1 else [first, *pieces, *[None] * (room - 1 - len(pieces))]
-
-
-def _batches_in(values: Sequence[Any]) -> tuple[list[tuple[bytes, list[Any]]], int]:
-    """Batches that a call has returned, and how many pieces their large payloads have, or would have."""
-    if isinstance(values[0], bytes):
-        return [(values[0], [])], 0
-    pieces, batches, count = iter(values[1:]), [], 0
-    for head, large in values[0]:
-        if isinstance(large, tuple):
-            count += sum(large)
-            batches.append((head, _whole(large, pieces)))
-        else:
-            count += sum(-(-len(each) // _PIECE) for each in large)
-            batches.append((head, large))
-    return batches, count
-
-
 class HostProcess:
     """An actor: some agents of a run, and the mail that reaches it while it computes."""
 
@@ -399,34 +323,26 @@ class HostProcess:
 
     @method(concurrency_group="deliver")
     def deliver(self, head: bytes, *apart: Any) -> None:
-        """A batch of frames has arrived: in bytes; then large payloads, and those of the object store as they are.
-
-        Large ones are pieces, each an argument, after a tuple of how many each has; or arrays in a list.
-        """
+        """A batch of frames has arrived: in bytes, with large payloads in a list, or each as an argument."""
         self._take(head, apart)
 
     def _take(self, head: bytes, apart: Sequence[Any]) -> None:
-        rest = iter(apart)
-        payloads: list[Any] = []
-        if apart and isinstance(apart[0], tuple):
-            payloads = _whole(next(rest), rest)
-        elif apart and isinstance(apart[0], list):
-            payloads = next(rest)
-        self._inbox.put(_unpacked(head, [*payloads, *rest]))
+        payloads = [part for each in apart for part in (each if isinstance(each, list) else [each])]
+        self._inbox.put(_unpacked(head, payloads))
 
     @method(concurrency_group="swap")
-    def swap(self, room: int, head: bytes = b"", *apart: Any) -> Any:
-        """A batch of the owner has arrived, or none; batches for the owner, when there are some.
-
-        `room`: values that are returned. The first has the batches, the others may have pieces of large payloads.
-        """
+    def swap(self, head: bytes = b"", *apart: Any) -> Any:
+        """A batch of the owner has arrived, or none; batches for the owner, when there are some."""
         if head:
             self._take(head, apart)
         batches = [self._outbox.get()]
         with suppress(queue.Empty):
             while True:
                 batches.append(self._outbox.get_nowait())
-        return _returned([_packed(me, number, frames)[:2] for me, number, frames in batches], room)
+        packed = [_packed(me, number, frames)[:2] for me, number, frames in batches]
+        if len(packed) == 1 and not packed[0][1]:
+            return packed[0][0]
+        return [(head, _views(large)) for head, large in packed]
 
     def _shared(self, given: _Given) -> RunDescription:
         """What all agents share, once for all of them."""
