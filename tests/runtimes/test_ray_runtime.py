@@ -449,8 +449,11 @@ def test_the_agents_of_a_recipe_are_built_in_place(tmp_path: Path, monkeypatch: 
     """Nothing that was made here is sent: neither a model nor a sample, nor the class of a protocol."""
     (tmp_path / "own.py").write_text("import codistill as cd\n\n\nclass Mine(cd.FD):\n    pass\n")
     (tmp_path / "recipe.toml").write_text(
+        "safeguard = true\n"
         '[data]\nname = "wine"\n[[agents]]\nlearner = "mlp"\ncount = 3\n'
         '[protocol]\nname = "own.py:Mine"\nrounds = 2\n[partition]\nkind = "dirichlet"\nalpha = 1.0\n'
+        '[[faults]]\nkind = "drop"\nrate = 0.3\n[compression]\nbits = 8\n'
+        "[network]\npatience = 5\n[runtime]\nparticipation = 0.7\n"
     )
     here, there = (
         read_recipe(tmp_path / "recipe.toml", [f"runtime.kind={kind}", "runtime.workers=2"])
@@ -459,7 +462,10 @@ def test_the_agents_of_a_recipe_are_built_in_place(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(Agent, "__reduce__", lambda self: pytest.fail(f"agent '{self.name}' was sent"))
     execute(here, tmp_path / "here", progress=False)
     execute(there, tmp_path / "there", progress=False)
-    assert (tmp_path / "here/metrics.jsonl").read_bytes() == (tmp_path / "there/metrics.jsonl").read_bytes()
+    metrics = (tmp_path / "here/metrics.jsonl").read_bytes()
+    assert metrics == (tmp_path / "there/metrics.jsonl").read_bytes()
+    assert b'"present": false' in metrics
+    assert b'"safeguard_weight"' in metrics
 
 
 @pytest.mark.usefixtures("ray_here")
