@@ -342,9 +342,14 @@ class KillsAHost:
 
     def round_ended(self, record: Any) -> None:
         if record.round == self.after and not self.killed:
-            found = subprocess.run(["pgrep", "-f", "^ray::HostProcess"], capture_output=True, text=True).stdout.split()
-            self.killed = int(found[-1])
+            # Of the cluster that this process has started: other tests may run beside this one.
+            (raylet,) = self._found("-P", str(os.getpid()), "raylet")
+            self.killed = int(self._found("-P", raylet, "-f", "^ray::HostProcess")[-1])
             os.kill(self.killed, signal.SIGKILL)
+
+    @staticmethod
+    def _found(*options: str) -> list[str]:
+        return subprocess.run(["pgrep", *options], capture_output=True, text=True).stdout.split()
 
 
 @pytest.mark.usefixtures("ray_here")
