@@ -69,12 +69,12 @@ def test_the_navigation_has_every_page() -> None:
     assert pages - decisions == listed
 
 
-def test_the_trials_take_at_most_an_hour_and_their_page_says_so() -> None:
-    """48 minutes of trials, and the tests that are too long for `make test`."""
+def test_the_trials_take_at_most_62_minutes_and_their_page_says_so() -> None:
+    """50 minutes of trials, and the tests that are too long for `make test`."""
     page = (ROOT / "trials" / "README.md").read_text("utf-8")
     limits = {name: 60 * int(minutes) for name, minutes in re.findall(r"^\| `(\w+)`: .* (\d+) min \|$", page, re.M)}
     assert limits == {trial.name: trial.limit for trial in TRIALS}
-    assert sum(limits.values()) <= 60 * 60
+    assert sum(limits.values()) <= 62 * 60
 
 
 def test_the_readme_names_the_two_commands() -> None:

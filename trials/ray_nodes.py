@@ -1,7 +1,8 @@
 """One run on a Ray cluster of three nodes, each in a network namespace, by the commands of docs/how-to/cluster.md.
 
-A recipe and a Python script run on all three. Then a node is killed in the middle of a run, and another one is cut off
-until the run goes on without it, and comes back. Metrics must equal the simulation's to the byte each time.
+A recipe and a Python script run on all three. Then a node is killed in the middle of a run; another one is cut off
+until the run goes on without it, and comes back; and at last two nodes no longer reach one another, while the head
+reaches both. Metrics must equal the simulation's to the byte each time.
 
     python -m trials.ray_nodes [--keep DIR]
 """
@@ -31,8 +32,13 @@ HEAD = NODES[0]
 PATIENCE = 120.0  # seconds that a step may take
 ROUNDS = 14
 BIN = Path(sys.executable).parent
-# So that a node that is cut off counts as dead after 5 s; Ray's own settings take half a minute.
-HEALTH = {"RAY_health_check_period_ms": "1000", "RAY_health_check_timeout_ms": "1000"}
+HOOKS = (("output", "daddr"), ("input", "saddr"))  # of nft: what a node sends, and what it gets
+# So that a node that is cut off counts as dead after 5 s, and a connection after 8 s; by Ray's own settings they do
+# after half a minute, and two minutes or more.
+HEALTH = {
+    "RAY_health_check_period_ms": "1000", "RAY_health_check_timeout_ms": "1000",
+    "RAY_grpc_client_keepalive_time_ms": "5000", "RAY_grpc_client_keepalive_timeout_ms": "3000",
+}  # fmt: skip
 SLOW = """\
 import time
 
@@ -236,12 +242,27 @@ def _runs(trial: Trial, net: Net, nodes: RayNodes) -> bool:
 
     trial.run("cut", *on_ray, "cut", disturb=cut)
     good &= trial.is_equal("cut", "here")
+    nodes.wait_for(3)
+
+    def separate(metrics: Path, log: Path) -> None:
+        other = net.addresses["three"]
+        to, back = (f"type filter hook {hook} priority 0; ip {end} {other} drop;" for hook, end in HOOKS)
+        sh(*net.inside("two", "nft", f"table ip separate {{ chain to {{ {to} }}; chain back {{ {back} }}; }}"))
+        at = time.monotonic()
+        until(lambda: "; without node" in log.read_text(), "note of the nodes that do not reach one another")
+        trial.say(
+            f"nodes two and three do not reach one another; the run left one out after {time.monotonic() - at:.1f} s"
+        )
+
+    said = trial.run("separate", *script, "ray", "separate", disturb=separate)
+    trial.say(next(line for line in said.splitlines() if "; without node" in line))
+    good &= trial.is_equal("separate", "here-script")
     return good
 
 
 def check() -> None:
     """What the trial cannot do without."""
-    check_machine(("ip", "pgrep"))
+    check_machine(("ip", "nft", "pgrep"))
     if importlib.util.find_spec("ray") is None:
         raise RuntimeFault("The trial needs Ray.", "no module 'ray'", "pip install 'codistill[ray]'")
 

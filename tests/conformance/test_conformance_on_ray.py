@@ -126,6 +126,7 @@ def test_what_is_measured_and_kept_is_the_same(make: Make, tmp_path: Path) -> No
     here, there = results.values()
     assert [result.interrupted for result in (here, there)] == [True, True]
     assert seen["ray"] == seen["simulation"]
+    assert any({"certain", "safeguard_weight"} <= row.keys() for row in there.rows)
     assert len(here.features) == 2
     for mine, theirs in zip(here.features.values(), there.features.values(), strict=True):
         assert mine.encode() == theirs.encode()

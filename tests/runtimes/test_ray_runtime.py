@@ -466,10 +466,6 @@ def federation(protocol: Any = None, count: int = 4) -> cd.Federation:
     return cd.Federation(agents(count), protocol or cd.FedMD(), public=X[300:330], test=(X[330:], Y[330:]))
 
 
-def _processes(*which: str) -> list[str]:
-    return subprocess.run(["pgrep", *which], capture_output=True, text=True).stdout.split()
-
-
 class KillsAHost:
     """Kills a host process after a round, once."""
 
@@ -478,10 +474,14 @@ class KillsAHost:
 
     def round_ended(self, record: Any) -> None:
         if record.round == self.after and not self.killed:
-            # Of the cluster that this process has started: other tests may have theirs at the same time.
-            (raylet,) = _processes("-P", str(os.getpid()), "-f", "raylet/raylet")
-            self.killed = int(_processes("-P", raylet, "-f", "^ray::HostProcess")[-1])
+            # Of the cluster that this process has started: other tests may run beside this one.
+            (raylet,) = self._found("-P", str(os.getpid()), "raylet")
+            self.killed = int(self._found("-P", raylet, "-f", "^ray::HostProcess")[-1])
             os.kill(self.killed, signal.SIGKILL)
+
+    @staticmethod
+    def _found(*options: str) -> list[str]:
+        return subprocess.run(["pgrep", *options], capture_output=True, text=True).stdout.split()
 
 
 @pytest.mark.usefixtures("ray_here")
@@ -601,8 +601,11 @@ def test_the_agents_of_a_recipe_are_built_in_place(tmp_path: Path, monkeypatch: 
     """Nothing that was made here is sent: neither a model nor a sample, nor the class of a protocol."""
     (tmp_path / "own.py").write_text("import codistill as cd\n\n\nclass Mine(cd.FD):\n    pass\n")
     (tmp_path / "recipe.toml").write_text(
+        "safeguard = true\n"
         '[data]\nname = "wine"\n[[agents]]\nlearner = "mlp"\ncount = 3\n'
         '[protocol]\nname = "own.py:Mine"\nrounds = 2\n[partition]\nkind = "dirichlet"\nalpha = 1.0\n'
+        '[[faults]]\nkind = "drop"\nrate = 0.3\n[compression]\nbits = 8\n'
+        "[network]\npatience = 5\n[runtime]\nparticipation = 0.7\n"
     )
     here, there = (
         read_recipe(tmp_path / "recipe.toml", [f"runtime.kind={kind}", "runtime.workers=2"])
@@ -611,7 +614,10 @@ def test_the_agents_of_a_recipe_are_built_in_place(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(Agent, "__reduce__", lambda self: pytest.fail(f"agent '{self.name}' was sent"))
     execute(here, tmp_path / "here", progress=False)
     execute(there, tmp_path / "there", progress=False)
-    assert (tmp_path / "here/metrics.jsonl").read_bytes() == (tmp_path / "there/metrics.jsonl").read_bytes()
+    metrics = (tmp_path / "here/metrics.jsonl").read_bytes()
+    assert metrics == (tmp_path / "there/metrics.jsonl").read_bytes()
+    assert b'"present": false' in metrics
+    assert b'"safeguard_weight"' in metrics
 
 
 @pytest.mark.usefixtures("ray_here")
