@@ -204,9 +204,9 @@ def test_folders_of_killed_processes_are_removed(tmp_path: Path, monkeypatch: py
 
 def test_a_batch_arrives_as_it_was_sent() -> None:
     """Small payloads go in its bytes, large ones beside them, and those in the object store as arguments of theirs."""
-    from codistill.runtimes import ray_runtime
+    from codistill.runtimes import ray_host, ray_links
 
-    large, larger = (bytes([number]) * (ray_runtime._APART + number) for number in (1, 2))
+    large, larger = (bytes([number]) * (ray_links._APART + number) for number in (1, 2))
     in_store = ["first", "second"]  # any object that is not bytes stands for a reference
     frames = [
         (0, -1, 7, [1, 2], b"small"), (0, 3, 8, [], in_store[0]), (2, 0, 9, [4], large), (1, 0, 9, [4], b""),
@@ -218,13 +218,13 @@ def test_a_batch_arrives_as_it_was_sent() -> None:
         def remote(self, *arguments: Any) -> None:
             sent.extend(arguments)
 
-    ray_runtime._call(Method(), 3, 5, frames)
+    ray_links._call(Method(), 3, 5, frames)
     assert [type(part) for part in sent] == [bytes, list, str, str]
     assert len(sent[0]) < 1000
     assert [len(view) for view in sent[1]] == [len(large), len(larger)]  # each once
     assert sent[2:] == in_store
     found = {"first": b"1" * 10, "second": b"2"}
-    host = ray_runtime.HostProcess()
+    host = ray_host.HostProcess()
     host._take(sent[0], [sent[1], *(found[name] for name in sent[2:])])
     whole = [(*frame[:4], frame[4] if isinstance(frame[4], bytes) else found[frame[4]]) for frame in frames]
     assert host._inbox.get() == (3, 5, whole)
@@ -273,7 +273,7 @@ def test_a_host_says_whether_another_has_died_or_cannot_be_reached(monkeypatch: 
     import ray
     from ray.exceptions import ActorDiedError, ActorUnavailableError
 
-    from codistill.runtimes import ray_runtime
+    from codistill.runtimes import ray_links
 
     calls = {"fine": None, "dead": ActorDiedError(), "away": ActorUnavailableError("no route", None)}
 
@@ -284,22 +284,22 @@ def test_a_host_says_whether_another_has_died_or_cannot_be_reached(monkeypatch: 
     monkeypatch.setattr(ray, "wait", lambda calls, **_: (calls, []))
     monkeypatch.setattr(ray, "get", get)
     outbox: Any = queue.SimpleQueue()
-    links = ray_runtime._HostLinks(1, [None] * 4, {"a": 1}, queue.SimpleQueue(), outbox)
+    links = ray_links.HostLinks(1, [None] * 4, {"a": 1}, queue.SimpleQueue(), outbox)
     links._calls = {"fine": 2, "dead": 3, "away": 4}
     links._check_calls()
     told = [unpack(frame[4]) for _ in range(2) for frame in outbox.get()[2]]
     assert (told, links._calls) == ([{"lost": 3}, {"cut_off": 4}], {})
-    hosts = [ray_runtime._Host(i, None, (f"a{i}",), f"n{i}", f"id{i}") for i in range(1, 5)]
-    owner = ray_runtime._OwnerLinks(hosts, {"a": 1})
+    hosts = [ray_links.HostActor(i, None, (f"a{i}",), f"n{i}", f"id{i}") for i in range(1, 5)]
+    owner = ray_links.OwnerLinks(hosts, {"a": 1})
     for content, node in zip(told, (None, hosts[3]), strict=True):
-        with pytest.raises(ray_runtime.HostLost, match="cannot be reached, says host 1 on n1 with a1") as caught:
+        with pytest.raises(ray_links.HostLost, match="cannot be reached, says host 1 on n1 with a1") as caught:
             owner._take_control(1, content)
         assert caught.value.cut_off is node
 
 
 def test_the_owner_asks_ray_once_for_each_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """To ask for all answers that have come makes Ray wait for the others, if only for a moment: at every exchange."""
-    from codistill.runtimes import ray_runtime
+    from codistill.runtimes import ray_links
 
     asked: list[int] = []
 
@@ -307,10 +307,10 @@ def test_the_owner_asks_ray_once_for_each_answer(monkeypatch: pytest.MonkeyPatch
         asked.append(num_returns)
         return calls[:num_returns], calls[num_returns:]
 
-    answers = {call: ray_runtime._packed(host, 1, [(2, 0, 0, [], b"")])[0] for host, call in ((1, "one"), (2, "two"))}
-    monkeypatch.setattr(ray_runtime.ray, "wait", wait)
-    monkeypatch.setattr(ray_runtime.ray, "get", answers.__getitem__)
-    links = ray_runtime._OwnerLinks([ray_runtime._Host(number, None, ()) for number in (1, 2)], {"hub": 0})
+    answers = {call: ray_links.pack_batch(host, 1, [(2, 0, 0, [], b"")])[0] for host, call in ((1, "one"), (2, "two"))}
+    monkeypatch.setattr(ray_links.ray, "wait", wait)
+    monkeypatch.setattr(ray_links.ray, "get", answers.__getitem__)
+    links = ray_links.OwnerLinks([ray_links.HostActor(number, None, ()) for number in (1, 2)], {"hub": 0})
     links._calls = {"one": 1, "two": 2}
     links._pump(1.0)
     assert (asked, list(links._calls), len(links.arrived())) == ([1], ["two"], 1)
@@ -321,19 +321,19 @@ def test_a_host_asks_once_whether_its_calls_have_failed(
     monkeypatch: pytest.MonkeyPatch, failed: set[str], times: int
 ) -> None:
     """One by one only if one has: then the owner is told which host it was."""
-    from codistill.runtimes import ray_runtime
+    from codistill.runtimes import ray_links
 
     asked: list[list[str]] = []
 
     def get(calls: list[str]) -> None:
         asked.append(calls)
         if failed & set(calls):
-            raise ray_runtime.RayError
+            raise ray_links.RayError
 
-    monkeypatch.setattr(ray_runtime.ray, "wait", lambda calls, **_: (calls, []))
-    monkeypatch.setattr(ray_runtime.ray, "get", get)
+    monkeypatch.setattr(ray_links.ray, "wait", lambda calls, **_: (calls, []))
+    monkeypatch.setattr(ray_links.ray, "get", get)
     told: Any = queue.SimpleQueue()
-    links = ray_runtime._HostLinks(1, [None] * 10, {"hub": 0}, queue.SimpleQueue(), told)
+    links = ray_links.HostLinks(1, [None] * 10, {"hub": 0}, queue.SimpleQueue(), told)
     links._calls = {f"call {i}": i for i in range(10)}
     links._check_calls()
     assert len(asked) == times
@@ -341,7 +341,7 @@ def test_a_host_asks_once_whether_its_calls_have_failed(
     assert told.qsize() == len(failed)
     if failed:
         _, _, [(kind, *_, content)] = told.get()
-        assert (kind, unpack(content)) == (ray_runtime.CONTROL, {"lost": 7})
+        assert (kind, unpack(content)) == (ray_links.CONTROL, {"lost": 7})
 
 
 def test_agents_go_in_parts_but_what_they_share_does_not_go_often(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -364,7 +364,7 @@ def test_agents_go_in_parts_but_what_they_share_does_not_go_often(monkeypatch: p
 
 def test_a_host_has_removed_its_states_when_it_says_so() -> None:
     """It is ended then. Its other thread may be at it, and a second removal returns at once."""
-    from codistill.runtimes import ray_runtime
+    from codistill.runtimes import ray_host
 
     begun, go_on, removed = threading.Event(), threading.Event(), list[bool]()
 
@@ -375,7 +375,7 @@ def test_a_host_has_removed_its_states_when_it_says_so() -> None:
                 go_on.wait(60)
                 removed.append(True)
 
-    host = ray_runtime.HostProcess()
+    host = ray_host.HostProcess()
     host._idle = Slow()  # type: ignore[assignment]
     found: list[bool] = []
     threads = [
@@ -394,15 +394,15 @@ def test_a_host_has_removed_its_states_when_it_says_so() -> None:
 
 def test_agents_rest_on_disk_as_they_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """So a host never has the models of all of its agents in memory."""
-    from codistill.runtimes import ray_runtime
+    from codistill.runtimes import ray_host
 
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr(ray_runtime, "_fetched", lambda references: [copy.deepcopy(each) for each in references])
+    monkeypatch.setattr(ray_host, "_fetched", lambda references: [copy.deepcopy(each) for each in references])
     described = federation(cd.FedMD(), 2).description
     names = tuple(agent.name for agent in described.agents)
     run = replace(described, agents=(), hub=None, public=None, test=None)
-    given = ray_runtime._Given(run, names, described.public, described.test, None, "cpu", 1, rests=True)
-    host = ray_runtime.HostProcess()
+    given = ray_host.Given(run, names, described.public, described.test, None, "cpu", 1, rests=True)
+    host = ray_host.HostProcess()
     for agent in reversed(described.agents):
         assert host.take_agents(given, [[agent]]) == {}
     assert all(agent.recall is not None for agent in host._agents.values())
@@ -414,17 +414,17 @@ def test_agents_rest_on_disk_as_they_come(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_a_host_that_ran_out_of_memory_ends_the_run_and_its_agents_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is no lost host: on another node it would run out of memory again."""
-    from codistill.runtimes import ray_runtime
+    from codistill.runtimes import ray_links
 
     def get(values: Any) -> None:
-        raise ray_runtime.OutOfMemoryError("5 GB of 4 GB")
+        raise ray_links.OutOfMemoryError("5 GB of 4 GB")
 
-    monkeypatch.setattr(ray_runtime.ray, "get", get)
-    hosts = [ray_runtime._Host(number, None, (f"a{number}", f"b{number}"), f"n{number}") for number in (1, 2)]
-    links = ray_runtime._OwnerLinks(hosts, {"hub": 0})
+    monkeypatch.setattr(ray_links.ray, "get", get)
+    hosts = [ray_links.HostActor(number, None, (f"a{number}", f"b{number}"), f"n{number}") for number in (1, 2)]
+    links = ray_links.OwnerLinks(hosts, {"hub": 0})
     with pytest.raises(RuntimeFault, match="host 2 on n2 with a2, b2 ran out of memory") as caught:
         links._returned(["call"], 2)
-    assert not isinstance(caught.value, ray_runtime.HostLost)
+    assert not isinstance(caught.value, ray_links.HostLost)
 
 
 # --- with a cluster on this machine --------------------------------------------------------------------------
