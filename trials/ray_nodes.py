@@ -242,6 +242,10 @@ def _runs(trial: Trial, net: Net, nodes: RayNodes) -> bool:
 
     trial.run("cut", *on_ray, "cut", disturb=cut)
     good &= trial.is_equal("cut", "here")
+    # A node that Ray has given up ends itself when it hears of that, sooner or later.
+    nodes.kill("two")
+    nodes.wait_for(2)
+    nodes.start("two")
     nodes.wait_for(3)
 
     def separate(metrics: Path, log: Path) -> None:
