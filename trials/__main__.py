@@ -40,7 +40,7 @@ TRIALS = (
     Trial("namespaces", ("-m", "trials.namespaces"), 540),
     Trial("ray", ("-m", "trials.ray_nodes"), 480),
     Trial("siege", ("-m", "trials.siege", "--seconds", "90"), 300),
-    Trial("tests", ("-m", "pytest", "-m", "long", "-n", "3"), 720),
+    Trial("tests", ("-m", "pytest", "-m", "long", "-n", "3", "--dist", "loadfile"), 720),
     Trial("slurm", ("-m", "trials.slurm"), 420),
     Trial("storm", ("-m", "trials.storm", "--seed", "0", "--agents", "10", "--rounds", "60"), 600),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import ssl
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -12,7 +13,9 @@ from pathlib import Path
 import pytest
 from tests.runtimes.network.test_transport import SOON, Site, preface, until, wait_for
 
+from codistill.certs.credentials import read_credentials
 from codistill.runtimes.network import listener
+from codistill.runtimes.network.diagnosis import probe
 from codistill.runtimes.network.inbox import Presence
 from codistill.runtimes.network.listener import network_of
 from codistill.runtimes.network.transport import Transport
@@ -181,6 +184,28 @@ def test_nothing_is_kept_of_connections_that_have_ended(
     for one in silent:
         assert one.recv(1) == b""
         one.close()
+
+
+def test_a_test_connection_that_is_closed_to_make_room_is_tried_again(site: Site) -> None:
+    """A hub closes it in the middle of its handshake without an alert: that says nothing about the certificate.
+
+    It has the mark of the federation, as every connection of an agent has.
+    """
+    own, hellos = read_credentials(site.folder("a"), "agent"), list[bytes]()
+    with socket.create_server(("127.0.0.1", site.port)) as hub:
+
+        def close() -> None:
+            connection, _ = hub.accept()
+            with connection:
+                hellos.append(connection.recv(1 << 16))
+
+        busy = threading.Thread(target=close)
+        busy.start()
+        said = probe(site.address, "hub", own)
+        busy.join()
+    assert said is not None
+    assert "closed the connection: it may be too busy" in said
+    assert own.marks()[0] in hellos[0]
 
 
 def test_what_counts_as_one_address() -> None:

@@ -8,6 +8,7 @@ import ssl
 from codistill.certs.credentials import Credentials
 from codistill.errors import NetworkError
 from codistill.runtimes.network.addresses import split
+from codistill.runtimes.network.tls_handshake import wrapped
 
 _TIMEOUT = 5.0
 _ANSWER = 2.0  # seconds in which its preface arrives, after our side of the handshake
@@ -36,9 +37,9 @@ def probe(address: str, expected: str, own: Credentials | None) -> str | None:
 
 def _handshake(plain: socket.socket, address: str, expected: str, own: Credentials) -> bool:
     """Whether the other end takes the connection; an error if it is the wrong one."""
-    context = own.tls_context(server=False)
     try:
-        with context.wrap_socket(plain) as secure:
+        with wrapped(plain, own) as secure:
+            secure.do_handshake()
             _check_name(secure.getpeercert(binary_form=True) or b"", address, expected, own)
             secure.settimeout(_ANSWER)
             return bool(secure.recv(1))  # the first byte of its preface
@@ -51,6 +52,9 @@ def _handshake(plain: socket.socket, address: str, expected: str, own: Credentia
             "Use certificates of one authority on both sides, and check the clocks of both machines.",
         ) from None
     except ssl.SSLError as error:
+        # Whoever does not admit a certificate says so by an alert of TLS. Closed without one: to make room for others.
+        if isinstance(error, ssl.SSLEOFError) or error.reason == "UNEXPECTED_EOF_WHILE_READING":
+            return False
         raise NetworkError(
             f"{address} must accept this node's certificate.",
             str(error.reason or error).lower().replace("_", " "),

@@ -21,16 +21,23 @@ async def secured(
     plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # frames are complete when they are sent
     if credentials is None:
         return plain
-    context = credentials.tls_context(server=server)
-    # The mark is sent in the place of the server's name: host names are not compared here.
-    mark = None if server else credentials.marks()[0].decode()
-    connection = context.wrap_socket(plain, server_side=server, do_handshake_on_connect=False, server_hostname=mark)
+    connection = wrapped(plain, credentials, server=server)
     try:
         await _shake_hands(connection, loop)
     except BaseException:
         connection.close()
         raise
     return connection
+
+
+def wrapped(plain: socket.socket, credentials: Credentials, *, server: bool = False) -> ssl.SSLSocket:
+    """A connection whose handshake is still to be done.
+
+    Who calls sends its mark in the place of the server's name, as host names are not compared here: see `listener`.
+    """
+    context = credentials.tls_context(server=server)
+    mark = None if server else credentials.marks()[0].decode()
+    return context.wrap_socket(plain, server_side=server, do_handshake_on_connect=False, server_hostname=mark)
 
 
 async def _shake_hands(connection: ssl.SSLSocket, loop: asyncio.AbstractEventLoop) -> None:
