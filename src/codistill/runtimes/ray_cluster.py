@@ -85,7 +85,7 @@ class Demand:
 
 
 def demand_of(options: RayCluster, agents: int, workers: int | None, nodes: Sequence[Mapping[str, float]]) -> Demand:
-    """What a run of so many agents asks for.
+    """What a run with this number of agents asks for.
 
     A host computes its agents one after the other. So where an agent asks for a part of a core or of a GPU, as many
     agents share a host as share one; where it asks for more, it has a host of its own. Otherwise there is one host per

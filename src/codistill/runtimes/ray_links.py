@@ -41,7 +41,7 @@ class HostActor:
 
     @property
     def words(self) -> str:
-        """Which host it is, for a person."""
+        """The host with its node and agents, human-readable."""
         more = f" and {len(self.agents) - NAMED} more" * (len(self.agents) > NAMED)
         where = f" on {self.node}" if self.node else ""
         return f"host {self.number}{where} with {', '.join(self.agents[:NAMED])}{more}"
