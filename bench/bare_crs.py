@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy, log_softmax, one_hot
 
 from bench.bare import channels_last, step
 from codistill.learners import zoo
-from codistill.protocols.parts import contrast
+from codistill.protocols.crs import contrast
 
 CLASSES, WIDTH, BATCH = 10, 84, 32
 

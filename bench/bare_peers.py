@@ -13,8 +13,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from bench.bare import channels_last, step
+from codistill.core.rng import derive
 from codistill.learners import zoo
-from codistill.randomness import derive
 
 CLASSES, BATCH = 10, 32
 WEIGHT, Z_STEP = 2.0, 0.25  # lambda and gamma, as d_distillation has them unless told otherwise

@@ -28,20 +28,20 @@ import codistill as cd
 from bench import bare_network
 from bench.measure import Figure, ratio
 from codistill.certs.authority import Authority
-from codistill.certs.credentials import read_credentials
+from codistill.certs.credentials import Credentials
+from codistill.core.settings import setting
+from codistill.core.spec import RunSpec
+from codistill.engine.description import RunDescription
+from codistill.engine.host import BEGIN
 from codistill.learners.zoo import build
-from codistill.message import Message
-from codistill.runtimes.description import RunDescription
-from codistill.runtimes.host import BEGIN
-from codistill.runtimes.network.connections import Connections
-from codistill.runtimes.network.hub_runtime import HubRuntime
-from codistill.runtimes.network.options import Network
-from codistill.runtimes.network.remote_agent import RemoteAgent
-from codistill.runtimes.network.terms import hello_of
-from codistill.runtimes.network.transport import Transport
-from codistill.runtimes.plan import Plan
-from codistill.settings import setting
+from codistill.network.agent import RemoteAgent
+from codistill.network.connections import Connections
+from codistill.network.hub import HubRuntime
+from codistill.network.options import Network
+from codistill.network.terms import hello_of
+from codistill.network.transport import Transport
 from codistill.topology import HUB
+from codistill.wire.message import Message
 
 AGENTS, REPEATS = 10, 7
 CROWD, TOGETHER = (10, 20, 50, 100), 10  # light agents, and how many of them share a process
@@ -233,7 +233,7 @@ def federation_side(
     """A federation, measured by its rounds or by the exchanges in them."""
     port = free_port()
     # No checkpoints: the disk is not what is measured.
-    description = replace(federation.description, plan=Plan(rounds=1_000_000, checkpoint_every=0))
+    description = replace(federation.description, spec=RunSpec(rounds=1_000_000, checkpoint_every=0))
     lives = [partial(live_as_agent, description.of_agent(agent.name), certs, port) for agent in federation.agents]
     side = Side(partial(live_as_hub, description.of_hub(), certs, port, by_exchange), lives, rounds, **how)
     try:
@@ -273,13 +273,11 @@ def taking_turns(sides: Sequence[Side], turns: int) -> list[list[list[float]]]:
 
 def live_as_hub(description: RunDescription, certs: Path, port: int, by_exchange: bool, pipe: Connection) -> None:
     names = description.topology.names
-    wire = Transport(
-        HUB, names, Network(), read_credentials(certs / HUB, HUB), listen=f"127.0.0.1:{port}", limit=1 << 26
-    )
+    wire = Transport(HUB, names, Network(), Credentials(certs / HUB, HUB), listen=f"127.0.0.1:{port}", limit=1 << 26)
     runtime = HubRuntime(description, Connections(wire, Network(), quiet, leads=True), run=secrets.token_hex(8))
     pipe.send(bare_network.resident())
     runtime.run(BEGIN, names)
-    runtime.agents.wait_for(names)
+    runtime.wait_for(names)
     pipe.send(bare_network.resident())
     t = 0
     while True:
@@ -295,7 +293,7 @@ def live_as_hub(description: RunDescription, certs: Path, port: int, by_exchange
 
 def live_as_agent(description: RunDescription, certs: Path, port: int) -> None:
     agent = description.agents[0]
-    own = read_credentials(certs / agent.name, "agent")
+    own = Credentials(certs / agent.name, "agent")
     wire = Transport(agent.name, (HUB,), Network(), own, dial={HUB: f"127.0.0.1:{port}"})
     hello = hello_of(agent, description.public)
     RemoteAgent(Connections(wire, Network(), quiet), hello, lambda _: description).run()
@@ -312,7 +310,7 @@ def process(life: Callable[[], None], *, fresh: bool = False) -> Any:
     """A process, forked from this one (which never opens a link) or a fresh one."""
     made = multiprocessing.get_context("spawn" if fresh else "fork").Process(target=work, args=(life,), daemon=True)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of forks that copy only one thread
+        warnings.simplefilter("ignore", DeprecationWarning)  # about forking with several threads
         made.start()
     return made
 

@@ -18,8 +18,8 @@ import codistill as cd
 from bench.measure import Figure, seconds
 from bench.running import Rounds, started
 from bench.workloads import images, lenets
-from codistill.errors import RuntimeFault
-from codistill.runtimes.processes import default_workers
+from codistill.core.errors import RuntimeFault
+from codistill.runtimes.workers import default_workers
 
 AGENTS, SAMPLES, BATCH, TESTED, FEATURES, RATE = 10, 1200, 32, 100, 84, 0.01
 ROUNDS, REPEATS, TRIAL, PATIENCE = 10, 3, 3, 900.0

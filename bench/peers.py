@@ -15,7 +15,7 @@ from bench.bare_peers import BATCH, CLASSES, Distilling, Mixing, Peers, seen, sh
 from bench.measure import Figure, alternate, ratio
 from bench.running import Rounds, started
 from bench.workloads import devices, small
-from codistill.runtimes.runtime import Runtime
+from codistill.engine.runtime import Runtime
 from codistill.topology import graphs
 from codistill.wire.state import unpack
 

@@ -31,10 +31,10 @@ from bench.measure import Figure, alternate, ratio
 from bench.network import Exchange, Idle
 from bench.running import Rounds, started
 from bench.workloads import lenets
-from codistill.message import Message
-from codistill.runtimes.host import BEGIN
-from codistill.runtimes.runtime import Runtime, one_thread
-from codistill.settings import setting
+from codistill.core.settings import setting
+from codistill.engine.host import BEGIN
+from codistill.engine.runtime import Runtime, one_thread
+from codistill.wire.message import Message
 
 # Ray takes 127.0.0.1 for the address by which others reach this machine. The owner of a run is on the first node.
 ADDRESSES = ("127.0.0.2", "127.0.0.3", "127.0.0.4")

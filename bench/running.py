@@ -6,9 +6,9 @@ import contextlib
 from collections.abc import Iterator
 
 import codistill as cd
-from codistill.runtimes.host import BEGIN
-from codistill.runtimes.processes import Processes
-from codistill.runtimes.runtime import Runtime
+from codistill.engine.host import BEGIN
+from codistill.engine.runtime import Runtime
+from codistill.runtimes.workers import Processes
 
 
 @contextlib.contextmanager

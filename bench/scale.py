@@ -35,20 +35,17 @@ from bench.network import Exchange, process
 from bench.scale_model import BARE, BATCH, CHECKED, FEW, FITTED, KEPT, PUBLIC, SAMPLED, WHOLE, constants, figures
 from bench.workloads import lenets
 from codistill.certs.authority import Authority
-from codistill.certs.credentials import Credentials, read_credentials
+from codistill.certs.credentials import Credentials
+from codistill.core.spec import RunSpec
 from codistill.federation.serving import HubNode, describe_hub
-from codistill.message import Message
+from codistill.network.connections import encode_control, read_control
+from codistill.network.frames import HEADER_SIZE, Event, FrameHeader, FrameKind, Preface, ReceivedFrame, Refusal, Turn
+from codistill.network.link import Stream, keep_connected
+from codistill.network.options import Network
+from codistill.network.terms import hello_of
 from codistill.results.records import RoundEnded, RunStarted
-from codistill.runtimes.network.control import encode_control, read_control
-from codistill.runtimes.network.dialling import keep_connected
-from codistill.runtimes.network.frame_header import HEADER_SIZE, FrameHeader, FrameKind, Turn
-from codistill.runtimes.network.inbox import Event, ReceivedFrame, Refusal
-from codistill.runtimes.network.options import Network
-from codistill.runtimes.network.preface import Preface
-from codistill.runtimes.network.stream import Stream
-from codistill.runtimes.network.terms import hello_of
-from codistill.runtimes.plan import Plan
 from codistill.topology import HUB
+from codistill.wire.message import Message
 
 PLAYERS, SKIPPED = 2, 2  # processes that play agents; first rounds that are left out
 IDLE = 3.0  # seconds in which the hub has nothing to do but its links
@@ -83,7 +80,7 @@ def workloads() -> list[Workload]:
     """W1 of the benchmarks: LeNet-5, ten classes; and bare exchanges, which separate rounds, messages and bytes."""
     federation = lenets(cd.FedAvg(local_epochs=0), agents=1, samples=120)
     agent, public, rng = federation.agents[0], np.zeros((PUBLIC, 1, 28, 28), np.float32), np.random.default_rng(0)
-    shared = describe_hub(cd.FedMD(), ["a"], classes=CLASSES, public=public, plan=Plan()).public
+    shared = describe_hub(cd.FedMD(), ["a"], classes=CLASSES, public=public, spec=RunSpec()).public
     hello = hello_of(agent, shared)
 
     def said(*arrays: Message) -> tuple[bytes | None, ...]:
@@ -139,9 +136,9 @@ def live_as_hub(workload: Workload, names: list[str], certs: Path, port: int, ro
     """What `codistill hub` runs: rounds, evaluation, metrics and checkpoints in a folder."""
     description = describe_hub(
         workload.protocol, names, classes=CLASSES, public=workload.public, participation=workload.participation,
-        plan=Plan(rounds=rounds, baseline=False),
+        spec=RunSpec(rounds=rounds, alone=False),
     )  # fmt: skip
-    own, network = read_credentials(certs / HUB, HUB), Network(quorum=1.0, linger=0.0)
+    own, network = Credentials(certs / HUB, HUB), Network(quorum=1.0, linger=0.0)
     with tempfile.TemporaryDirectory(prefix="codistill-scale-") as folder:
         node = HubNode(
             description, f"127.0.0.1:{port}", own, network, Path(folder) / "run", (Stamps(pipe),),
@@ -230,8 +227,8 @@ class Player:
 
     # what a link asks of its owner
 
-    def identify(self, stream: Stream, certificate: bytes | None) -> str:
-        return self.own.admitted_name(certificate or b"")
+    def identify(self, stream: Stream) -> None:
+        stream.name = self.own.admitted_name(stream.certificate or b"")
 
     def opened(self, stream: Stream) -> None:
         if self._number:
@@ -246,10 +243,10 @@ class Player:
         if isinstance(event, Refusal):
             raise RuntimeError(f"{self.name}: {event.why}")
         assert isinstance(event, ReceivedFrame)
-        header = FrameHeader.decode(event.header)
+        header = event.header
         self.down[header.turn.phase] += 8 + HEADER_SIZE + len(event.payload)
         if header.kind in (FrameKind.CONTROL, FrameKind.HELLO):
-            self.command(read_control(event, header).content)
+            self.command(read_control(event).content)
         elif header.kind is FrameKind.MESSAGE:
             self._received += len(event.payload)
             self.go_on()
@@ -272,7 +269,7 @@ async def _play(workload: Workload, names: Sequence[str], certs: Path, port: int
     loop.set_exception_handler(_fail)
     tasks = [loop.create_task(_ping(players))]
     for name in names:
-        player = Player(name, read_credentials(certs / name, "agent"), workload, loop)
+        player = Player(name, Credentials(certs / name, "agent"), workload, loop)
         players.append(player)
         opened = partial(Stream, player, expected=HUB)
         tasks.append(loop.create_task(keep_connected(f"127.0.0.1:{port}", player.own, loop, opened)))

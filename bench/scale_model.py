@@ -20,7 +20,7 @@ import numpy as np
 from scipy.optimize import nnls
 
 from bench.measure import Figure
-from codistill.runtimes.network import control, descriptors
+from codistill.network import connections, transport
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE, KEPT = DOCS / "scale.md", DOCS / "scale.json"
@@ -32,10 +32,10 @@ LINE = 1e9 / 8  # bytes per second of a line of 1 Gbit/s, in each direction
 ROUND, MEMORY, MIB = 60.0, 64e9, 1 << 20  # a round of a minute, at a hub with 64 GB
 # Agents that a hub can have by its code: descriptors for its links, and names of seven letters, ten characters each, in
 # the text of a command.
-_OTHERS = descriptors._FILES + descriptors._FEWEST
+_OTHERS = transport._FILES + transport._FEWEST
 BOUNDS = {
-    "connections": (descriptors._ENOUGH - _OTHERS) // descriptors.LINKS,
-    "commands": control._TEXT_LIMIT // 10,
+    "connections": (transport._ENOUGH - _OTHERS) // transport.LINKS,
+    "commands": connections._TEXT_LIMIT // 10,
 }
 
 

@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 
 import codistill as cd
-from codistill.errors import DataError
+from codistill.core.errors import DataError
 from codistill.learners.zoo import build
 from codistill.topology.graphs import Graph
 
 
 def images(count: int) -> tuple[np.ndarray, np.ndarray]:
     """MNIST where a data folder has it, otherwise noise of the same shape: the arithmetic is the same."""
-    from codistill.data.loading import load
+    from codistill.data.datasets import load
 
     try:
         data = load("mnist", samples=min(count, 60_000))

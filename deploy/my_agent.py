@@ -10,11 +10,11 @@ from sklearn.model_selection import train_test_split
 import codistill as cd
 
 HERE = Path(__file__).parent
-accepts = ("fedmd", "avgkd")  # what this agent takes part in, and nothing else
+accepts = ("fedmd", "avgkd")  # the only protocols that this agent accepts
 
 
 def agent(name):
-    """The model, the data, and a fifth of them kept aside to measure itself on."""
+    """The model and the data, with a fifth held out as test data."""
     table = pd.read_csv(HERE / "patients.csv")
     x, y = table.drop(columns="malignant").to_numpy(), table["malignant"].to_numpy()
     x, x_test, y, y_test = train_test_split(x, y, test_size=0.2, random_state=0, stratify=y)
@@ -22,7 +22,7 @@ def agent(name):
 
 
 def public():
-    """The samples that all nodes have: the same columns in the same order, without the label."""
+    """The public samples of all nodes: the same columns in the same order, without the label."""
     return np.load(HERE / "public.npy")
 
 

@@ -10,11 +10,11 @@ from sklearn.model_selection import train_test_split
 import codistill as cd
 
 HERE = Path(__file__).parent
-accepts = ("fedmd", "avgkd")  # what this agent takes part in, and nothing else
+accepts = ("fedmd", "avgkd")  # the only protocols that this agent accepts
 
 
 class Scaled(torch.nn.Module):
-    """Brings every column to mean 0 and deviation 1, by the public data: so it is equal at every agent."""
+    """Scales every column to mean 0 and deviation 1 on the public data, so the scale is equal at every agent."""
 
     def __init__(self, samples):
         super().__init__()
@@ -22,12 +22,12 @@ class Scaled(torch.nn.Module):
         self.register_buffer("deviation", torch.tensor(samples.std(axis=0) + 1e-6, dtype=torch.float32))
 
     def forward(self, x):
-        """As torch calls it."""
+        """Return the scaled samples."""
         return (x - self.mean) / self.deviation
 
 
 def agent(name):
-    """The model, the data, and a fifth of them kept aside to measure itself on."""
+    """The model and the data, with a fifth held out as test data."""
     table = pd.read_csv(HERE / "patients.csv")
     x, y = table.drop(columns="malignant").to_numpy(), table["malignant"].to_numpy()
     x, x_test, y, y_test = train_test_split(x, y, test_size=0.2, random_state=0, stratify=y)
@@ -40,7 +40,7 @@ def agent(name):
 
 
 def public():
-    """The samples that all nodes have: the same columns in the same order, without the label."""
+    """The public samples of all nodes: the same columns in the same order, without the label."""
     return np.load(HERE / "public.npy")
 
 

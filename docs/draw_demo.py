@@ -16,10 +16,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from codistill.experiments.saved_run import read_summary
-from codistill.plots.gain_plot import draw_gains
-from codistill.plots.score_plots import draw_rounds
-from codistill.plots.style import series_style
-from codistill.results.run_scores import scores_of
+from codistill.report.score_plots import draw_gains, draw_rounds
+from codistill.report.style import series_style
+from codistill.results.rounds import scores_of
 
 HERE = Path(__file__).parent
 _DOTS_PER_INCH = 85

@@ -6,16 +6,16 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from codistill.clock import Clock, Offline
+from codistill.core.spec import OPTIONS
 from codistill.data.partition import KINDS
-from codistill.experiments.recipe_tables import AgentEntry, Data, Evaluation
+from codistill.engine.safeguard import Safeguard
+from codistill.experiments.recipe import PLACES, AgentEntry, Data
 from codistill.experiments.sweep import Compare
-from codistill.faults import Fault
-from codistill.federation.runtime_options import RuntimeOptions
+from codistill.network.options import Network
+from codistill.nodes.clock import Clock, Offline
+from codistill.nodes.faults import Fault
 from codistill.protocols import PROTOCOLS
-from codistill.runtimes.network.options import Network
 from codistill.runtimes.ray_cluster import RayCluster
-from codistill.runtimes.safeguard import Safeguard
 from codistill.topology import KINDS as TOPOLOGIES
 from codistill.topology.graphs import KINDS as GRAPHS
 from codistill.wire.compression import Compression
@@ -23,38 +23,48 @@ from codistill.wire.compression import Compression
 HEAD = """\
 # Recipes
 
-A recipe is one TOML file that describes a run completely. It is checked before anything runs: for an unknown key the
-error names the nearest known one, for a wrong value it says what must hold. `codistill run RECIPE --set
-table.key=value` changes it for one run. The run's folder keeps the recipe as it was resolved.
+A recipe is one TOML file that describes a run completely. It is checked before anything runs: an error names the
+nearest known key for an unknown one, and the valid values for a wrong one. `codistill run RECIPE --set
+table.key=value` changes it for one run. The run's folder keeps the resolved recipe.
 
-A recipe with a table `[sweep]` describes many runs, one for every combination of the values listed there, as a paper's
-figure needs them: `codistill sweep RECIPE`. Keys are fields of the recipe (`"partition.alpha" = [0.0, 0.1]`);
-values are a list, or a table of named ones; a table as a value (`protocol = [{ name = "akd" }, { name = "ekd" }]`)
-changes the fields that it names and keeps the others. Changes to several tables at once go into `[sweep.variants]`: `"8
-bit, every 10" = { protocol = { every = 10 }, compression = { bits = 8 } }`. Finished runs are not run again; impossible
-combinations are reported and skipped. The sweep's folder gets `sweep.csv`, `sweep.png`, `outputs.png`
-(for classification: the average outputs of every combination), `features.png` (where `features_at` is set: the maps of
-the first 12 runs) and a folder for every run. `--quick` first applies
-the changes in the table `[quick]`. See `recipes/akd/`.
+## Sweeps
 
-Where agents communicate, a sweep also reports what accuracy costs: tables per panel, `costs.csv` (the same
-numbers, not rounded) and `costs.png` (accuracy against rounds, exchanges, gradient steps and bytes so far). Bytes are
-those that all agents, Byzantine ones too, and the hub have sent in all rounds. Exchanges and steps are those of one
-agent: of each round the mean of the agents that took part in it, summed over rounds. What the protocols measure (such
-as the consensus error) is in `measures.png`. The table `[compare]` sets what the lines (the protocols, the variants, or
-else the values of the last axis) are compared with.
+A recipe with a table `[sweep]` describes many runs, one for every combination of the listed values:
+`codistill sweep RECIPE`. See `recipes/akd/`.
 
-The results of a run are in its folder: `metrics.jsonl`, a row per round and agent, with the bytes that the agent sent
-and received, its gradient steps and exchanges (how often it waited for others, but for what it missed in earlier
-rounds), scores, and what the protocol measures; and `report.html`. For classification with at most 100 classes also
-`outputs.safetensors`, from the last evaluation: each agent's average output by true class, and the share of pairs of
-agents that disagree. An agent that predicts real values counts as predicting the class of the largest one. The report
-and `codistill compare --out` draw it as heat maps.
+- Keys are fields of the recipe (`"partition.alpha" = [0.0, 0.1]`). Values are a list, or a table of named values. A
+  table as a value (`protocol = [{ name = "akd" }, { name = "ekd" }]`) changes the fields that it names and keeps the
+  others.
+- Changes to several tables at once go into `[sweep.variants]`: `"8 bit, every 10" = { protocol = { every = 10 },
+  compression = { bits = 8 } }`.
+- `--quick` first applies the changes in the table `[quick]`.
+- Finished runs are not run again. Impossible combinations are reported and skipped.
+- The sweep's folder gets `sweep.csv`, `sweep.png`, `outputs.png` (for classification: the average outputs of every
+  combination), `features.png` (if `features_at` is set: the maps of the first 12 runs) and a folder for every run.
 
-`[evaluation] features_at = [1, 25, 100]` keeps the features (the input of the last layer, the head) of 200 common test
-samples after these rounds, for every agent whose model has any: `features-000025.safetensors`, which the report draws
-as maps by t-SNE under "Feature space". The samples are drawn by the seed, and are the same for all agents and rounds.
-Not in the runtime `network`: there an agent's features on test samples stay with the agent.
+If agents communicate, a sweep also reports what accuracy costs: tables per panel, `costs.csv` (the same numbers, not
+rounded) and `costs.png` (accuracy against rounds, exchanges, gradient steps and bytes so far). Bytes are those that all
+agents, Byzantine ones too, and the hub have sent in all rounds. Exchanges and steps are those of one agent: of each
+round the mean of the agents that took part in it, summed over rounds. Measures of the protocols (such as the consensus
+error) are in `measures.png`. The table `[compare]` sets what the lines (the protocols, the variants, or else the values
+of the last axis) are compared with.
+
+## Results of a run
+
+The folder of a run holds:
+
+- `metrics.jsonl`: a row per round and agent, with the bytes that the agent sent and received, its gradient steps and
+  exchanges (how often it waited for others, except to catch up on missed rounds), scores, and measures of the protocol.
+- `report.html`.
+- `outputs.safetensors`, for classification with at most 100 classes, from the last evaluation: each agent's average
+  output by true class, and the share of pairs of agents that disagree. An agent that predicts real values counts as
+  predicting the class of the largest one. The report and `codistill compare --out` draw it as heat maps.
+- `features-000025.safetensors` and others, with `[evaluation] features_at = [1, 25, 100]`: the features (the input of
+  the last layer, the head) of 200 common test samples after these rounds, for every agent whose model has any. The
+  report draws them as t-SNE maps under "Feature space". The samples are drawn by the seed, and are the same for all
+  agents and rounds. Not in the runtime `network`: there an agent's features on test samples stay with the agent.
+
+## Example
 
 ```toml
 seed = 0
@@ -87,23 +97,49 @@ A torch learner takes the options of its architecture and of training: `loss` (c
 
 ## Tables
 
-`seed`: an integer of at least 0 (default 0), from which all randomness of a run derives. "unset" as a default means
-that the key may be left out.
+`seed`: an integer of at least 0 (default 0), from which all randomness of a run derives. The default "unset" means that
+the key is optional.
 """
 
 
 def table(title: str, cls: Any, note: str = "") -> str:
     """One table of settings."""
-    lines = [f"### {title}", "", *([note, ""] if note else []), "| key | default | what it is |", "|---|---|---|"]
-    for field in dataclasses.fields(cls):
-        if field.default_factory is not dataclasses.MISSING:
-            default = "`{}`"
-        elif field.default is dataclasses.MISSING:
-            default = "required"
-        else:
-            default = "unset" if field.default is None else f"`{_toml(field.default)}`"
-        lines.append(f"| `{field.name}` | {default} | {field.metadata.get('help', '')}{_bounds(field.metadata)} |")
+    rows = [(f"`{field.name}`", _default(field), field) for field in dataclasses.fields(cls)]
+    return _table(f"### {title}", note, ("key",), rows)
+
+
+def options(name: str) -> str:
+    """The table of a recipe with options of the run."""
+    here = {place.partition(".")[2]: field for place, (_, field) in PLACES.items() if place.startswith(f"{name}.")}
+    rows = [(f"`{key}`", _written(field.metadata["in_recipe"]), field) for key, field in here.items()]
+    return _table(f"### [{name}]", "", ("key",), rows)
+
+
+def run_options() -> str:
+    """All options of a run, by their names in Python and in a recipe."""
+    places = {field.name: place for place, (_, field) in PLACES.items()}
+    rows = [(f"`{name}` | `{places[name]}`", _default(field), field) for name, field in OPTIONS.items()]
+    return _table("## Options of a run", OPTIONS_NOTE, ("in Python", "in a recipe"), rows)
+
+
+def _table(head: str, note: str, keys: tuple[str, ...], rows: list[tuple[str, str, Any]]) -> str:
+    lines = [head, "", *([note, ""] if note else []), f"| {' | '.join(keys)} | default | what it is |"]
+    lines.append("|---" * (len(keys) + 2) + "|")
+    lines += [
+        f"| {key} | {default} | {field.metadata.get('help', '')}{_bounds(field.metadata)} |"
+        for key, default, field in rows
+    ]
     return "\n".join(lines) + "\n"
+
+
+def _default(field: Any) -> str:
+    if field.default_factory is not dataclasses.MISSING:
+        return "`{}`"
+    return "required" if field.default is dataclasses.MISSING else _written(field.default)
+
+
+def _written(value: Any) -> str:
+    return "unset" if value is None else f"`{_toml(value)}`"
 
 
 def _toml(value: Any) -> str:
@@ -121,21 +157,27 @@ def _bounds(metadata: Any) -> str:
 TOPOLOGY = """\
 ### [topology]
 
-Who may speak to whom: a name at the top of the recipe (`topology = "ring"`; star, complete, ring, silent, torus,
-random, expander), or a table with its kind and options (`[topology]`, `kind = "random"`, `degree = 3`). Unset: the
-protocol's own. Links go both ways and have Metropolis-Hastings weights, unless a matrix is given. Random graphs are
-always connected. `codistill data RECIPE` shows links, diameter and spectral gap (1 - the second largest singular
-value of the mixing matrix); the report draws the graph.
+Which agents exchange messages: a name at the top of the recipe (`topology = "ring"`; star, complete, ring, silent,
+torus, random, expander), or a table with its kind and options (`[topology]`, `kind = "random"`, `degree = 3`). Unset:
+the protocol's own. Links go both ways and have Metropolis-Hastings weights, unless a matrix is given. Random graphs are
+always connected. `codistill data RECIPE` shows links, diameter and spectral gap (1 - the second largest singular value
+of the mixing matrix); the report draws the graph.
 """
 
 
 FAULTS = """\
-Injected faults, deterministic in the seed; rounds are counted from 1. `drop`: messages are lost. `late`: they arrive
-after the deadline. `gone`: the agent is absent. `split`: nothing passes between `agents` and all others. `invert`: a
-Byzantine agent, which sends floating-point arrays with the opposite sign. `random`: a Byzantine agent, which sends
-Gaussian noise around 0 with their standard deviation instead. Integers and plain values are not changed, and neither
-is a model that travels as bytes (scikit-learn). For k Byzantine agents write k such tables. Byzantine agents are
-marked in the metrics (`lies`), in the log and in tables, and left out of means; what they send is counted."""
+Injected faults, deterministic in the seed; rounds are counted from 1. Kinds:
+
+- `drop`: messages are lost.
+- `late`: messages arrive after the deadline.
+- `gone`: the agent is absent.
+- `split`: no message passes between `agents` and all others.
+- `invert`: a Byzantine agent, which sends floating-point arrays with the opposite sign.
+- `random`: a Byzantine agent, which sends Gaussian noise around 0 with their standard deviation instead.
+
+Integers and plain values are not changed, nor is a model that is sent as bytes (scikit-learn). For k Byzantine agents
+write k such tables. Byzantine agents are marked in the metrics (`lies`), in the log and in tables, and left out of
+means; the bytes that they send are counted."""
 
 
 COMPRESSION = """\
@@ -144,14 +186,14 @@ Compression of the floating-point arrays of every message, for any protocol; uns
 
 
 SAFEGUARD = """\
-`safeguard = true` for these defaults; unset: none. An agent's answer is weighed between its own model, trained alone,
-and what it was taught, by samples that it holds out. See [the safeguard](safeguard.md)."""
+`safeguard = true` for these defaults; unset: none. An agent's answer combines its own model, trained alone, and the
+taught model, weighted on samples that it holds out. See [the safeguard](safeguard.md)."""
 
 
 CLOCK = """\
-Unset: no times are computed. With it the metrics say at which virtual time (`time`, in seconds) a round has ended; over
-the network, at which real time. It needs `kind = "simulation"` or `kind = "network"` in `[runtime]`, or machines of
-their own (`codistill hub`); `[[clock.offline]]` needs the simulation. With `asynchronous = true` there are no rounds:
+Unset: no times are computed. Otherwise the metrics have the virtual time (`time`, in seconds) at which a round has
+ended; over the network, the real time. It needs `kind = "simulation"` or `kind = "network"` in `[runtime]`, or separate
+machines (`codistill hub`); `[[clock.offline]]` needs the simulation. With `asynchronous = true` there are no rounds:
 every agent starts its next round when it has ended the one before. See
 [runs without rounds](how-to/run-without-rounds.md)."""
 
@@ -165,11 +207,16 @@ For federations between machines (`codistill hub`, `join` and `up`; see [deploy.
 use it."""
 
 COMPARE = """\
-Of a sweep only: what its table of costs reports beside accuracy and bytes. A line is named by its label. The price of
+For sweeps only: what the table of costs reports beside accuracy and bytes. A line is named by its label. The cost of
 the target is that of the first evaluated round in which the honest agents reach it on average: its rounds, exchanges,
-steps and bytes, means over the seeds that reach it, and how many do. Gains, in points, and factors (how many times
-fewer than the line that is named) are computed per seed, those up to the target in the seeds in which both lines reach
-it; shown are their means and standard deviations."""
+steps and bytes, as means over the seeds that reach it, and the number of these seeds. Gains (in points) and factors
+(how many times fewer than the named line) are computed per seed; factors up to the target use the seeds in which both
+lines reach it. The table shows their means and standard deviations."""
+
+
+OPTIONS_NOTE = """\
+The arguments of `Federation.run` and, as far as they concern a hub, of `codistill.serve`, and where a recipe has them.
+Defaults are those of Python; where a recipe has another, it is in the table above."""
 
 
 def page() -> str:
@@ -191,9 +238,7 @@ def page() -> str:
     common = "Also: `rounds` (10 by default) and `topology` (star, complete, ring, silent; unset: the protocol's own)."
     for name, protocol in PROTOCOLS.items():
         parts.append(table(f'[protocol] name = "{name}"', protocol, common))
-    sampled = "Also: `participation`, the share of agents sampled per round (1.0 by default)."
-    parts.append(table("[runtime]", RuntimeOptions, sampled))
-    parts.append(table("[evaluation]", Evaluation))
+    parts += [options("runtime"), options("evaluation")]
     parts.append(table("[safeguard]", Safeguard, SAFEGUARD))
     parts.append(table("[compression]", Compression, COMPRESSION))
     parts.append(table("[[faults]]", Fault, FAULTS))
@@ -202,6 +247,7 @@ def page() -> str:
     parts.append(table("[network]", Network, NETWORK))
     parts.append(table("[ray]", RayCluster, RAY))
     parts.append(table("[compare]", Compare, COMPARE))
+    parts.append(run_options())
     return "\n".join(parts)
 
 

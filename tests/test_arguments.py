@@ -9,7 +9,7 @@ from sklearn.linear_model import LogisticRegression
 from torch import nn
 
 import codistill as cd
-from codistill.errors import ArgumentError
+from codistill.core.errors import ArgumentError
 
 X, Y = np.eye(4), np.array([0, 1, 0, 1])
 
@@ -25,32 +25,35 @@ def federation(**named: object) -> cd.Federation:
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda: federation().run(round=3), "Federation.run takes only arguments that it has. Found: 'round'. Did you"),
+        (lambda: federation().run(round=3), "Federation.run got an unexpected argument 'round'. Did you"),
         (lambda: federation().run(round=3), "Did you mean 'rounds'?"),
-        (lambda: federation().run(seed=3), "Say it to the federation: Federation(..., seed=...)."),
-        (lambda: federation().run(local_epochs=3), "belongs to the protocol, as in codistill.FedMD(local_epochs=...)"),
+        (lambda: federation().run(seed=3), "Pass it to Federation(..., seed=...)."),
+        (lambda: federation().run(local_epochs=3), "Pass it to the protocol, as in codistill.FedMD(local_epochs=...)"),
         (
             lambda: federation().run(3, "simulation"),
-            "takes at most 1 argument by place. Found: 'simulation'. Write Fed",
+            "takes at most 1 positional argument. Found: 'simulation'. Write Fed",
         ),
-        (lambda: federation().run(3, rounds=3), "Federation.run takes each argument once. Found: 'rounds' twice."),
-        (lambda: federation(publc=X), "Federation takes only arguments that it has. Found: 'publc'. Did you mean 'pub"),
-        (lambda: federation(rounds=3), "Say it where the protocol is run: federation.run(rounds=...)."),
-        (lambda: cd.Federation([agent()]), "Federation must be given 'protocol'. Found: no such argument. Write Fed"),
-        (lambda: agent(tst=(X, Y)), "Agent takes only arguments that it has. Found: 'tst'. Did you mean 'test'?"),
-        (lambda: agent(lr=0.1), "It belongs to the model: codistill.TorchLearner(module, lr=...)."),
-        (lambda: cd.Agent("a"), "Agent must be given 'model'. Found: no such argument. Write Agent(name, model, x)."),
+        (lambda: federation().run(3, rounds=3), "Federation.run got the argument 'rounds' twice."),
+        (lambda: federation(publc=X), "Federation got an unexpected argument 'publc'. Did you mean 'public'?"),
+        (lambda: federation(rounds=3), "Pass it to federation.run(rounds=...)."),
+        (lambda: cd.Federation([agent()]), "Federation needs the argument 'protocol'. Write Fed"),
+        (lambda: agent(tst=(X, Y)), "Agent got an unexpected argument 'tst'. Did you mean 'test'?"),
+        (lambda: agent(lr=0.1), "Pass it to the model: codistill.TorchLearner(module, lr=...)."),
+        (lambda: cd.Agent("a"), "Agent needs the argument 'model'. Write Agent(name, model, x)."),
         (lambda: cd.TorchLearner(nn.Linear(2, 2), epoch=3), "Did you mean 'epochs'?"),
-        (lambda: cd.TorchLearner(nn.Linear(2, 2), 0.1), "TorchLearner takes at most 1 argument by place. Found: 0.1."),
-        (lambda: cd.serve(cd.FedMD(), ["a"], classes=2, lissten=""), "serve takes only arguments that it has."),
-        (lambda: cd.serve(cd.FedMD(), ["a"], classes=2), "serve must be given 'listen'."),
+        (
+            lambda: cd.TorchLearner(nn.Linear(2, 2), 0.1),
+            "TorchLearner takes at most 1 positional argument. Found: 0.1.",
+        ),
+        (lambda: cd.serve(cd.FedMD(), ["a"], classes=2, lissten=""), "serve got an unexpected argument 'lissten'."),
+        (lambda: cd.serve(cd.FedMD(), ["a"], classes=2), "serve needs the argument 'listen'."),
         (lambda: cd.join(agent(), "hub:7447", cert="certs"), "Did you mean 'certs'?"),
         (lambda: cd.load("a.codistill", modell=None), "Did you mean 'model'?"),
         (lambda: cd.advise([agent()], second=3), "Did you mean 'seconds'?"),
         (lambda: cd.Score("cost", max, greater_is_bettr=False), "Did you mean 'greater_is_better'?"),
-        (lambda: cd.Score("cost"), "Score must be given 'function'. Found: no such argument. Write Score(name, functi"),
+        (lambda: cd.Score("cost"), "Score needs the argument 'function'. Write Score(name, functi"),
         (lambda: cd.Topology(["a", "b"], [("a", "b")], direct=True), "Did you mean 'directed'?"),
-        (lambda: cd.KernelRidge("rbf", 1.0, 3), "KernelRidge takes at most 2 arguments by place. Found: 3."),
+        (lambda: cd.KernelRidge("rbf", 1.0, 3), "KernelRidge takes at most 2 positional arguments. Found: 3."),
     ],
 )
 def test_a_wrong_argument_is_named_with_what_was_meant(call: Callable[[], object], words: str) -> None:

@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 
 import codistill as cd
-from codistill.errors import RuntimeFault
+from codistill.core.errors import RuntimeFault
 
 ROOT = Path(__file__).parents[1]
 # Reads its data set and evaluates its models as HtFLlib does; what is not as expected ends it before it prints a time.

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import codistill as cd
-from codistill.clock import SECOND, clock_from_table
-from codistill.errors import ArgumentError, RecipeError
+from codistill.core.errors import ArgumentError, RecipeError
 from codistill.experiments.recipe import make_recipe
+from codistill.nodes.clock import SECOND, clock_from_table
 
 NAMES = ("a", "b", "c", "d", "e")
 RECIPE: dict[str, Any] = {
@@ -68,7 +68,7 @@ def test_spells_offline_are_until_their_end() -> None:
     assert clock.online_from("a", SECOND) == 3 * SECOND
     assert clock.online_from("a", 3 * SECOND) == 3 * SECOND
     assert clock.online_from("b", 0) is None
-    assert clock.online(("a", "b", "c"), SECOND) == ("c",)
+    assert clock.online_from("c", SECOND) == SECOND
 
 
 def test_a_recipe_has_a_clock_with_its_spells() -> None:
@@ -88,7 +88,7 @@ def test_a_recipe_has_a_clock_with_its_spells() -> None:
         ({"slowness": {"a": -1}}, "slowness of 'a' must be above 0"),
         ({"delays": "normal"}, "one of constant, exponential"),
         ({"offline": {"agent": "a"}}, r"\[\[clock.offline\]\] tables"),
-        ({"offline": [{"first": 1.0}]}, "must say 'agent'"),
+        ({"offline": [{"first": 1.0}]}, "needs 'agent'"),
         ({"offline": [{"agent": "a", "first": 2.0, "last": 1.0}]}, "must end after it begins"),
         ({"step": 1e-12}, "at least a nanosecond"),
     ],
@@ -129,7 +129,7 @@ def test_what_is_not_possible_is_said_before_the_run() -> None:
         with pytest.raises(RecipeError, match=f"in the runtime '{runtime}'. Use the runtime 'simulation' or, without"):
             federation(cd.CRS(), clock=clock).run(1, runtime=runtime)
     away = cd.Clock(asynchronous=True, offline=(cd.Offline(agent="a", last=3.0),))
-    with pytest.raises(RecipeError, match="Over the network, agents are offline when they are"):
+    with pytest.raises(RecipeError, match="clock.offline is not supported over the network"):
         federation(cd.CRS(), clock=away).run(1, runtime="network")
     with pytest.raises(ArgumentError, match="Federation"):
         cd.CRS(clock=free)  # type: ignore[call-arg]

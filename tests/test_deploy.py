@@ -18,16 +18,15 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from codistill.cli import main
-from codistill.cli.parser import make_parser
-from codistill.experiments.agent_file import read_agent_file
-from codistill.experiments.networked import describe_without_data
+from codistill.cli import main, make_parser
+from codistill.experiments.building import agent_names
+from codistill.experiments.networked import describe_without_data, read_agent_file
 from codistill.experiments.recipe import make_recipe, read_recipe
-from codistill.experiments.recipe_federation import agent_names
-from codistill.federation.nodes import with_agent
-from codistill.runtimes.network.options import Network
-from codistill.runtimes.network.policy import Policy, Reports
-from codistill.runtimes.network.terms import hello_of
+from codistill.federation.joining import with_agent
+from codistill.network.options import Network
+from codistill.network.policy import Policy, Reports
+from codistill.network.terms import hello_of
+from codistill.nodes.record import record_of
 
 ROOT = Path(__file__).parents[1]
 DEPLOY = ROOT / "deploy"
@@ -65,8 +64,8 @@ def test_an_example_of_an_agent_file_gives_an_agent_that_the_recipe_takes(file: 
     assert description.public is not None
     assert description.public.digest == brought.public.digest
     with_agent(description, brought.agent)  # checked for what the protocol needs
-    assert brought.agent.test is not None
-    assert len(brought.agent.test[0]) == 8
+    assert record_of(brought.agent).test is not None
+    assert len(record_of(brought.agent).test[0]) == 8
 
 
 @pytest.mark.parametrize(

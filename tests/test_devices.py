@@ -10,15 +10,23 @@ import pytest
 import torch
 
 import codistill as cd
-from codistill import devices
 from codistill.cli import main
-from codistill.devices import Wish, assign, bound_memory, check_fork, free_memory, shares_of, spread
-from codistill.errors import ArgumentError, LearnerError, RecipeError, RuntimeFault
-from codistill.experiments.agent_file import read_agent_file
+from codistill.core import devices
+from codistill.core.devices import (
+    DeviceRequest,
+    OnDevice,
+    assign,
+    bound_memory,
+    check_fork,
+    free_memory,
+    shares_of,
+    spread,
+)
+from codistill.core.errors import ArgumentError, LearnerError, RecipeError, RuntimeFault
+from codistill.engine.placement import devices_of
+from codistill.experiments.building import build
+from codistill.experiments.networked import read_agent_file
 from codistill.experiments.recipe import make_recipe
-from codistill.experiments.recipe_federation import build
-from codistill.on_device import OnDevice
-from codistill.runtimes.placement import devices_of
 
 GIB = 1 << 30
 
@@ -35,27 +43,27 @@ def test_a_device_that_is_not_there_is_a_sentence_that_says_what_there_is() -> N
     with pytest.raises(RecipeError) as caught:
         cd.TorchLearner(torch.nn.Linear(2, 2), device="cuda")
     assert str(caught.value) == (
-        f'device = "cuda" must be on this machine. Found: torch has here: cpu{built}. '
-        'Choose one of these, or device = "auto": a GPU where there is one, and else the CPU.'
+        f'This machine must have the device "cuda". Found: torch has cpu{built}. '
+        'Choose one of these, or "auto": a GPU if there is one, otherwise the CPU.'
     )
 
 
 @pytest.mark.usefixtures("gpus")
 def test_a_gpu_beyond_those_there_are() -> None:
-    with pytest.raises(RecipeError, match="torch has here: cpu, cuda:0, cuda:1"):
+    with pytest.raises(RecipeError, match="torch has cpu, cuda:0, cuda:1"):
         cd.TorchLearner(torch.nn.Linear(2, 2), device="cuda:2")
 
 
 @pytest.mark.parametrize("device", ["gpu", "cuda:x", "", "meta", 1, None])
 def test_what_is_no_name_of_a_device(device: Any) -> None:
-    with pytest.raises(RecipeError, match='device must be "auto", "cpu", "cuda"'):
+    with pytest.raises(RecipeError, match="device must be the name of a torch device"):
         devices.check_name(device)
 
 
 def test_the_command_line_says_it_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe = Path(__file__).parents[1] / "recipes" / "digits" / "fedmd.toml"
     assert main(["run", str(recipe), "--out", str(tmp_path / "run"), "--set", "runtime.device=cuda"]) == 2
-    assert 'device = "cuda" must be on this machine.' in capsys.readouterr().err
+    assert 'This machine must have the device "cuda".' in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
 
@@ -78,11 +86,11 @@ def test_agents_are_spread_as_far_as_there_is_room(needs: Any, room: Any, fixed:
 @pytest.mark.usefixtures("gpus")
 def test_devices_of_a_run_on_two_gpus() -> None:
     wishes = [
-        Wish("a", "cuda", 1),
-        Wish("b", "auto", 1),
-        Wish("c", "cpu", 1),
-        Wish("d", "cuda:1", 1),
-        Wish("e", "cuda"),
+        DeviceRequest("a", "cuda", 1),
+        DeviceRequest("b", "auto", 1),
+        DeviceRequest("c", "cpu", 1),
+        DeviceRequest("d", "cuda:1", 1),
+        DeviceRequest("e", "cuda"),
     ]
     # d is put first; a then goes to the empty one, b to the first of two with one agent each, e to the one with fewer
     assert assign(wishes, free=lambda kind, count: [GIB] * count) == ["cuda:0", "cuda:0", "cpu", "cuda:1", "cuda:1"]
@@ -95,12 +103,12 @@ def test_where_there_is_no_room_auto_is_the_cpu_and_cuda_an_error() -> None:
     def free(kind: str, count: int) -> list[int | None]:
         return [2 * GIB + GIB // 2] * count
 
-    assert assign([Wish(name, "auto", GIB) for name in "abc"], free=free) == ["cuda:0", "cuda:1", "cpu"]
-    assert assign([Wish(name, "auto", GIB + 1) for name in "ab"], free=free) == ["cpu", "cpu"]
+    assert assign([DeviceRequest(name, "auto", GIB) for name in "abc"], free=free) == ["cuda:0", "cuda:1", "cpu"]
+    assert assign([DeviceRequest(name, "auto", GIB + 1) for name in "ab"], free=free) == ["cpu", "cpu"]
     # Four processes, two on each: 1.5 GiB, of which 0.75
-    assert assign([Wish(name, "auto", 3 * GIB // 8) for name in "abcde"], 4, free)[-1] == "cpu"
+    assert assign([DeviceRequest(name, "auto", 3 * GIB // 8) for name in "abcde"], 4, free)[-1] == "cpu"
     with pytest.raises(RuntimeFault) as caught:
-        assign([Wish(name, "cuda", GIB) for name in "abc"], free=free)
+        assign([DeviceRequest(name, "cuda", GIB) for name in "abc"], free=free)
     assert "no room for agent 'c': 3 models take 3.00 GiB, and cuda:0 has 2.50 GiB free" in str(caught.value)
 
 
@@ -112,13 +120,13 @@ def test_processes_that_share_a_gpu_share_its_room() -> None:
         return [3 * GIB] * count
 
     def places(need: int, sharing: int) -> list[str]:
-        return assign([Wish("a", "auto", need)], free=free, sharing=sharing)
+        return assign([DeviceRequest("a", "auto", need)], free=free, sharing=sharing)
 
     assert places(GIB // 2, 2) == ["cuda:0"]
     assert places(GIB // 2 + 1, 2) == ["cpu"]
     assert places(5 * GIB // 4, 1) == ["cuda:0"]  # alone there: half of 2.5 GiB
     with pytest.raises(RuntimeFault, match="no room for agent 'a'"):
-        assign([Wish("a", "cuda", GIB)], free=free, sharing=2)
+        assign([DeviceRequest("a", "cuda", GIB)], free=free, sharing=2)
 
 
 @pytest.mark.usefixtures("gpus")
@@ -151,7 +159,7 @@ def test_a_worker_may_take_its_part_of_a_gpu(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_forked_processes_and_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     check_fork(["cpu", "cpu"], "processes")
-    with pytest.raises(RuntimeFault, match="the device mps, which does not survive a fork"):
+    with pytest.raises(RuntimeFault, match="the device mps, which cannot be used after a fork"):
         check_fork(["cpu", "mps"], "processes")
     check_fork(["cuda:0"], "processes")
     with monkeypatch.context() as patch:
@@ -175,7 +183,7 @@ def test_who_says_where_an_agent_computes(monkeypatch: pytest.MonkeyPatch) -> No
     recipe = make_recipe(tables, Path())
     federation, _ = build(recipe)
     assert [getattr(agent.learner, "device", "none") for agent in federation.agents] == ["cpu", None, "none"]
-    federation.run(1, runtime="simulation", device=recipe.runtime.device, alone=False, progress=False)
+    federation.run(1, runtime="simulation", device=recipe.spec.device, alone=False, progress=False)
     assert devices_of(federation.agents) == ["cpu"] * 3  # "auto", without a GPU
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     federation.agents[1].learner.assigned = None  # type: ignore[attr-defined]

@@ -12,8 +12,8 @@ import pytest
 import yaml
 from trials.__main__ import TRIALS
 
+from codistill.core import __version__
 from codistill.protocols import PROTOCOLS
-from codistill.version import __version__
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -69,12 +69,15 @@ def test_the_navigation_has_every_page() -> None:
     assert pages - decisions == listed
 
 
-def test_the_trials_take_at_most_62_minutes_and_their_page_says_so() -> None:
-    """50 minutes of trials, and the tests that are too long for `make test`."""
+def test_the_trials_take_at_most_80_minutes_and_their_page_says_so() -> None:
+    """65 minutes of trials, and the tests that are too long for `make test`; most take half of their limit.
+
+    `golden` runs 384 federations: six minutes on two idle cores, and twice that where others use them as well.
+    """
     page = (ROOT / "trials" / "README.md").read_text("utf-8")
     limits = {name: 60 * int(minutes) for name, minutes in re.findall(r"^\| `(\w+)`: .* (\d+) min \|$", page, re.M)}
     assert limits == {trial.name: trial.limit for trial in TRIALS}
-    assert sum(limits.values()) <= 62 * 60
+    assert sum(limits.values()) <= 80 * 60
 
 
 def test_the_readme_names_the_two_commands() -> None:

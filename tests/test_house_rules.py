@@ -1,9 +1,8 @@
-"""Rules of the house that a machine can check: layers, names, protocols in one file, nothing unsafe."""
+"""Rules of the house that a machine can check: layers, protocols in one file, nothing unsafe."""
 
 from __future__ import annotations
 
 import ast
-import re
 from pathlib import Path
 
 import pytest
@@ -13,20 +12,20 @@ MODULES = {path.relative_to(SOURCE.parent).with_suffix(""): path for path in sor
 
 # Lowest first. A module imports only from its own layer and from those before it, at the top or inside a function.
 LAYERS = (
-    ("arguments", "errors", "files", "settings", "source_lines", "text", "version"),
-    ("devices", "on_device", "randomness"),
+    ("core",),
     ("certs",),
     ("data",),
-    ("message", "wire"),
+    ("wire",),
     ("learners",),
     ("topology",),
-    ("agent", "base_node", "clock", "effects", "faults", "hooks", "hub", "protocol", "verbs"),
+    ("nodes", "protocol"),
     ("protocols",),
     ("theory",),
     ("results",),
+    ("engine",),
     ("runtimes",),
-    ("plots",),
-    ("reports",),
+    ("network",),
+    ("report",),
     ("federation",),
     ("experiments",),
     ("__main__", "cli"),
@@ -72,24 +71,15 @@ def test_a_module_imports_only_from_lower_layers(module: Path) -> None:
 @pytest.mark.parametrize(
     ("module", "line", "found"),
     [
-        ("runtimes.store", "from codistill.experiments.run import execute", {"codistill.experiments.run"}),
-        ("protocols.fedmd", "def f():\n    from codistill.runtimes import links", {"codistill.runtimes.links"}),
+        ("engine.store", "from codistill.experiments.run import execute", {"codistill.experiments.run"}),
+        ("protocols.fedmd", "def f():\n    from codistill.runtimes import workers", {"codistill.runtimes.workers"}),
         ("data.shard", "import codistill.learners.torch", {"codistill.learners.torch"}),
-        ("agent", "from codistill import Federation", {"codistill"}),
-        ("wire.codec", "from codistill.errors import MessageError", set()),
+        ("nodes.agent", "from codistill import Federation", {"codistill"}),
+        ("wire.codec", "from codistill.core.errors import MessageError", set()),
     ],
 )
 def test_a_forbidden_import_is_found(module: str, line: str, found: set[str]) -> None:
     assert forbidden_imports(module, line) == found
-
-
-def test_no_two_modules_share_a_name() -> None:
-    """Nor do two modules differ by a plural only; a package may be the plural of a module (protocol, protocols)."""
-    packages = [m.parent.name for m in MODULES if m.name == "__init__"]
-    names = [m.name for m in MODULES if m.name not in ("__init__", "__main__")]
-    singular = [re.sub(r"(?<=[^s])s$", "", name) for name in names]
-    shared = {name for name, one in zip(names, singular, strict=True) if singular.count(one) > 1}
-    assert sorted(shared | (set(names) & set(packages))) == []
 
 
 @pytest.mark.parametrize("path", PROTOCOL_FILES, ids=lambda path: path.stem)
@@ -108,9 +98,15 @@ def test_no_protocol_inherits_from_another(path: Path) -> None:
 
 @pytest.mark.parametrize("path", PROTOCOL_FILES, ids=lambda path: path.stem)
 def test_a_protocol_file_is_short(path: Path) -> None:
-    # Conditions of its printed form, and three readings of τ; the ensemble it predicts with; two ways to talk, and
-    # what each agent chooses; two kinds of models, with and without rounds.
-    longest = {"d_distillation": 180, "ekd": 160, "crs": 160, "fedmd": 140}
+    """An algorithm is one file, with all that it alone uses: most need 130 lines, these more."""
+    longest = {
+        "crs": 380,  # two ways to talk, the contrast, representations, and what each agent chooses
+        "fedgen": 270,  # the generator
+        "feddkd": 230,  # the steps of distillation, and what is measured of them
+        "d_distillation": 210,  # conditions of its printed form, and three readings of τ
+        "fedmd": 200,  # two kinds of models, with and without rounds
+        "ekd": 160,  # the ensemble it predicts with
+    }
     assert len(path.read_text().splitlines()) <= longest.get(path.stem, 130)
 
 
@@ -123,3 +119,14 @@ def test_nothing_is_unpickled_or_evaluated() -> None:
         assert not unsafe & {name.split(".")[0] for name in names}, path
         calls = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
         assert not {"eval", "exec"} & {call.id for call in calls if isinstance(call, ast.Name)}, path
+
+
+def test_private_names_of_torch_and_numpy_are_not_used() -> None:
+    found = [
+        f"{path}:{node.lineno}: {ast.unparse(node)}"
+        for path in MODULES.values()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__")
+        if ast.unparse(node.value).split(".")[0] in ("np", "numpy", "torch", "nn")
+    ]
+    assert not found

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import codistill as cd
-from codistill.errors import ProtocolError
+from codistill.core.errors import ProtocolError
 from codistill.experiments.user_code import run_file
 
 HEAD = """\
@@ -71,10 +71,12 @@ CALLS = {
     of_agent("me.ask_hub(m=1)['m']"): "me.ask_hub must be awaited, where it is called. Found: its result used",
     of_agent("me.measure('c', loss=1)"): "me.measure takes names of agents.",
     of_agent("me.measure()"): "me.measure is called as me.measure(agents, **values).",
-    of_agent("me.mix(1)"): "me.mix is called as me.mix(own, heard). Found: missing a required argument: 'heard'",
+    of_agent(
+        "me.mix(1)"
+    ): "me.mix is called as me.mix(own, heard). Found: missing 1 required positional argument: 'heard'",
     of_agent("me.remark(text=1, to='hub')"): "me.remark is called as me.remark(text).",
     of_agent("me.measure(me.name, loss='low')"): "'loss' must be one number for each agent.",
-    of_agent("me.measure(me.name, round=1)"): "A figure must have a name that is no column of every run.",
+    of_agent("me.measure(me.name, round=1)"): "A figure must not have the name of a column that every run has.",
     of_agent("me.remark(3)"): "me.remark takes a text.",
     of_agent("me.mix(np.zeros(2), {'b': np.zeros(2)})"): "me.mix takes an array of each neighbour, by its name.",
     of_hub("await me.scatter([1, 2])"): "me.scatter takes a table: for each agent a table of items.",
@@ -126,7 +128,7 @@ HOOKS = {
     "async def round(self, me):\n    pass": "def round(self, me, t). Found: async def round(self, me), at",
     "def round(self, me, t):\n    pass": "must be: async def round(self, me, t). Found: def round(self, me, t), at",
     "async def round(self, me, t):\n    yield 1": "a 'yield' in it",
-    "async def rounds(self, me, t):\n    pass": "Own must say what an agent does in a round. Found: no 'round', but",
+    "async def rounds(self, me, t):\n    pass": "Own needs a method 'round'. Found: no 'round', but",
     "async def serve(self, me, sender, message):\n    pass\n" + NOTHING: "serve of Own must be: def serve(self, me, ",
     "def predict(self, x):\n    pass\n" + NOTHING: "predict of Own must be: def predict(self, me, x).",
     "def serve(self, me, sender, message):\n    return 5\n" + of_agent("await me.ask_hub(n=1)"): "serve must return a",

@@ -25,6 +25,7 @@ NAMES = [
     "DDistillation",
     "DSGD",
     "EKD",
+    "EarlyStopping",
     "FD",
     "Fault",
     "FedAL",
@@ -57,6 +58,7 @@ NAMES = [
     "advise",
     "join",
     "load",
+    "parts",
     "read_state",
     "register_architecture",
     "serve",
@@ -73,6 +75,18 @@ try:
 except SystemExit as end:
     print(json.dumps([end.code, [name for name in {HEAVY} if name in sys.modules]]))
 """
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_public_names_are_documented(name):
+    """Also their own methods and properties: the API pages are made from these docstrings."""
+    public = getattr(codistill, name)
+    assert public.__doc__
+    if isinstance(public, type):
+        members = {key: value for key, value in vars(public).items() if not key.startswith("_")}
+        functions = {key: value for key, value in members.items() if callable(value) or isinstance(value, property)}
+        inherited = {key for base in public.__mro__[1:] for key in vars(base)}
+        assert [key for key, value in functions.items() if not value.__doc__ and key not in inherited] == []
 
 
 def test_the_public_names_are_these():

@@ -30,7 +30,7 @@ def check_learner(kind: str, options: str) -> None:
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: f"{path.parent.name}-{path.stem}")
 def test_a_recipe_is_valid(path: Path) -> None:
     recipe = read_recipe(path)
-    assert recipe.rounds >= 5
+    assert recipe.spec.rounds >= 5
     assert sum(entry.count for entry in recipe.agents) >= 2
 
 
@@ -39,7 +39,7 @@ def test_a_recipe_is_valid(path: Path) -> None:
 def test_a_sweep_is_valid_and_has_a_quick_form(path: Path, quick: bool) -> None:
     sweep = read_sweep(path, quick=quick)
     recipes = [recipe for _, recipe in sweep.runs]
-    assert max(recipe.rounds for recipe in recipes) >= 5
+    assert max(recipe.spec.rounds for recipe in recipes) >= 5
     assert all(sum(entry.count for entry in recipe.agents) >= 2 for recipe in recipes)
     for entry in (entry for recipe in recipes for entry in recipe.agents):
         check_learner(entry.kind, json.dumps(entry.options))

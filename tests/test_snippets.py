@@ -21,10 +21,10 @@ from pathlib import Path
 
 import pytest
 
-from codistill.cli.parser import make_parser
+from codistill.cli import make_parser
 from codistill.experiments.recipe import make_recipe
 from codistill.experiments.sweep import read_sweep
-from codistill.learners.zoo import registry
+from codistill.learners import architectures
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
@@ -81,7 +81,7 @@ def named(page: Path) -> str:
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An empty folder to run in; what a page imports from it or registers is forgotten afterwards."""
-    monkeypatch.setattr(registry, "_entries", dict(registry._entries))
+    monkeypatch.setattr(architectures, "_entries", dict(architectures._entries))
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     before = set(sys.modules)

@@ -262,7 +262,7 @@ def opening(cases: Sequence[tuple[str, int, int]]) -> None:
     sys.path.insert(0, str(ROOT / "tests" / "learners"))
     import archived_models
 
-    from codistill.runtimes.runtime import one_thread
+    from codistill.engine.runtime import one_thread
 
     limit = 8 << 30  # of addresses: whatever asks for more than that is refused by the system
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))

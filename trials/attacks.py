@@ -2,7 +2,7 @@
 
     python -m trials.attacks
 
-What is attacked, and what has to follow, is in tests/runtimes/network/test_attacks.py, which runs with a few hundred.
+What is attacked, and what has to follow, is in tests/network/test_attacks.py, which runs with a few hundred.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ TESTS = "test_outsiders or test_agents_that_misbehave or two_sites"
 
 def main() -> int:
     """The exit code of the tests."""
-    tests = ("tests/runtimes/network/test_attacks.py", "-k", TESTS, "--durations=0")
+    tests = ("tests/network/test_attacks.py", "-k", TESTS, "--durations=0")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-m", "", *tests]  # also those marked "long"
     environment = os.environ | {"CODISTILL_NOISE": str(NOISE)}
     return subprocess.run(command, cwd=Path(__file__).parents[1], env=environment, check=False).returncode

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 import codistill as cd
+from codistill.nodes.record import record_of
 from codistill.protocols import PROTOCOLS
 from trials.better_off_settings import SETTINGS
 
@@ -36,7 +37,7 @@ def one(
     kind = PROTOCOLS[protocol]
     made = cd.Federation(
         agents, kind(**chosen.options), public=public if kind.needs_public else None, seed=seed, safeguard=safeguard,
-        faults=faults, scores=() if agents[0]._data[1].ndim == 2 else ("accuracy", "log_loss"),
+        faults=faults, scores=() if record_of(agents[0]).data[1].ndim == 2 else ("accuracy", "log_loss"),
     )  # fmt: skip
     result = made.run(chosen.rounds, runtime="simulation", evaluate_every=chosen.rounds, progress=False)
     key, sign = ("own_accuracy", 100) if made.description.task == "classification" else ("own_rmse", -1)

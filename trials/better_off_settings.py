@@ -15,10 +15,10 @@ from sklearn.linear_model import LogisticRegression, Ridge
 from torch import nn
 
 import codistill as cd
-from codistill.data.dataset import Dataset
-from codistill.data.loading import load
+from codistill.data.datasets import load
+from codistill.data.validation import Dataset
+from codistill.experiments.building import build
 from codistill.experiments.recipe import read_recipe
-from codistill.experiments.recipe_federation import build
 
 RECIPES = Path(__file__).parent.parent / "recipes" / "heart"
 BLACK_BOX = ("avgkd", "akd", "pkd", "fedmd", "d_distillation")

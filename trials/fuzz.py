@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+from codistill.engine.runtime import one_thread
 from codistill.learners.ability import Ability
-from codistill.runtimes.runtime import one_thread
 from trials.fuzz_cases import CASES, Case, Recorded
 from trials.fuzz_controls import CONTROLS
 from trials.fuzz_mutations import mutate

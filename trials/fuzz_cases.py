@@ -13,15 +13,15 @@ from sklearn.tree import DecisionTreeClassifier
 from torch import nn
 
 import codistill as cd
-from codistill.agent import Agent
-from codistill.base_node import Node
+from codistill.engine.evaluation import score
+from codistill.engine.exchange import Frame, Report, Waiting
+from codistill.engine.host import BEGIN, Host
 from codistill.learners.zoo import build
-from codistill.message import Message
-from codistill.runtimes.carrier import Frame, Waiting
-from codistill.runtimes.evaluation import score
-from codistill.runtimes.host import BEGIN, Host
-from codistill.runtimes.round_report import Report
+from codistill.nodes.agent import Agent
+from codistill.nodes.node import Node
+from codistill.nodes.record import record_of
 from codistill.topology import HUB
+from codistill.wire.message import Message
 from codistill.wire.state import pack, unpack
 
 CLASSES, WIDTH, ROUND = 3, 4, 1
@@ -170,7 +170,7 @@ class Recorded:
         for phase in range(BEGIN, ROUND):
             host.run(phase, self.names)
         self._nodes = {node.name: node for node in nodes}
-        self._states = {node.name: pack(node.dump()) for node in nodes}
+        self._states = {node.name: pack(record_of(node).dump()) for node in nodes}
         self.messages.clear()
         report = host.run(ROUND, self.names)
         assert not report.refused, report.refused
@@ -186,7 +186,7 @@ class Recorded:
         """Run the receiver of a message through the round, with other bytes in its place."""
         receiver = self.messages[place][1]
         node = self._nodes[receiver]
-        node.resume(unpack(self._states[receiver]))
+        record_of(node).resume(unpack(self._states[receiver]))
         arrivals = [
             (sender, data if index == place else sent)
             for index, (sender, to, sent) in enumerate(self.messages)

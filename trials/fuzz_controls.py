@@ -12,15 +12,20 @@ from typing import Any
 import numpy as np
 
 import codistill as cd
-from codistill.errors import CodistillError, MessageError
-from codistill.results.outputs import collect
-from codistill.results.records import Scores
-from codistill.runtimes.evaluation import score
-from codistill.runtimes.network.answers import checked_report, checked_scores, checked_view, report_content
-from codistill.runtimes.network.hub_commands import read_command, read_go
-from codistill.runtimes.network.options import Network
-from codistill.runtimes.network.remote_agent import RemoteAgent
-from codistill.runtimes.network.terms import (
+from codistill.core.errors import CodistillError, MessageError
+from codistill.engine.evaluation import score
+from codistill.engine.exchange import Report
+from codistill.network.agent import RemoteAgent
+from codistill.network.commands import (
+    checked_report,
+    checked_scores,
+    checked_view,
+    read_command,
+    read_go,
+    report_content,
+)
+from codistill.network.options import Network
+from codistill.network.terms import (
     check_terms,
     description_under,
     difference,
@@ -29,8 +34,9 @@ from codistill.runtimes.network.terms import (
     read_hello,
     terms_of,
 )
-from codistill.runtimes.round_report import Report
-from codistill.wire.codec import decode, encode, read_json
+from codistill.results.outputs import collect
+from codistill.results.records import Scores
+from codistill.wire.codec import SIZE_LIMIT, decode, encode, read_json
 from trials.fuzz_cases import STEPS, Case, equal, federation, regressing
 from trials.fuzz_mutations import mutate_json
 
@@ -112,7 +118,7 @@ def _use_peer_terms(content: Any) -> None:
 
 def _use_welcome(content: Any) -> None:
     """As an agent that has just joined."""
-    transport = SimpleNamespace(accept=_ignore)
+    transport = SimpleNamespace(accept=_ignore, limit=SIZE_LIMIT)
     connections = SimpleNamespace(command=_ignore, tell=_ignore, network=Network(), transport=transport)
     remote = RemoteAgent(connections, {}, lambda terms: description_under(terms, _run(False).agents[0], None, None))
     remote._enter(SimpleNamespace(content=content))
@@ -123,7 +129,7 @@ def _use_command(content: Any) -> None:
     described = _run(False)
     try:
         read_command(
-            str(content.get("do")), content, described.topology.names, described.plan.rounds, asynchronous=False
+            str(content.get("do")), content, described.topology.names, described.spec.rounds, asynchronous=False
         )
     except (KeyError, TypeError, ValueError) as error:
         raise _RefusedError from error

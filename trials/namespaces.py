@@ -32,7 +32,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from codistill.errors import CodistillError, NetworkError, RuntimeFault
+from codistill.core.errors import CodistillError, NetworkError, RuntimeFault
 
 DELAY, LOSS = 0.020, 0.01  # on the way from any node to any other; a round trip meets both twice
 PATIENCE = 300.0  # seconds that a federation may take

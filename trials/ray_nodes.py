@@ -24,7 +24,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from codistill.errors import NetworkError, RuntimeFault
+from codistill.core.errors import NetworkError, RuntimeFault
 from trials.namespaces import Net, check_machine, end, run_trial, sh, start, undisturbed
 
 NODES = ("one", "two", "three")

@@ -22,11 +22,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from codistill.errors import CodistillError
-from codistill.experiments.advice_candidates import ALONE, Setting, copy_of, find_candidates
-from codistill.experiments.advice_prior import expected_gains, facts_of
-from codistill.experiments.advice_probe import Part, ProbeRun, run_probe
-from codistill.experiments.advice_search import Search
+from codistill.core.errors import CodistillError
+from codistill.experiments.advice_prior import ALONE, Setting, copy_of, expected_gains, facts_of, find_candidates
+from codistill.experiments.advice_probe import Part, ProbeRun, Search, run_probe
+from codistill.nodes.record import record_of
 from codistill.protocols import FedMD
 from trials.regret_settings import Case, build, cases
 from trials.regret_table import fit_prior, measured_settings, prior_text, table
@@ -93,7 +92,7 @@ def trained_part(setting: Setting, parts: dict[str, Part]) -> Setting:
     """The setting as advice sees it: with the training samples only."""
     agents = [copy_of(agent, parts[agent.name][0]) for agent in setting.agents]
     for agent in agents:
-        agent.settle(setting.classes)
+        record_of(agent).encode_labels(setting.classes)
     return Setting(
         agents=tuple(agents), classes=setting.classes, rounds=setting.rounds, seed=setting.seed, public=setting.public
     )

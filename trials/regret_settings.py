@@ -14,13 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from codistill.agent import Agent
-from codistill.data.loading import load
+from codistill.core.rng import generator, seed_libraries
+from codistill.data.datasets import load
 from codistill.data.partition import KINDS
-from codistill.experiments.advice_candidates import Setting
+from codistill.experiments.advice_prior import Setting
 from codistill.experiments.advice_probe import Part
 from codistill.learners.catalogue import make_learner
-from codistill.randomness import generator, seed_libraries
+from codistill.nodes.agent import Agent
+from codistill.nodes.record import record_of
 
 ROUNDS = 5
 BUNDLED = ("breast_cancer", "digits", "linear", "wine")
@@ -184,7 +185,7 @@ def build(case: Case) -> tuple[Setting, dict[str, Part]]:
         name = f"agent-{number + 1}"
         seed_libraries(case.seed, name, "model")
         agent = Agent(name, make_learner(model["kind"], options, x.shape[1:], classes), x[rows], y[rows])
-        agent.settle(classes)
+        record_of(agent).encode_labels(classes)
         agents.append(agent)
         parts[name] = _train_and_test(y[rows], share, rng)
     return Setting(agents=tuple(agents), classes=classes, rounds=ROUNDS, seed=case.seed, public=public), parts

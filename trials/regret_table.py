@@ -9,10 +9,19 @@ from typing import Any
 import numpy as np
 
 from codistill.experiments.advice import Option, choose
-from codistill.experiments.advice_candidates import ALONE
-from codistill.experiments.advice_gains import NOTHING, Gains, combined_gains, differences, measured_gains
-from codistill.experiments.advice_prior import FEATURES, AgentFacts, expected_gains, features
-from codistill.experiments.advice_search import FOLDS
+from codistill.experiments.advice_prior import (
+    ALONE,
+    FEATURES,
+    NOTHING,
+    AgentFacts,
+    Gains,
+    combined_gains,
+    differences,
+    expected_gains,
+    features,
+    measured_gains,
+)
+from codistill.experiments.advice_probe import FOLDS
 from trials.regret_settings import build, cases
 
 Prior = dict[str, dict[str, Any]]

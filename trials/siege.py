@@ -80,7 +80,7 @@ HONEST = ("north", "south", "west")
 ATTACKERS = ("strangers", "revoked", "member", "deaf", "joiner", "drip")
 MEMBERS = ("member", "deaf", "joiner", "drip", "revoked", "newcomer")  # of the recipe, besides the honest ones
 EXCLUDED = ("member", "joiner")  # for what they send, before the kill and after it
-CODISTILL = [sys.executable, "-m", "codistill.cli"]
+CODISTILL = [sys.executable, "-m", "codistill"]
 QUIET = 0.1  # share of the time before the attack
 KILLED = 0.7  # share of the time after which the hub is killed
 MEMORY = 250.0  # megabytes that the hub may grow by: four messages for each of eight agents, and what Python keeps
@@ -162,17 +162,16 @@ class Siege:
 
     def _visit(self) -> float | None:
         """Seconds until the hub welcomes an agent that connects now; None: not in time."""
-        from codistill.certs.credentials import read_credentials
-        from codistill.runtimes.network.frame_header import FrameKind, Turn
-        from codistill.runtimes.network.inbox import Presence, ReceivedFrame
-        from codistill.runtimes.network.options import Network
-        from codistill.runtimes.network.transport import Transport
+        from codistill.certs.credentials import Credentials
+        from codistill.network.frames import FrameKind, Presence, ReceivedFrame, Turn
+        from codistill.network.options import Network
+        from codistill.network.transport import Transport
         from codistill.wire.codec import encode
 
         request = encode(
             {}, {"json": json.dumps({"do": "hello", **json.loads((self.folder / "hello.json").read_text())})}
         )
-        own = read_credentials(self.folder / "certs" / "newcomer", "agent")
+        own = Credentials(self.folder / "certs" / "newcomer", "agent")
         began = time.monotonic()
         agent = Transport("newcomer", ("hub",), Network(), own, dial={"hub": f"127.0.0.1:{self.port}"})
         try:
@@ -207,8 +206,8 @@ class Siege:
             self._call("certs", "agent", name)
         shutil.copytree(self.folder / "certs" / "revoked", self.folder / "revoked")
         self._call("certs", "revoke", "revoked")
-        from codistill.experiments.agent_file import read_agent_file
-        from codistill.runtimes.network.terms import hello_of
+        from codistill.experiments.networked import read_agent_file
+        from codistill.network.terms import hello_of
 
         own = read_agent_file(self.folder / "recipe.toml", "member")
         (self.folder / "hello.json").write_text(json.dumps(hello_of(own.agent, own.public)), "utf-8")

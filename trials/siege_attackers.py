@@ -25,8 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from codistill.runtimes.network.frame_header import HEADER_SIZE, FrameHeader, FrameKind, Turn
-from codistill.runtimes.network.preface import Preface, read_preface
+from codistill.network.frames import HEADER_SIZE, FrameHeader, FrameKind, Preface, Turn, read_preface
 from codistill.wire.codec import decode, encode, encode_packed
 
 HELLOS = 2000  # half handshakes at a time

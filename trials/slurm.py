@@ -27,7 +27,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from codistill.errors import RuntimeFault
+from codistill.core.errors import RuntimeFault
 from trials.namespaces import CODISTILL, end, run_trial, start, undisturbed
 
 DAEMONS = ("munged", "slurmctld", "slurmd")

@@ -48,7 +48,7 @@ lease = 3
 deadline = 4
 quorum = 0.5
 """
-CODISTILL = [sys.executable, "-m", "codistill.cli"]
+CODISTILL = [sys.executable, "-m", "codistill"]
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
 LONGEST = 3600.0  # seconds until the storm is called off
 # Kills, freezes and restarts of this machine's processes take the place of a lifetime of trouble.

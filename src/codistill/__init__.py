@@ -10,29 +10,32 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from codistill.version import __version__ as __version__
+from codistill.core import __version__ as __version__
 
 if TYPE_CHECKING:
-    from codistill.agent import Agent as Agent
-    from codistill.clock import Clock as Clock
-    from codistill.clock import Offline as Offline
+    from codistill.core.errors import CodistillError as CodistillError
+    from codistill.core.settings import setting as setting
     from codistill.data.columns import Columns as Columns
-    from codistill.errors import CodistillError as CodistillError
+    from codistill.engine.observers import EarlyStopping as EarlyStopping
+    from codistill.engine.safeguard import Safeguard as Safeguard
+    from codistill.engine.store import read_state as read_state
     from codistill.experiments.advice import advise as advise
-    from codistill.faults import Fault as Fault
     from codistill.federation import Federation as Federation
     from codistill.federation.joining import join as join
     from codistill.federation.result import Result as Result
     from codistill.federation.serving import serve as serve
     from codistill.federation.trained_model import TrainedModel as TrainedModel
     from codistill.federation.trained_model import load as load
-    from codistill.hub import Hub as Hub
     from codistill.learners.ability import Ability as Ability
     from codistill.learners.ability import Learner as Learner
     from codistill.learners.kernel_ridge import KernelRidge as KernelRidge
     from codistill.learners.torch import TorchLearner as TorchLearner
     from codistill.learners.zoo import register_architecture as register_architecture
-    from codistill.message import Message as Message
+    from codistill.nodes.agent import Agent as Agent
+    from codistill.nodes.agent import Hub as Hub
+    from codistill.nodes.clock import Clock as Clock
+    from codistill.nodes.clock import Offline as Offline
+    from codistill.nodes.faults import Fault as Fault
     from codistill.protocol import Protocol as Protocol
     from codistill.protocols import AKD as AKD
     from codistill.protocols import CRS as CRS
@@ -57,32 +60,32 @@ if TYPE_CHECKING:
     from codistill.protocols import FedProto as FedProto
     from codistill.protocols import FedProx as FedProx
     from codistill.protocols import SiloSGD as SiloSGD
+    from codistill.protocols import parts as parts
     from codistill.results.scores import Score as Score
     from codistill.runtimes.ray_cluster import RayCluster as RayCluster
-    from codistill.runtimes.safeguard import Safeguard as Safeguard
-    from codistill.runtimes.state_file import read_state as read_state
-    from codistill.settings import setting as setting
     from codistill.topology import Topology as Topology
     from codistill.wire.compression import Compression as Compression
+    from codistill.wire.message import Message as Message
 
 # Where each public name lives. They are imported when first used, so `codistill --help` needs no torch.
 _HOMES = {
     "AKD": "protocols",
     "Ability": "learners.ability",
-    "Agent": "agent",
+    "Agent": "nodes.agent",
     "Alone": "protocols",
     "AvgKD": "protocols",
     "Backfitting": "protocols",
     "CRS": "protocols",
     "Centralised": "protocols",
-    "Clock": "clock",
-    "CodistillError": "errors",
+    "Clock": "nodes.clock",
+    "CodistillError": "core.errors",
     "Columns": "data.columns",
     "Compression": "wire.compression",
-    "Safeguard": "runtimes.safeguard",
+    "Safeguard": "engine.safeguard",
     "EKD": "protocols",
+    "EarlyStopping": "engine.observers",
     "FD": "protocols",
-    "Fault": "faults",
+    "Fault": "nodes.faults",
     "FedAvg": "protocols",
     "FedAL": "protocols",
     "FedBN": "protocols",
@@ -98,11 +101,11 @@ _HOMES = {
     "FedMD": "protocols",
     "FedProto": "protocols",
     "Federation": "federation",
-    "Hub": "hub",
+    "Hub": "nodes.agent",
     "KernelRidge": "learners.kernel_ridge",
     "Learner": "learners.ability",
-    "Message": "message",
-    "Offline": "clock",
+    "Message": "wire.message",
+    "Offline": "nodes.clock",
     "PKD": "protocols",
     "Protocol": "protocol",
     "RayCluster": "runtimes.ray_cluster",
@@ -114,10 +117,11 @@ _HOMES = {
     "advise": "experiments.advice",
     "join": "federation.joining",
     "load": "federation.trained_model",
-    "read_state": "runtimes.state_file",
+    "parts": "protocols",
+    "read_state": "engine.store",
     "register_architecture": "learners.zoo",
     "serve": "federation.serving",
-    "setting": "settings",
+    "setting": "core.settings",
 }
 
 __all__ = sorted(_HOMES)

@@ -8,8 +8,8 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from codistill.certs.node_identity import describe_peer
-from codistill.errors import NetworkError
+from codistill.certs.identity import describe, load_peer
+from codistill.core.errors import NetworkError
 
 NOW = datetime.now(UTC).replace(microsecond=0)
 DAY = timedelta(days=1)
@@ -34,6 +34,11 @@ def certificate(folder, name="cert.pem"):
 def der(folder):
     """The certificate of a node, as TLS shows it to others."""
     return certificate(folder).public_bytes(Encoding.DER)
+
+
+def describe_peer(der):
+    """Name, generation and role in a peer's certificate, as TLS provides it."""
+    return describe(load_peer(der))
 
 
 def refused(*words, kind=NetworkError):

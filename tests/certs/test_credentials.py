@@ -11,9 +11,9 @@ from tests.certs.certificates import DAY, HOUR, NOW, Clock, certificate, der, re
 
 from codistill.certs import credentials
 from codistill.certs.authority import Authority
-from codistill.certs.credentials import read_credentials
-from codistill.certs.node_identity import load_peer
-from codistill.errors import NetworkError
+from codistill.certs.credentials import Credentials
+from codistill.certs.identity import load_peer
+from codistill.core.errors import NetworkError
 
 
 def connect(hub, agent):
@@ -24,9 +24,7 @@ def connect(hub, agent):
 
 def read_both(certs, clock=None):
     clock = clock or Clock()
-    return read_credentials(certs / "localhost", "hub", clock=clock), read_credentials(
-        certs / "lab", "agent", clock=clock
-    )
+    return Credentials(certs / "localhost", "hub", clock=clock), Credentials(certs / "lab", "agent", clock=clock)
 
 
 def test_two_nodes_know_each_other(certs):
@@ -44,7 +42,7 @@ def test_a_certificate_is_needed_and_of_this_authority(certs, foreign):
     nobody.load_verify_locations(certs / "ca.crt")
     with pytest.raises(OSError, match="(?i)certificate required|closed|reset"):
         shake_hands(hub.tls_context(server=True), nobody, None)
-    with refused("signed by an authority that is known here"):
+    with refused("signed by a known authority"):
         hub.admitted_name(der(foreign / "lab"))
 
 
@@ -76,7 +74,7 @@ def test_the_next_generation_is_taken_without_a_restart(authority):
     authority.revoke("lab")
     assert agent.trouble() == (
         f"The certificate must not be revoked. Found: that of 'lab', {authority.folder}/lab/cert.pem: generation 1 is "
-        "revoked, by crl.pem. Issue the next: codistill certs agent lab; copy its folder here."
+        "revoked, according to crl.pem. Issue a new one: codistill certs agent lab; copy its folder here."
     )
     with refused("generation 1 is revoked"):
         hub.admitted_name(first)
@@ -90,10 +88,10 @@ def test_the_next_generation_is_taken_without_a_restart(authority):
 def test_a_generation_that_was_never_issued(authority, certs, tmp_path):
     """The list of the hub was not copied yet, and the agent has its next certificate."""
     shutil.copytree(certs / "localhost", tmp_path / "hub")
-    hub = read_credentials(tmp_path / "hub", "hub", clock=Clock())
+    hub = Credentials(tmp_path / "hub", "hub", clock=Clock())
     authority.revoke("lab")
     authority.issue("agent", "lab")
-    with refused("generation 2 was never issued, by the list .*crl.pem"):
+    with refused("generation 2 was never issued, according to .*crl.pem"):
         hub.admitted_name(der(certs / "lab"))
     shutil.copy(certs / "crl.pem", tmp_path / "hub" / "crl.pem")
     assert hub.admitted_name(der(certs / "lab")) == "lab"
@@ -120,7 +118,7 @@ def test_new_files_that_cannot_be_used_leave_those_before_in_use(certs, foreign,
     else:
         path.write_bytes(content)
     assert agent.tls_context(server=False) is before
-    assert agent.trouble().startswith("The certificate before is still in use, as the new files cannot be used: ")
+    assert agent.trouble().startswith("The previous certificate is still in use, as the new files are invalid: ")
     assert words in agent.trouble()
     assert connect(hub, agent) == ("hub", "lab")
     path.write_bytes(good)
@@ -130,7 +128,7 @@ def test_new_files_that_cannot_be_used_leave_those_before_in_use(certs, foreign,
 
 def test_a_key_that_is_copied_before_its_certificate(authority, tmp_path):
     shutil.copytree(authority.folder / "lab", tmp_path / "lab")
-    agent = read_credentials(tmp_path / "lab", "agent", clock=Clock())
+    agent = Credentials(tmp_path / "lab", "agent", clock=Clock())
     authority.renew("lab", days=30)
     shutil.copy(authority.folder / "lab" / "key.pem", tmp_path / "lab" / "key.pem")
     agent.tls_context(server=False)
@@ -142,7 +140,7 @@ def test_a_key_that_is_copied_before_its_certificate(authority, tmp_path):
 def test_a_certificate_whose_time_has_not_come(authority, certs):
     """The clock of the node is behind: the new certificate is taken when it is valid, with no further change."""
     clock = Clock(NOW + DAY)
-    agent = read_credentials(certs / "lab", "agent", clock=clock)
+    agent = Credentials(certs / "lab", "agent", clock=clock)
     Authority(certs, now=NOW + 2 * DAY).renew("lab", days=30)
     assert "it is valid from" in agent.trouble()
     clock.now = NOW + 2 * DAY
@@ -151,10 +149,10 @@ def test_a_certificate_whose_time_has_not_come(authority, certs):
 
 def test_the_files_of_another_node(authority):
     authority.issue("agent", "other")
-    agent = read_credentials(authority.folder / "lab", "agent", clock=Clock())
+    agent = Credentials(authority.folder / "lab", "agent", clock=Clock())
     for name in ("key.pem", "cert.pem"):
         shutil.copy(authority.folder / "other" / name, authority.folder / "lab" / name)
-    assert "must be that of 'lab', as at the start. Found: that of 'other'" in agent.trouble()
+    assert "must still be that of 'lab'. Found: that of 'other'" in agent.trouble()
     assert agent.name == "lab"
 
 
@@ -172,7 +170,7 @@ def test_the_files_of_another_node(authority):
 def test_expiry_is_told_before_it_comes(authority, life, after, said):
     clock, path = Clock(), authority.folder / "lab"
     end = authority.renew("lab", **life).not_after
-    agent = read_credentials(path, "agent", clock=clock)
+    agent = Credentials(path, "agent", clock=clock)
     clock.now = NOW + after
     Authority(authority.folder, now=clock.now).refresh()
     expected = said and said.format(end=f"{end:%Y-%m-%d %H:%M} UTC")
@@ -182,7 +180,7 @@ def test_expiry_is_told_before_it_comes(authority, life, after, said):
 def test_a_link_ends_with_its_certificate(authority):
     authority.renew("lab", hours=1)
     clock = Clock(NOW + HOUR)
-    hub, lab = read_credentials(authority.folder / "localhost", "hub", clock=clock), der(authority.folder / "lab")
+    hub, lab = Credentials(authority.folder / "localhost", "hub", clock=clock), der(authority.folder / "lab")
     assert hub.admitted_name(lab) == "lab"
     clock.now += DAY / 86400
     with refused("agent 'lab' must be valid", f"it expired on {NOW + HOUR:%Y-%m-%d %H:%M} UTC"):
@@ -197,7 +195,7 @@ def test_hours(authority):
 
 def test_a_trouble_is_not_undone_by_another(authority):
     """Both sentences are told."""
-    agent = read_credentials(authority.folder / "lab", "agent", clock=Clock())
+    agent = Credentials(authority.folder / "lab", "agent", clock=Clock())
     (authority.folder / "lab" / "key.pem").chmod(0o644)
     (authority.folder / "lab" / "crl.pem").unlink()
     assert "mode 0644" in agent.trouble()
@@ -207,7 +205,7 @@ def test_a_trouble_is_not_undone_by_another(authority):
 @pytest.mark.parametrize("name", ["cert.pem", "ca.crt", "crl.pem"])
 def test_malformed_files_raise_nothing_but_refusals(certs, name):
     """Random bytes inside the PEM form are changed: at a start, and while the node runs."""
-    running, path, draw = read_credentials(certs / "lab", "agent"), certs / "lab" / name, random.Random(2)
+    running, path, draw = Credentials(certs / "lab", "agent"), certs / "lab" / name, random.Random(2)
     first, *lines, last = path.read_bytes().splitlines()
     good, refusals = base64.b64decode(b"".join(lines)), 0
     for _ in range(60):
@@ -219,7 +217,7 @@ def test_malformed_files_raise_nothing_but_refusals(certs, name):
             running.trouble()
             assert running.tls_context(server=True) is not None
             try:
-                read_credentials(certs / "lab", "agent")
+                Credentials(certs / "lab", "agent")
             except NetworkError:
                 refusals += 1
     assert refusals > 30

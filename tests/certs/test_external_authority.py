@@ -13,13 +13,12 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 from cryptography.x509.oid import NameOID
-from tests.certs.certificates import DAY, NOW, der, refused, shake_hands
+from tests.certs.certificates import DAY, NOW, der, describe_peer, refused, shake_hands
 
-from codistill.certs.credentials import read_credentials
-from codistill.certs.installing import install
-from codistill.certs.node_identity import describe_peer, node_uri
-from codistill.certs.signing_request import make_request
-from codistill.errors import NetworkError
+from codistill.certs.credentials import Credentials, install
+from codistill.certs.identity import node_uri
+from codistill.certs.signing import make_request
+from codistill.core.errors import NetworkError
 
 SETTINGS = """
 [ca]
@@ -134,7 +133,7 @@ def first(path):
 
 
 def test_two_nodes_of_an_external_authority_connect(sites):
-    hub, ward = read_credentials(sites / "hub", "hub"), read_credentials(sites / "ward", "agent")
+    hub, ward = Credentials(sites / "hub", "hub"), Credentials(sites / "ward", "agent")
     assert (hub.name, ward.name) == ("hub", "Ward 3")
     assert (hub.trouble(), ward.trouble()) == (None, None)
     contexts = hub.tls_context(server=True), ward.tls_context(server=False)
@@ -144,7 +143,7 @@ def test_two_nodes_of_an_external_authority_connect(sites):
 
 
 def test_a_serial_number_on_the_list_of_its_issuer_is_refused(sites):
-    hub = read_credentials(sites / "hub", "hub")
+    hub = Credentials(sites / "hub", "hub")
     assert hub.admitted_name(der(sites / "ward")) == "Ward 3"
     middle = existing(sites / "middle")
     middle.revoke(first(sites / "ward" / "cert.pem"))
@@ -154,11 +153,11 @@ def test_a_serial_number_on_the_list_of_its_issuer_is_refused(sites):
     assert hub.admitted_name(der(sites / "hub")) == "hub"
     shutil.copy(sites / "hub" / "crl.pem", sites / "ward" / "crl.pem")
     with refused("must not be revoked", "that of 'Ward 3'"):
-        read_credentials(sites / "ward", "agent")
+        Credentials(sites / "ward", "agent")
 
 
 def test_a_revoked_intermediate_authority(sites):
-    hub, root = read_credentials(sites / "hub", "hub"), existing(sites / "root")
+    hub, root = Credentials(sites / "hub", "hub"), existing(sites / "root")
     root.revoke(sites / "middle" / "ca.crt")
     both = existing(sites / "middle").write_list(sites / "m.crl") + root.write_list(sites / "r.crl")
     (sites / "hub" / "crl.pem").write_bytes(both)
@@ -168,7 +167,7 @@ def test_a_revoked_intermediate_authority(sites):
 
 def test_every_issuer_needs_a_list(sites, tmp_path):
     """A node that the root has signed directly is known here, but its revocation cannot be."""
-    hub, root = read_credentials(sites / "hub", "hub"), existing(sites / "root")
+    hub, root = Credentials(sites / "hub", "hub"), existing(sites / "root")
     make_request(tmp_path / "direct", "direct", "agent")
     root.sign(tmp_path / "direct" / "request.pem", tmp_path / "direct" / "cert.pem")
     assert hub.admitted_name(der(tmp_path / "direct")) == "direct"
@@ -184,8 +183,8 @@ def test_another_authority_under_the_same_root_is_not_known(sites, tmp_path):
     other = External(tmp_path / "other", "Web Servers", existing(sites / "root"))
     make_request(tmp_path / "site", "Ward 3", "agent")
     other.sign(tmp_path / "site" / "request.pem", tmp_path / "site" / "cert.pem")
-    hub = read_credentials(sites / "hub", "hub")
-    with refused("signed by an authority that is known here", "CN=Web Servers", "intermediate"):
+    hub = Credentials(sites / "hub", "hub")
+    with refused("signed by a known authority", "CN=Web Servers", "intermediate"):
         hub.admitted_name(der(tmp_path / "site"))
 
 
@@ -193,14 +192,14 @@ def test_an_incomplete_chain(sites):
     path = sites / "ward" / "cert.pem"
     path.write_bytes(first(path).read_bytes())
     with refused("must be signed by the authority", "another authority"):
-        read_credentials(sites / "ward", "agent")
+        Credentials(sites / "ward", "agent")
 
 
 def test_the_intermediate_authority_may_be_trusted_alone(sites):
     for site in ("hub", "ward"):
         shutil.copy(sites / "middle" / "ca.crt", sites / site / "ca.crt")
         existing(sites / "middle").write_list(sites / site / "crl.pem")
-    hub, ward = read_credentials(sites / "hub", "hub"), read_credentials(sites / "ward", "agent")
+    hub, ward = Credentials(sites / "hub", "hub"), Credentials(sites / "ward", "agent")
     contexts = hub.tls_context(server=True), ward.tls_context(server=False)
     assert shake_hands(*contexts, None, hub.admitted_name, ward.admitted_name) == ("hub", "Ward 3")
 
@@ -214,13 +213,11 @@ def test_a_list_of_a_part_only_or_without_a_number(sites):
     )
     partial = builder.add_extension(x509.DeltaCRLIndicator(1), critical=True).sign(key, hashes.SHA256())
     (sites / "hub" / "crl.pem").write_bytes(partial.public_bytes(Encoding.PEM))
-    with refused("must be a complete list", "a list of a part only"):
-        read_credentials(sites / "hub", "hub")
+    with refused("must be a complete list", "a partial list"):
+        Credentials(sites / "hub", "hub")
     plain = builder.sign(key, hashes.SHA256())
     (sites / "hub" / "crl.pem").write_bytes(plain.public_bytes(Encoding.PEM))
-    assert read_credentials(sites / "hub", "hub").admitted_name(der(sites / "ward")) == "Ward 3", (
-        "a list without a number"
-    )
+    assert Credentials(sites / "hub", "hub").admitted_name(der(sites / "ward")) == "Ward 3", "a list without a number"
 
 
 # --- names ----------------------------------------------------------------------------------------------
@@ -266,5 +263,5 @@ def test_a_name_as_a_uri(uri, expected):
     ],
 )
 def test_a_uri_that_is_refused(uris):
-    with pytest.raises(NetworkError, match="has one name of the form 'codistill:hub' or 'codistill:agent:NAME'"):
+    with pytest.raises(NetworkError, match="must have one name of the form 'codistill:hub' or 'codistill:agent:NAME'"):
         describe_peer(with_uris(*uris))

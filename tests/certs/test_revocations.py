@@ -8,16 +8,15 @@ from cryptography import x509
 from tests.certs.certificates import DAY, HOUR, NOW, Clock, certificate, der, refused
 
 from codistill.certs.authority import Authority
-from codistill.certs.credentials import read_credentials
-from codistill.certs.register import LEDGER
-from codistill.certs.signing import pem, sign_list
-from codistill.errors import RecipeError
+from codistill.certs.credentials import Credentials
+from codistill.certs.signing import LEDGER, pem, sign_list
+from codistill.core.errors import RecipeError
 
 MINUTE, SECOND = timedelta(minutes=1), timedelta(seconds=1)
 
 
 def read(folder, clock, grace=3600.0):
-    return read_credentials(folder, "hub", list_grace=grace, clock=clock)
+    return Credentials(folder, "hub", list_grace=grace, clock=clock)
 
 
 @pytest.mark.parametrize("harm", ["damaged", "empty", "missing", "foreign", "cut"])
@@ -32,7 +31,7 @@ def test_a_list_that_cannot_be_used_holds_for_the_grace_period_only(authority, f
     path = folder / "localhost" / "crl.pem"
     with refused("agent 'left' must be valid", "generation 1 is revoked", "for a new one"):
         hub.admitted_name(left)
-    good, found = path.read_bytes(), "no list, a cut-off list, or something else beside it"
+    good, found = path.read_bytes(), "no list, a truncated list, or other content"
     if harm == "missing":
         path.unlink()
         found = "No such file or directory"
@@ -54,7 +53,7 @@ def test_a_list_that_cannot_be_used_holds_for_the_grace_period_only(authority, f
     clock.now += SECOND
     assert "and all nodes are refused: run 'codistill certs refresh'" in hub.trouble()
     for peer in (lab, left, der(folder / "localhost")):
-        with refused("only with a valid revocation list in .*crl.pem", found.split(",")[0], "certs refresh"):
+        with refused("crl.pem must be a valid revocation list", found.split(",")[0], "certs refresh"):
             hub.admitted_name(peer)
     path.write_bytes(good)
     assert (hub.admitted_name(lab), hub.trouble()) == ("lab", None)
@@ -88,9 +87,9 @@ def test_an_outdated_list(certs):
     assert hub.admitted_name(lab) == "lab"
     assert read(certs / "localhost", clock).admitted_name(lab) == "lab", "a start within the grace period"
     clock.now = NOW + 7 * DAY + 5 * MINUTE + HOUR + SECOND
-    with refused("only with a valid revocation list", f"outdated since {due}", "certs refresh"):
+    with refused("must be a valid revocation list", f"outdated since {due}", "certs refresh"):
         hub.admitted_name(lab)
-    with refused("only with a valid revocation list", f"outdated since {due}", "certs refresh"):
+    with refused("must be a valid revocation list", f"outdated since {due}", "certs refresh"):
         read(certs / "localhost", clock)
     Authority(certs, now=clock.now).refresh()
     assert (hub.admitted_name(lab), hub.trouble()) == ("lab", None)
@@ -111,9 +110,12 @@ def test_a_list_of_the_future(certs):
     Authority(certs, now=NOW + 5 * MINUTE).refresh()
     assert hub.trouble() is None
     Authority(certs, now=NOW + 2 * DAY).refresh()
-    assert f"(it was signed at {NOW + 2 * DAY:%Y-%m-%d %H:%M} UTC, which is in the future by the clock" in hub.trouble()
+    assert (
+        f"(it was signed at {NOW + 2 * DAY:%Y-%m-%d %H:%M} UTC, which is in the future by this machine's clock"
+        in hub.trouble()
+    )
     assert hub.admitted_name(der(certs / "lab")) == "lab"
-    with refused("must not be signed in the future", "Set the clock"):
+    with refused("must not be signed in the future", "Correct the clock"):
         read(certs / "localhost", clock)
     clock.now += HOUR + SECOND
     with refused("in the future"):
@@ -167,7 +169,7 @@ def test_lists_are_signed_again_by_every_change_after_a_day(authority):
 
 def test_a_list_that_was_valid_for_ever_is_signed_for_a_week(authority):
     """As signed by versions whose lists ended with their authority."""
-    from codistill.certs.certificate_files import read_key
+    from codistill.certs.files import read_key
 
     root, key = certificate(authority.folder, "ca.crt"), read_key(authority.folder / "ca.key")
     (authority.folder / "crl.pem").write_bytes(pem(sign_list(root, key, [], 7, NOW, 3650 * DAY)))
@@ -191,10 +193,10 @@ def test_a_ledger_of_an_earlier_version(authority):
 
 def test_the_check_of_an_open_link_is_cheap(certs, monkeypatch):
     """It is made every second for each link: the certificate and the list are read once."""
-    from codistill.certs import credentials, revocations
+    from codistill.certs import credentials, files
 
     hub, lab = read(certs / "localhost", Clock()), der(certs / "lab")
     hub.admitted_name(lab)
-    for module, name in ((credentials, "load_peer"), (credentials, "read_own_files"), (revocations, "read_lists")):
+    for module, name in ((credentials, "load_peer"), (credentials, "read_own_files"), (files, "read_lists")):
         monkeypatch.setattr(module, name, None)
     assert [hub.admitted_name(lab) for _ in range(3)] == ["lab"] * 3

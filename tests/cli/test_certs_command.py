@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from codistill.certs.authority import Authority
-from codistill.certs.credentials import read_credentials
+from codistill.certs.credentials import Credentials
 from codistill.cli import main
 
 
@@ -67,7 +67,7 @@ def test_from_an_authority_to_a_second_generation(here, capsys, monkeypatch):
     code, out, _ = said(capsys, "agent", "Ward 3")
     assert code == 0
     assert "generation 2" in out
-    assert read_credentials(here / "certs" / "Ward 3", "agent").name == "Ward 3"
+    assert Credentials(here / "certs" / "Ward 3", "agent").name == "Ward 3"
 
 
 def test_hours_and_the_life_of_lists(here, capsys, monkeypatch):
@@ -115,7 +115,7 @@ def test_a_site_makes_its_own_key(here, capsys):
     assert code == 0
     assert out.startswith("agent 'Ward 3': site is complete, valid until ")
     assert fingerprints(out)["authority"] == signed["authority"]
-    assert read_credentials(here / "site", "agent").name == "Ward 3"
+    assert Credentials(here / "site", "agent").name == "Ward 3"
 
     code, out, _ = said(capsys, "request", "--renew", "--out", "site")
     assert code == 0
@@ -181,7 +181,7 @@ def test_the_list_shows_every_state(here, capsys, monkeypatch):
         (["list", "--certs", "nowhere"], 9, "none in nowhere"),
         (["init"], 9, "already holds an authority"),
         (["init", "--certs", "other", "--name", "x" * 65], 9, "65 bytes"),
-        (["init", "--certs", "file"], 7, "a file is in the place of a folder"),
+        (["init", "--certs", "file"], 7, "a file where a folder is expected"),
         (["agent", "hub"], 9, "'hub'"),
         (["agent", ".."], 9, "'..'"),
         (["agent", "LAB"], 9, "'LAB' beside 'lab'"),
@@ -235,7 +235,7 @@ def test_what_argparse_says(here, capsys):
 
 def test_without_the_library(here, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "cryptography", None)
-    for name in [name for name in sys.modules if name.startswith("codistill.certs.")]:
+    for name in [name for name in sys.modules if name.startswith("codistill.certs")]:
         monkeypatch.delitem(sys.modules, name)
     code, out, err = said(capsys, "list")
     assert (code, out) == (9, "")

@@ -8,6 +8,7 @@ import traceback
 import warnings
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import tomli_w
 
@@ -30,7 +31,7 @@ def done(tmp_path_factory):
     folder = tmp_path_factory.mktemp("done")
     (folder / "trial.toml").write_text(tomli_w.dumps(TABLES))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("codistill.reports.pages.write_report", lambda summary, path: path)
+        patch.setattr("codistill.report.pages.write_report", lambda summary, path: path)
         assert main(["run", str(folder / "trial.toml"), "--quiet", "--out", str(folder / "run")]) == 0
     return folder
 
@@ -102,7 +103,8 @@ def test_what_resume_passed_over_is_said(done, tmp_path, capsys, no_report):
     damaged = folder / "checkpoints" / "round-000003.state"
     assert code == 0
     assert err.splitlines() == [
-        f"note: The checkpoint {damaged} cannot be used: its digest does not match.",
+        f"note: The checkpoint {damaged} cannot be used: its digest does not match: another kind of file, or a damaged "
+        "one.",
         "note: Going on from round-000002.state, the one before.",
     ]
     assert (folder / "metrics.jsonl").read_bytes() == (done / "run" / "metrics.jsonl").read_bytes()
@@ -159,6 +161,17 @@ def test_runs_side_by_side(done, tmp_path, capsys):
     assert out.count("fedmd") == 2
     assert f"report: {tmp_path / 'page.html'}" in out
     assert (tmp_path / "page.html").read_text().startswith("<!")
+
+
+def test_the_table_of_a_comparison_as_a_file(done, tmp_path, capsys):
+    for name in ("table.csv", "table.tex"):
+        code, out, _ = said(capsys, "compare", str(done / "run"), "--out", str(tmp_path / name))
+        assert code == 0
+        assert f"table: {tmp_path / name}" in out
+    frame = pd.read_csv(tmp_path / "table.csv")
+    assert frame.loc[0, "protocol"] == "fedmd"
+    assert frame.loc[0, "gain"] == pytest.approx(frame.loc[0, "together"] - frame.loc[0, "alone"])
+    assert r"\begin{tabular}{llrrrrrrrrrr}" in (tmp_path / "table.tex").read_text()
 
 
 def test_a_run_is_called_by_its_folder_wherever_we_are(done, monkeypatch, capsys):

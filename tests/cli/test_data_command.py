@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from codistill.cli.data_command import partition_text
+from codistill.cli.data_commands import partition_text
 
 
 def test_the_text_is_a_table_with_totals():

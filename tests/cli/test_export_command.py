@@ -10,11 +10,12 @@ from sklearn.tree import DecisionTreeClassifier
 
 import codistill as cd
 from codistill.cli import main
+from codistill.core.text import csv_text
+from codistill.experiments.building import build
 from codistill.experiments.recipe import read_recipe
-from codistill.experiments.recipe_federation import build
 from codistill.experiments.run import prepare
 from codistill.experiments.saved_run import reopen
-from codistill.text import csv_text
+from codistill.nodes.record import record_of
 
 RECIPE = """
 seed = 0
@@ -89,7 +90,7 @@ def test_columns_are_checked_by_name(run, capsys, tmp_path):
     assert "must have the column 'petal width (cm)'" in shown.err
     table.assign(more=1).to_csv(tmp_path / "more.csv", index=False)
     code, shown = said(capsys, "predict", path, tmp_path / "more.csv")
-    assert "left out: more" in shown.err
+    assert "left out: 'more'" in shown.err
     assert shown.out.startswith("class,probability_setosa")
     assert len(shown.out.splitlines()) == 151
 
@@ -114,14 +115,14 @@ def test_categories_text_and_missing_cells_are_read_as_in_the_run(capsys, tmp_pa
     frame = pd.read_csv(tmp_path / "flowers.csv", na_values=["?"])
     samples = data.scaling.apply(data.columns.transform(frame), "samples")
     for name, agent in result.agents.items():
-        assert agent._agent.safeguard.ready
+        assert record_of(agent._agent).safeguard.ready
         said(capsys, "export", tmp_path / "run", name, "--out", tmp_path / "model")
         code, _ = said(capsys, "predict", tmp_path / "model", tmp_path / "flowers.csv", "--out", tmp_path / "out.csv")
         found = pd.read_csv(tmp_path / "out.csv")
         assert code == 0
-        assert np.allclose(found[["probability_ill", "probability_well"]], agent.decision_function(samples), atol=1e-7)
+        assert np.allclose(found[["probability_ill", "probability_well"]], agent.answers(samples), atol=1e-7)
         assert found["class"].tolist() == [data.class_names[i] for i in agent.predict(samples)]
-        assert np.array_equal(cd.load(tmp_path / "model").decision_function(frame), agent.decision_function(samples))
+        assert np.array_equal(cd.load(tmp_path / "model").answers(frame), agent.answers(samples))
     code, shown = said(capsys, "export", tmp_path / "run", "linear", "--onnx", "--out", tmp_path / "model.onnx")
     assert (code, "a safeguard" in shown.err, "Leave --onnx out" in shown.err) == (4, True, True)
 

@@ -18,9 +18,9 @@ import pytest
 
 from codistill.certs.authority import Authority
 from codistill.cli import main
+from codistill.experiments.building import agent_names
 from codistill.experiments.networked import spread
 from codistill.experiments.recipe import make_recipe
-from codistill.experiments.recipe_federation import agent_names
 
 RECIPE = """
 seed = 3
@@ -205,7 +205,7 @@ def test_a_node_does_not_start_in_a_folder_that_others_may_write(arguments: list
     (here / "open").mkdir()
     (here / "open").chmod(0o777)
     assert main(arguments) == 7
-    assert "open must be writable by its owner alone." in capsys.readouterr().err
+    assert "Only its owner may be able to write to open." in capsys.readouterr().err
     assert not list((here / "open").iterdir()), "nothing was written there"
 
 
@@ -230,7 +230,7 @@ def test_an_agent_file_that_is_none(text: str, code: int, words: str, here: Path
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        ("held_by_agents = true", "must say how many classes"),
+        ("held_by_agents = true", "needs the number of classes"),
         (
             'held_by_agents = true\nclasses = 2\nname = "digits"',
             "exactly one of name, sources, file, files, held_by_agents",
@@ -251,7 +251,7 @@ class Node:
     def __init__(self, folder: Path, log: Path, command: tuple[str, ...]) -> None:
         self._process = multiprocessing.get_context("fork").Process(target=self._work, args=(folder, log, command))
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of forks that copy only one thread
+            warnings.simplefilter("ignore", DeprecationWarning)  # about forking with several threads
             self._process.start()
 
     @staticmethod
@@ -392,7 +392,7 @@ def test_a_second_start_in_the_same_folder_ends_at_once_and_touches_nothing(
         assert second.wait(timeout=30) == 7, nodes.told(f"{name}-again")
         assert time.monotonic() - began < 10
         told = nodes.told(f"{name}-again")
-        assert "another run is writing there" in told
+        assert "another run is using it" in told
         assert "hub: listens at" not in told
         health = json.loads((folders[name] / "health.json").read_text())
         assert {**health, "time": ""} == {**first[name], "time": ""}

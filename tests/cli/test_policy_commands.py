@@ -9,11 +9,9 @@ import numpy as np
 import pytest
 
 from codistill.cli import main
-from codistill.message import Message
-from codistill.runtimes.network.audit_log import AUDIT, AuditLog
-from codistill.runtimes.network.audited_transport import AuditedTransport
-from codistill.runtimes.network.frame_header import FrameKind, Turn
-from codistill.runtimes.network.policy import ANYTHING
+from codistill.network.frames import FrameKind, Turn
+from codistill.network.policy import ANYTHING, AUDIT, AuditedTransport, AuditLog
+from codistill.wire.message import Message
 
 RECIPE = """
 [data]
@@ -139,7 +137,7 @@ def test_a_policy_is_checked_before_anything_is_sent(tmp_path: Path, monkeypatch
 
 
 def test_a_policy_beside_the_agents_file_is_read_or_replaced(tmp_path: Path) -> None:
-    from codistill.experiments.agent_file import read_agent_file
+    from codistill.experiments.networked import read_agent_file
 
     (tmp_path / "my_agent.py").write_text(AGENT_FILE + '\naccepts = ("fd", "fedmd")\n')
     (tmp_path / "policy.toml").write_text('protocols = ["fd", "fedavg"]\nrounds = 4\n')

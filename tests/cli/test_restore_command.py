@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.runtimes.network.fakes import Centre, Life, Net, describe
+from tests.network.fakes import Centre, Life, Net, describe
 
 from codistill.cli import main
-from codistill.errors import CheckpointError
-from codistill.files import locked
-from codistill.runtimes.network.state_store import START, StateStore, find_states, read_state
+from codistill.core.errors import CheckpointError
+from codistill.core.files import locked
+from codistill.network.state_store import START, StateStore, find_states, read_state
 from codistill.wire.state import pack, unpack
 
 NAMES = ("a", "b")
@@ -43,7 +43,7 @@ def test_a_hub_without_its_checkpoint_makes_nobody_lose_a_state_and_restore_brin
     first.wire.kill()
     _until(lambda: all(any("hub disconnected" in text for text in life.told) for life in lives.values()))
     second = Centre(net, whole)  # the same run, and no checkpoint
-    _until(lambda: (second.runtime.agents.pump(0.01), not any(life.is_alive() for life in lives.values()))[1])
+    _until(lambda: (second.runtime.pump(0.01), not any(life.is_alive() for life in lives.values()))[1])
     assert "all states of this agent are newer" in lives["a"].end().found
     assert any(f"codistill restore {tmp_path / 'a'} --round 5" in text for text in lives["a"].told)
     lives = _start(net, 9, tmp_path)
@@ -92,7 +92,7 @@ def test_a_state_of_another_model_is_refused_with_an_error(tmp_path: Path) -> No
     assert main(["restore", str(tmp_path), "--round", "8"]) == 0
     net, whole = Net(), describe(("a",), 1)
     centre, life = Centre(net, whole), Life(net, "a", whole, tmp_path)
-    _until(lambda: (centre.runtime.agents.pump(0.01), not life.is_alive())[1])
+    _until(lambda: (centre.runtime.pump(0.01), not life.is_alive())[1])
     assert isinstance(life.end(), CheckpointError)
     assert {state.done for state in find_states(tmp_path)} == {0, 8}
 
@@ -119,7 +119,7 @@ def test_a_state_is_not_restored_while_the_agent_takes_part(tmp_path: Path) -> N
 
     StateStore(tmp_path / "run1").put(8, b"learnt", store=True)
     with locked(tmp_path):
-        command = [sys.executable, "-m", "codistill.cli", "restore", str(tmp_path), "--round", "8"]
+        command = [sys.executable, "-m", "codistill", "restore", str(tmp_path), "--round", "8"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 7
-    assert "another run is writing there" in done.stderr
+    assert "another run is using it" in done.stderr

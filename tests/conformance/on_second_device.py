@@ -17,8 +17,8 @@ from tests.second_device import KIND, Counted, Device, SecondTensor
 
 import codistill as cd
 from codistill.cli import main
-from codistill.errors import RecipeError, RuntimeFault
-from codistill.on_device import OnDevice, in_host_memory
+from codistill.core.devices import OnDevice, in_host_memory
+from codistill.core.errors import RecipeError, RuntimeFault
 
 HERE = torch.device(KIND, 0)
 QUIET: dict[str, Any] = {"progress": False, "alone": False}
@@ -120,10 +120,10 @@ def test_a_recipe_goes_on_where_its_device_is_missing(tmp_path: Path, monkeypatc
         'protocol = { name = "alone", rounds = 1 }\n'
         'runtime = { kind = "simulation", device = "auto" }\n'
     )
-    monkeypatch.setattr("codistill.devices._PREFERRED", (KIND,))
+    monkeypatch.setattr("codistill.core.devices._PREFERRED", (KIND,))
     assert main(["run", str(recipe), "--out", str(folder), "--quiet"]) == 0
     assert devices_in(folder) == {"net": f"{KIND}:0", "ridge": "cpu"}
-    monkeypatch.setattr("codistill.devices._PREFERRED", ())
+    monkeypatch.setattr("codistill.core.devices._PREFERRED", ())
     assert main(["resume", str(folder), "--quiet"]) == 0
     assert devices_in(folder) == {"net": f"{KIND}:0", "ridge": "cpu"}  # where it began, like versions
 
@@ -237,7 +237,7 @@ def test_a_process_that_has_trained_cannot_fork_workers(make: Make) -> None:
 
 
 def test_a_missing_one_is_named_with_what_there_is() -> None:
-    with pytest.raises(RecipeError, match=f"torch has here: cpu, {KIND}:0"):
+    with pytest.raises(RecipeError, match=f"torch has cpu, {KIND}:0"):
         cd.TorchLearner(torch.nn.Linear(2, 2), device=f"{KIND}:1")
 
 

@@ -12,8 +12,8 @@ from typing import Any
 from tests.second_device import KIND
 
 import codistill as cd
+from codistill.engine.runtime import Outcome, load_nodes, save_nodes
 from codistill.federation.result import Result
-from codistill.runtimes.runtime import load_nodes, save_nodes
 
 Make = Callable[..., cd.Federation]
 
@@ -50,7 +50,7 @@ class Elsewhere:
                 return simulate(rounds, runtime=runtime, **settings)
             rows, alone_rows, saved = self.run(case, options, rounds, runtime=runtime, **settings)
             load_nodes(here.agents, saved)
-            return Result(here.description, rows, alone_rows, None, 0.0, interrupted=False)
+            return Result(here.description, Outcome(0, True, rows, None, None, 0.0), alone_rows)
 
         here.run = run  # type: ignore[method-assign, assignment]
         return here

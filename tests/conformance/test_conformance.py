@@ -20,19 +20,22 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from examples.ds_fl import DSFL
+from examples.fedgkt import FedGKT
+from examples.fedtgp import FedTGP
+from examples.kt_pfl import KTpFL
 from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.neighbors import KNeighborsClassifier
 
 import codistill as cd
-from codistill.errors import LearnerError, RuntimeFault
+from codistill.core.errors import LearnerError, RuntimeFault
+from codistill.engine.privacy_guard import LabelGuard, PrivacyGuard
 from codistill.learners.zoo import build
+from codistill.network.options import UNKNOWN, derived_limit
 from codistill.protocol import Agent, Hub, Message, Protocol
 from codistill.protocols import PROTOCOLS
 from codistill.protocols.alone import baseline_of
-from codistill.runtimes.network.limits import UNKNOWN, derived_limit
-from codistill.runtimes.observers.label_guard import LabelGuard
-from codistill.runtimes.observers.privacy_guard import PrivacyGuard
 from codistill.topology import HUB
 
 SHAPE, CLASSES, ROUNDS = (1, 8, 8), 10, 4
@@ -151,9 +154,17 @@ CASES = [
     Case(cd.AvgKD(), mixed),
 ]
 RELAY = Case(Relay(), equal)
+# Protocols of the literature that are written outside of the package, by the tutorial's means. FedGKT sends the labels
+# of private samples, and a lone agent learns from the hub's model.
+GKT = Case(FedGKT(local_epochs=1, hub_epochs=1, batch_size=16), equal)
+NEIGHBOURS = [
+    Case(DSFL(local_epochs=1, public_epochs=1, batch_size=16, queries=20), mixed, DSFL()),
+    Case(FedTGP(local_epochs=1, hub_steps=3, batch_size=16), equal),
+    Case(KTpFL(local_epochs=1, batch_size=16), two_kinds),
+]
 # Second forms of a protocol share its code for talking: what is about that is checked on the first.
 FIRST = list({case.protocol.name: case for case in reversed(CASES)}.values())[::-1]
-NETWORKED = [RELAY, *(case for case in FIRST if not case.protocol.pools_data)]
+NETWORKED = [RELAY, GKT, *NEIGHBOURS, *(case for case in FIRST if not case.protocol.pools_data)]
 NAMED = {case.protocol.name: case for case in FIRST}
 
 
@@ -245,7 +256,7 @@ def test_every_protocol_has_a_row() -> None:
     assert {case.protocol.name for case in CASES} == set(PROTOCOLS)
 
 
-@rows_of([*CASES, RELAY])
+@rows_of([*CASES, RELAY, GKT, *NEIGHBOURS])
 def test_parts_in_simulation_and_processes_equal_the_whole(
     case: Case, federation: Any, whole_of: Any, digits: Any, tmp_path: Path
 ) -> None:
@@ -290,7 +301,7 @@ def test_another_seed_is_another_run(case: Case, federation: Any, whole_of: Any)
     assert other.rows != whole_of(case).rows(1)
 
 
-@rows_of([*CASES, RELAY])
+@rows_of([*CASES, RELAY, *NEIGHBOURS])
 def test_no_message_holds_what_must_stay_at_home(case: Case, whole_of: Any) -> None:
     """Samples and labels; weights and what the hub keeps, unless weights or models are what is exchanged."""
     whole = whole_of(case)
@@ -299,13 +310,13 @@ def test_no_message_holds_what_must_stay_at_home(case: Case, whole_of: Any) -> N
     assert whole.messages > 0 or case.protocol.name in ("alone", "centralised", "silo_sgd")
 
 
-@rows_of([*CASES, RELAY])
+@rows_of([*CASES, RELAY, *NEIGHBOURS])
 def test_nothing_that_an_agent_tells_gives_its_class_counts(case: Case, whole_of: Any) -> None:
     """Messages, measures, remarks, and the scores that it reports to a hub of another operator."""
     assert whole_of(case).label_leaks == []
 
 
-@rows_of([*CASES, RELAY])
+@rows_of([*CASES, RELAY, *NEIGHBOURS])
 def test_no_byte_depends_on_a_withheld_sample(case: Case, federation: Any) -> None:
     """Agent-0 withholds ten of its samples: other values and labels of these change no message, and no score.
 
@@ -323,7 +334,7 @@ def test_no_byte_depends_on_a_withheld_sample(case: Case, federation: Any) -> No
     assert told(slice(0, 5)) != plain or case is RELAY
 
 
-@rows_of([*CASES, RELAY])
+@rows_of([*CASES, RELAY, GKT, *NEIGHBOURS])
 def test_no_message_exceeds_the_limit_that_follows_from_the_run(case: Case, whole_of: Any) -> None:
     whole = whole_of(case)
     assert whole.largest <= whole.limit
@@ -333,7 +344,7 @@ def test_no_message_exceeds_the_limit_that_follows_from_the_run(case: Case, whol
         assert whole.limit <= 4 * whole.largest + (1 << 20)
 
 
-@rows_of(CASES)
+@rows_of([*CASES, *NEIGHBOURS])
 def test_a_lone_agent_reduces_to_local_training(case: Case, federation: Any) -> None:
     together = federation(case, agents=1).run(2, runtime="simulation", **QUIET)
     baseline = Case(baseline_of(case.protocol) or case.protocol, case.models)
@@ -341,7 +352,7 @@ def test_a_lone_agent_reduces_to_local_training(case: Case, federation: Any) -> 
     assert [row["accuracy"] for row in together.rows] == [row["accuracy"] for row in alone.rows]
 
 
-@rows_of(FIRST)
+@rows_of([*FIRST, *NEIGHBOURS])
 def test_an_absent_agent_and_lost_messages_do_not_stop_the_others(case: Case, federation: Any) -> None:
     faults = [cd.Fault(kind="drop", rate=0.4), cd.Fault(kind="gone", agent="agent-1", first=2, last=2)]
     posted: list[int] = []  # bytes of messages to agents, lost or not
@@ -375,7 +386,7 @@ def test_injected_faults_compression_and_sampling_are_the_same_over_the_network(
     assert b'"present": false' in metrics[0]
 
 
-@rows_of(FIRST)
+@rows_of([*FIRST, *NEIGHBOURS])
 def test_compression_is_the_same_everywhere_and_shorter(case: Case, federation: Any, whole_of: Any) -> None:
     """8 bits, without loss of a message, in both runtimes; models that travel as bytes are left as they are."""
     small = cd.Compression(bits=8, error_feedback=True)
@@ -390,7 +401,7 @@ def test_compression_is_the_same_everywhere_and_shorter(case: Case, federation: 
     assert packed < (1.0 if case.protocol.needs & cd.Ability.PORTABLE else 0.6) * sent or not sent
 
 
-@rows_of(FIRST)
+@rows_of([*FIRST, *NEIGHBOURS])
 def test_unmet_needs_fail_before_anything_runs(case: Case, federation: Any) -> None:
     class NeverFitted(KNeighborsClassifier):  # type: ignore[misc]
         def fit(self, x: Any, y: Any) -> Any:
@@ -409,7 +420,7 @@ def test_unmet_needs_fail_before_anything_runs(case: Case, federation: Any) -> N
 
 
 @pytest.mark.long
-@rows_of([Case(case.beats_alone, case.models) for case in CASES if case.beats_alone])
+@rows_of([Case(case.beats_alone, case.models) for case in (*CASES, *NEIGHBOURS) if case.beats_alone])
 def test_it_beats_learning_alone(case: Case, federation: Any) -> None:
     rounds = 8
     options: dict[str, Any] = {"runtime": "simulation", "progress": False, "evaluate_every": rounds}

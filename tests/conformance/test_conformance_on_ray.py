@@ -18,7 +18,7 @@ from tests.conformance.test_conformance import CASES, FIRST, NAMED, QUIET, RELAY
 from tests.federation.test_equal_in_all_runtimes import outcome
 
 import codistill as cd
-from codistill.errors import RecipeError
+from codistill.core.errors import RecipeError
 
 pytestmark = pytest.mark.usefixtures("time_limit", "ray_here")
 
@@ -142,7 +142,7 @@ def test_data_as_they_are_in_life_give_the_same(case: str) -> None:
 
 def test_what_cannot_be_done_there_is_refused_before_anything_starts(make: Make, tmp_path: Path) -> None:
     """None of it is left out silently."""
-    from codistill.runtimes.network.options import Network
+    from codistill.network.options import Network
 
     fedmd, clock = NAMED["fedmd"], cd.Clock(asynchronous=True, step=1.0)
     for case, made_with, run_with, found in [

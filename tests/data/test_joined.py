@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from codistill.data.loading import load
-from codistill.errors import DataError
+from codistill.core.errors import DataError
+from codistill.data.datasets import load
 
 
 @pytest.fixture(autouse=True)
@@ -90,9 +90,9 @@ def test_grey_images_are_repeated_and_colours_become_their_luma(tmp_path):
 
 
 def test_what_has_no_pixels_or_other_channels_is_refused(tmp_path):
-    assert "must be for images. Found: samples of shape (13,) in data set 'wine'. Remove" in refused("wine", size=8)
+    assert "need images. Found: samples of shape (13,) in data set 'wine'. Remove" in refused("wine", size=8)
     write(tmp_path, "colours", (4, 4, 3))
-    assert "4 for the 3 channels of data set 'colours'. Write channels = 3" in refused("colours", tmp_path, channels=4)
+    assert "4 for the 3 channels of data set 'colours'. Set channels = 3" in refused("colours", tmp_path, channels=4)
 
 
 # --- several data sets --------------------------------------------------------------------------------
@@ -147,13 +147,13 @@ def test_data_sets_that_do_not_belong_together_are_refused(tmp_path):
     text = refused(["toy", "large"], tmp_path)
     assert "(1, 4, 4) in 'toy', (1, 5, 5) in 'large'" in text
     assert "size = 28 and channels = 3" in text
-    assert "(30,) in 'breast_cancer'. Name data sets of one shape." in refused(["wine", "breast_cancer"])
+    assert "(30,) in 'breast_cancer'. Choose data sets of one shape." in refused(["wine", "breast_cancer"])
     text = refused(["toy", "two"], tmp_path)
     assert "3 classes (0, 1, 2) in 'toy', 2 classes (0, 1) in 'two'" in text
     assert "26 classes (0, 1, ..., 25)" in refused(["toy", _letters(tmp_path)], tmp_path)
-    assert "at least one data set, and each once. Found: []" in refused([], tmp_path)
+    assert "one or more different data sets. Found: []" in refused([], tmp_path)
     assert "['toy', 'toy']" in refused(["toy", "toy"], tmp_path)
-    assert "'svhn', while" in refused(["toy", "svhn"], tmp_path)
+    assert "Unknown data set 'svhn'" in refused(["toy", "svhn"], tmp_path)
 
 
 def _letters(folder):

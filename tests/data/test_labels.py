@@ -6,8 +6,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from codistill.core.errors import DataError, RecipeError
 from codistill.data.labels import CLASSIFICATION, REGRESSION, agree_on_labels, class_names
-from codistill.errors import DataError, RecipeError
 
 
 def agree(*labels, **options):
@@ -64,7 +64,7 @@ def test_a_federation_of_as_many_classes_as_it_is_said_has_no_phantom_class():
         ([["benign", "benign "]], {}, ["'benign' and 'benign '"]),
         ([["a", None]], {}, ["must have a label", "row 1"]),
         ([["a", " "]], {}, ["must have a label", "row 1"]),
-        ([[0.5, 1.0]], {}, ["agent '0' must be classes", "0.5 in row 0", "Is this a regression?"]),
+        ([[0.5, 1.0]], {}, ["agent '0' must be classes", "0.5 in row 0", "For a regression"]),
         ([np.arange(60)], {}, ["60 different integers, 0 to 59, among 60 labels", 'task = "classification"']),
         ([np.arange(40).repeat(50)], {"regressors": ["agent 'a' (Ridge)"]}, ["40 different", "agent 'a' (Ridge)"]),
         ([["a", "b"]], {"classes": 3}, ["must be 3 classes", "2: 'a', 'b'"]),
@@ -95,7 +95,7 @@ def test_labels_without_names_are_numbers_and_an_error_says_where_names_are_agre
     made = agree([0, 1])
     with pytest.raises(DataError, match=r"class_names = .* under \[data\] of its recipe"):
         made.encode(["no", "yes"], "agent 'a'")
-    with pytest.raises(DataError, match="one of the classes 'no', 'yes'. Found: 'Yes'. Did you mean 'yes'"):
+    with pytest.raises(DataError, match="among the classes 'no', 'yes'. Found: 'Yes'. Did you mean 'yes'"):
         agree(["no", "yes"]).encode(["Yes"], "agent 'a'")
 
 

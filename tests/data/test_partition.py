@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from codistill.core.errors import CodistillError, DataError, RecipeError
 from codistill.data.partition import (
     KINDS,
     ById,
@@ -15,7 +16,6 @@ from codistill.data.partition import (
     Unequal,
     counts,
 )
-from codistill.errors import CodistillError, DataError, RecipeError
 
 ALL = [
     Iid(),
@@ -145,7 +145,7 @@ def test_dirichlet_redraws_until_every_agent_has_enough():
 def test_every_agent_holds_k_classes_and_every_class_has_a_holder(classes, agents, k, seed):
     y = np.repeat(np.arange(classes), 12)
     if not k <= classes <= agents * k:
-        with pytest.raises(DataError, match="k different classes and every class an agent"):
+        with pytest.raises(DataError, match="k different classes, and every class an agent"):
             split(ClassesPerAgent(k=k), y, agents, seed)
         return
     held = counts(y, split(ClassesPerAgent(k=k), y, agents, seed), classes) > 0
@@ -250,7 +250,7 @@ def test_real_valued_targets_can_be_split_without_classes():
 
 @pytest.mark.parametrize("partition", [Dirichlet(alpha=1.0), ClassesPerAgent(k=1), LabelSplit()], ids=str)
 def test_real_valued_targets_have_no_classes(partition):
-    with pytest.raises(DataError, match=r"one label for each sample.*\(30, 2\).*iid, unequal or by"):
+    with pytest.raises(DataError, match=r"one label per sample.*\(30, 2\).*iid, unequal or by"):
         split(partition, np.ones((30, 2)), 3)
 
 
@@ -263,7 +263,7 @@ def test_real_valued_targets_have_no_classes(partition):
         (Iid(), [0, -1], 1, {"classes": 5}, ["-1 in row 1"]),
         (Unequal(weights=(1.0, 1e-9)), [0] * 9, 2, {}, ["none for agent 1", "Unequal(weights", "more even"]),
         (Dirichlet(alpha=1.0, min_size=5), [0] * 9, 2, {}, ["at least 5 samples", "2 agents", "Raise alpha"]),
-        (Dirichlet(alpha=0.001), [0] * 100, 5, {}, ["1000 draws", "alpha 0.001", "use fewer agents"]),
+        (Dirichlet(alpha=0.001), [0] * 100, 5, {}, ["1000 failed draws", "alpha 0.001", "use fewer agents"]),
         (ClassesPerAgent(k=1), [0, 1, 2], 2, {}, ["k = 1, 2 agents and 3 classes", "k from 2 to 3"]),
         (ClassesPerAgent(k=4), [0, 1, 2], 2, {}, ["k = 4", "k from 2 to 3"]),
         (ClassesPerAgent(k=2), [0, 0, 1], 2, {}, ["1 samples of class 1 for 2 agents", "Lower k"]),
@@ -290,7 +290,7 @@ def test_an_impossible_split_says_why_and_what_to_change(partition, y, agents, m
         ("classes", {"k": 1.5}, "partition.k must be an integer"),
         ("labels", {"alpha": 1.5}, "partition.alpha must be at most 1"),
         ("unequal", {"spread": -1.0}, "partition.spread must be at least 0"),
-        ("unequal", {"weights": (1.0, 0.0)}, "partition.weights must be positive numbers. Found: 0.0"),
+        ("unequal", {"weights": (1.0, 0.0)}, "partition.weights must be a list of numbers, each above 0. Found: 0.0"),
         ("unequal", {"weights": (1.0, float("inf"))}, "Found: inf"),
         ("unequal", {"weights": ("a",)}, "Found: 'a'"),
         ("by", {"id": 3}, "partition.id must be a string"),
@@ -316,5 +316,5 @@ def test_counts_are_agents_by_classes():
 def test_counts_need_labels_within_range():
     with pytest.raises(DataError, match=r"from 0 to 1\. Found: 2 in row 1"):
         counts(np.array([0, 2]), [np.array([0, 1])], 2)
-    with pytest.raises(DataError, match=r"real-valued targets of shape \(3, 2\)"):
+    with pytest.raises(DataError, match=r"one label for each sample .* shape \(3, 2\)"):
         counts(np.ones((3, 2)), [np.arange(3)], 2)

@@ -12,9 +12,10 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 import codistill as cd
+from codistill.core.errors import DataError
 from codistill.data import validation
-from codistill.errors import DataError
-from codistill.learners.missing_values import takes_missing
+from codistill.learners.sklearn import takes_missing
+from codistill.nodes.record import record_of
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(120, 4))
@@ -69,7 +70,7 @@ def test_an_agent_scales_by_its_own_rows():
         own = X[20 * place : 20 * place + 20]
         scaled = (own - np.nanmean(own, axis=0)) / np.nanstd(own, axis=0)
         np.testing.assert_allclose(agent.shard.x[~np.isnan(own)], scaled[~np.isnan(own)], atol=1e-5)
-        np.testing.assert_array_equal(agent.prepared(own), agent.shard.x)
+        np.testing.assert_array_equal(record_of(agent).prepared(own), agent.shard.x)
     federation.run(1, **QUIET)
 
 

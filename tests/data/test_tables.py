@@ -4,9 +4,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from codistill.core.errors import CodistillError, DataError, RecipeError
 from codistill.data.partition import ById
 from codistill.data.tables import read_table, read_tables
-from codistill.errors import CodistillError, DataError, RecipeError
 
 
 def toy_frame(rows=20, offset=0):
@@ -108,7 +108,7 @@ def changed(column, value, row=3):
         (toy_frame(), {"label": "kin"}, DataError, ["the column 'kin'", "Did you mean 'kind'?"]),
         (toy_frame(), {"drop": ["nope"]}, DataError, ["the column 'nope'", "'height', 'kind'"]),
         (toy_frame(), {"ids": ["citty"]}, DataError, ["the column 'citty'", "Did you mean 'city'?"]),
-        (toy_frame(), {"drop": ["kind"]}, RecipeError, ["only one of: label, dropped, id", "'kind'"]),
+        (toy_frame(), {"drop": ["kind"]}, RecipeError, ["only one of label, drop and ids", "'kind'"]),
         (changed("height", None), {"missing": "refuse"}, DataError, ["nan in column 'height', data row 4", "'drop'"]),
         (
             changed("height", None),
@@ -211,8 +211,8 @@ def test_classes_can_be_made_from_a_threshold_or_a_map(tmp_path, options, names,
 @pytest.mark.parametrize(
     ("options", "phrases"),
     [
-        ({"label_above": 1}, ["must be numeric to be compared", "'dog'", "label_map"]),
-        ({"label_map": {"dog": "pet", "cat": "pet"}}, ["a class for every value", "'ant' in data row 3", "Add 'ant'"]),
+        ({"label_above": 1}, ["needs a numeric label column", "'dog'", "label_map"]),
+        ({"label_map": {"dog": "pet", "cat": "pet"}}, ["contain every value", "'ant' in data row 3", "Add 'ant'"]),
     ],
 )
 def test_a_map_that_does_not_fit_is_refused(tmp_path, options, phrases):
@@ -278,9 +278,9 @@ def test_labels_that_are_numbers_in_one_file_and_strings_in_another_are_strings(
     [
         (
             toy_frame(9).assign(extra=1),
-            ["must have the same columns", "'extra' in only one", "'zoe' and 'abe'"],
+            ["must have the same columns", "'extra' only in the table of agent 'zoe' or 'abe'"],
         ),
-        (toy_frame(9).drop(columns="height"), ["'height' in only one of the tables"]),
+        (toy_frame(9).drop(columns="height"), ["'height' only in the table"]),
         (toy_frame(9).assign(height="tall"), ["abe.csv", "column 'height'"]),
         (toy_frame(0), ["abe.csv", "0 rows"]),
         (toy_frame(9).assign(kind=0.5), ["the table of agent 'abe'", "0.5 in data row 1"]),

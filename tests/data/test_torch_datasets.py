@@ -7,7 +7,8 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, SubsetRandomSampler, TensorDataset
 
 import codistill as cd
-from codistill.errors import DataError
+from codistill.core.errors import DataError
+from codistill.nodes.record import record_of
 
 X = torch.randn(24, 3, generator=torch.Generator().manual_seed(0))
 Y = (X[:, 0] > 0).long()
@@ -25,7 +26,7 @@ class Noisy(Dataset):
 
 def batches(data):
     agent = cd.Agent("a", nn.Linear(3, 2), data)
-    agent.settle(2)
+    record_of(agent).encode_labels(2)
     return agent, lambda t: [batch.x for batch in agent.shard.batches(t, 8, epochs=2)]
 
 
@@ -83,7 +84,7 @@ class Odd(Noisy):
         (Odd(lambda i: (X[i], 0, 1)), "a pair.*tuple of 3"),
         (Odd(lambda i: (torch.zeros(1 + i % 2), 0)), "the same shape.*Resize or crop"),
         (DataLoader(TensorDataset(X, Y), sampler=SubsetRandomSampler([1, 2])), "SubsetRandomSampler.*Subset"),
-        (TensorDataset(X[:0], Y[:0]), "must hold samples"),
+        (TensorDataset(X[:0], Y[:0]), "must not be empty"),
     ],
 )
 def test_a_mistake_is_a_sentence(data, words):
@@ -92,7 +93,7 @@ def test_a_mistake_is_a_sentence(data, words):
 
 
 def test_a_dataset_beside_labels_and_samples_without_labels():
-    with pytest.raises(DataError, match=r"a torch TensorDataset.*takes a dataset of pairs.*alone"):
-        cd.Agent("a", nn.Linear(3, 2), TensorDataset(X, Y), Y).settle(2)
-    with pytest.raises(DataError, match=r"Labels y of agent 'a' must be one per sample.*None"):
-        cd.Agent("a", nn.Linear(3, 2), X.numpy()).settle(2)
+    with pytest.raises(DataError, match=r"a torch TensorDataset.*a dataset of pairs.*alone"):
+        record_of(cd.Agent("a", nn.Linear(3, 2), TensorDataset(X, Y), Y)).encode_labels(2)
+    with pytest.raises(DataError, match=r"agent 'a' must have one label y each.*None"):
+        record_of(cd.Agent("a", nn.Linear(3, 2), X.numpy())).encode_labels(2)

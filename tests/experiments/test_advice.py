@@ -14,26 +14,34 @@ from sklearn.tree import DecisionTreeClassifier
 
 import codistill as cd
 from codistill.cli import main
-from codistill.experiments.advice import Option, advise, advise_recipe, choose
-from codistill.experiments.advice_candidates import ALONE, FITTED, Setting, find_candidates
-from codistill.experiments.advice_gains import NOTHING, Gain, Gains, combined_gains, differences, measured_gains
+from codistill.core.rng import derive
+from codistill.experiments.advice import Option, advise, advise_recipe, advise_summaries, choose
 from codistill.experiments.advice_prior import (
+    ALONE,
     FEATURES,
+    FITTED,
     LIKE,
+    NOTHING,
     AgentFacts,
+    Gain,
+    Gains,
     Prior,
+    Setting,
+    combined_gains,
+    differences,
     expected_gains,
     features,
+    find_candidates,
     input_shifts,
     label_skew,
+    measured_gains,
     read_prior,
 )
 from codistill.experiments.advice_probe import folds, run_probe
-from codistill.experiments.advice_summaries import advise_summaries
 from codistill.experiments.recipe import make_recipe
 from codistill.learners.zoo import build as build_module
+from codistill.nodes.record import record_of
 from codistill.protocols import PROTOCOLS
-from codistill.randomness import derive
 
 
 def samples(owner, count=24):
@@ -44,7 +52,7 @@ def samples(owner, count=24):
 
 def setting(*agents, **shared):
     for agent in agents:
-        agent.settle(2)
+        record_of(agent).encode_labels(2)
     return Setting(agents=agents, classes=2, rounds=2, **shared)
 
 
@@ -106,7 +114,7 @@ def test_folds_hold_out_every_sample_once_except_the_only_one_of_its_class():
     x, y = samples("a", 21)
     y[5] = 2
     agent = cd.Agent("a", LogisticRegression(), x, y)
-    agent.settle(3)
+    record_of(agent).encode_labels(3)
     held = np.concatenate([fold["a"][1] for fold in folds([agent], 4, seed=0)])
     assert sorted(held) == [i for i in range(21) if i != 5]
     for fold in folds([agent], 4, seed=0):
@@ -161,7 +169,7 @@ def test_a_probing_run_prepares_samples_as_a_run_does(protocol, prepare):
         2, runtime="simulation", alone=False, progress=False
     )
     for name, raw in zip(("a", "bb"), agents(), strict=True):
-        x, y = raw._data
+        x, y = record_of(raw).data
         wrong = run.agents[name].predict(x[held]) != y[held]
         assert np.array_equal(probe.losses[name], wrong.astype(float))
     assert np.isnan(public).any()
@@ -189,16 +197,16 @@ def test_advice_for_a_recipe_with_missing_cells_leaves_nothing_out_that_runs(tmp
 @pytest.mark.parametrize("fold", [0, 1])
 def test_a_protocol_whose_probing_run_fails_is_left_out_and_no_option(monkeypatch, fold):
     """Whether it fails at once or in a later fold, when a gain was measured already."""
-    from codistill.experiments import advice_search
+    from codistill.experiments import advice_probe
 
-    probe = advice_search.run_probe
+    probe = advice_probe.run_probe
 
     def failing(setting, protocol, split, seed, **options):
         if protocol.name == "knows" and seed == 1 + fold:
             raise ValueError("too few samples")
         return probe(setting, protocol, split, seed, **options)
 
-    monkeypatch.setattr(advice_search, "run_probe", failing)
+    monkeypatch.setattr(advice_probe, "run_probe", failing)
     agents = [cd.Agent(name, DummyClassifier(), *samples(name)) for name in ("a", "bb")]
     advice = advise(agents, rounds=2, like=Knows(right=True))
     assert advice.left_out["knows"] == "its probing run failed: too few samples"
@@ -312,7 +320,7 @@ def test_a_planted_gain_is_found_and_a_planted_loss_is_avoided(right, chosen):
     assert advice.sentence.startswith("Use knows: expected +" if right else "Stay alone: knows comes closest")
     assert advice.sentence in str(advice)
     assert "north" in str(advice)
-    assert not agents[0].learned
+    assert not record_of(agents[0]).learned
     assert agents[0].shard is None
 
 

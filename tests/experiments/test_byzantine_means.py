@@ -10,18 +10,17 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from rich.console import Console
-from rich.table import Table
 
 from codistill.cli import main
+from codistill.engine.observers import Progress
 from codistill.experiments.sweep import read_sweep
-from codistill.experiments.sweep_means import means
-from codistill.experiments.sweep_tables import score_tables
-from codistill.reports.pages import write_comparison, write_report
-from codistill.results.comparison_table import comparison_table
+from codistill.experiments.sweep_results import means
+from codistill.experiments.sweep_view import score_tables
+from codistill.report.pages import write_comparison, write_report
 from codistill.results.records import RoundEnded, Row, RunStarted
-from codistill.results.run_scores import scores_of
-from codistill.results.summary import Summary
-from codistill.runtimes.observers.progress import Progress
+from codistill.results.rounds import scores_of
+from codistill.results.summary import Summary, comparison_table
+from codistill.results.tables import Table
 
 SWEEP = """
 seed = 0
@@ -101,8 +100,8 @@ def test_runs_side_by_side_leave_byzantine_agents_out() -> None:
         ["3 (1 Byzantine)", "2", "15.0 %", "30.0 %", "+15.0", "30.0 %"],
         ["3", "2", "30.0 %", "50.0 %", "+20.0", "50.0 %"],
     ]
-    assert str(table.caption).endswith("Byzantine agents are left out of all means")
-    assert "Byzantine" not in str(comparison_table([summary()]).caption)
+    assert table.notes[-1] == "Byzantine agents are left out of all means"
+    assert "Byzantine" not in str(comparison_table([summary()]).notes)
 
 
 @pytest.mark.usefixtures("no_charts")
@@ -149,11 +148,11 @@ def test_means_of_a_sweep_leave_byzantine_agents_out(tmp_path: Path) -> None:
     ]
     table = means(sweep, pd.DataFrame(rows))
     assert dict(zip(table["faults"], table["mean"], strict=True)) == pytest.approx({"none": 0.5, "one": 0.3})
-    (drawn,) = score_tables(sweep, table, percent=True)
-    assert drawn.caption == "means of the honest agents"
-    (drawn,) = score_tables(sweep, means(sweep, pd.DataFrame(rows[:3])), percent=True)
-    assert drawn.caption is None
-    (drawn,) = score_tables(sweep, means(sweep, pd.DataFrame(rows[6:])), percent=True)
+    (drawn,) = score_tables(sweep, table)
+    assert drawn.notes == ["means of the honest agents"]
+    (drawn,) = score_tables(sweep, means(sweep, pd.DataFrame(rows[:3])))
+    assert drawn.notes == []
+    (drawn,) = score_tables(sweep, means(sweep, pd.DataFrame(rows[6:])))
     assert not drawn.rows
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from codistill.errors import CheckpointError, CodistillError, LearnerError, RecipeError
+from codistill.core.errors import CheckpointError, CodistillError, LearnerError, RecipeError
+from codistill.experiments.building import agent_names, build
 from codistill.experiments.recipe import make_recipe
-from codistill.experiments.recipe_federation import agent_names, build
 from codistill.experiments.run import execute
 from codistill.experiments.saved_run import reopen
 from codistill.learners.sklearn import SklearnLearner
@@ -109,7 +109,7 @@ def test_a_run_is_resumed_only_with_the_same_file(folder: Path) -> None:
     ("learner", "error", "words"),
     [
         ({"kind": "net.py:Net", "hiden": 3}, LearnerError, "'hiden'.*Did you mean 'hidden'"),
-        ({"kind": "net.py:scaled", "lr": 0.1}, LearnerError, "options it has.*'lr'"),
+        ({"kind": "net.py:scaled", "lr": 0.1}, LearnerError, "Unknown option 'lr' for"),
         (
             {"kind": "net.py:Net", "activation": "x"},
             LearnerError,

@@ -67,7 +67,7 @@ def test_a_command_that_needs_the_recipe_says_that_there_is_none(folder, tmp_pat
         reopen(folder)
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / "run.json").write_text(json.dumps({"agents": {}}))
-    with pytest.raises(cd.CodistillError, match="run.json must be as it was written"):
+    with pytest.raises(cd.CodistillError, match="run.json is corrupted"):
         read_summary(tmp_path / "old")
 
 

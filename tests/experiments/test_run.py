@@ -13,15 +13,16 @@ import numpy as np
 import pytest
 import tomli_w
 
-from codistill import files
 from codistill.cli import main
+from codistill.core import files
+from codistill.core.errors import CheckpointError, CodistillError, DataError, RecipeError
 from codistill.data.partition import counts
-from codistill.errors import CheckpointError, CodistillError, DataError, RecipeError
 from codistill.experiments import run as module
+from codistill.experiments.building import agent_names, build, hand_out, load_data
 from codistill.experiments.recipe import make_recipe
-from codistill.experiments.recipe_federation import agent_names, build, hand_out, load_data
 from codistill.experiments.run import execute, source_of
 from codistill.experiments.saved_run import read_summary, reopen
+from codistill.nodes.record import record_of
 
 TABLES = {
     "seed": 1,
@@ -52,7 +53,7 @@ def run_of(folder, **tables):
 def no_report(monkeypatch):
     """A report takes longer than such a run; it has tests of its own."""
     plain = lambda summary, path: files.write_atomically(path, b"a report")  # noqa: E731
-    monkeypatch.setattr("codistill.reports.pages.write_report", plain)
+    monkeypatch.setattr("codistill.report.pages.write_report", plain)
 
 
 def figures(folder):
@@ -144,11 +145,11 @@ def test_agents_by_an_id_are_tested_on_held_out_rows_of_their_own(tmp_path, vali
     rows = {"east": range(20), "north": range(20, 40), "west": range(40, 60)}
     held = 0
     for agent in federation.agents:
-        numbers = set(agent.shard.x[:, 0]) | set(agent.test[0][:, 0])
+        numbers = set(agent.shard.x[:, 0]) | set(record_of(agent).test[0][:, 0])
         assert numbers <= set(rows[agent.name]), "agents named as the values of the id hold their rows"
-        assert not set(agent.shard.x[:, 0]) & set(agent.test[0][:, 0])
+        assert not set(agent.shard.x[:, 0]) & set(record_of(agent).test[0][:, 0])
         assert len(np.unique(agent.shard.labels)) == 2, "of every class of an agent one row stays in training"
-        held += len(agent.test[0])
+        held += len(record_of(agent).test[0])
     assert held == len(data.x_test) == len(federation.test[0])
     assert data.class_names == ("above 0", "at most 0")
     assert 40 in {*federation.agents[0].shard.x[:, 0]}, "the single row of its class"
@@ -172,9 +173,9 @@ def test_agents_by_source_are_named_and_tested_as_their_sources(tmp_path, valida
     assert [agent.name for agent in federation.agents] == ["yours", "mine", "theirs"]
     held = round(20 * validation) if validation else 12
     for agent, value in zip(federation.agents, (2, 1, 3), strict=True):
-        assert set(agent.shard.x.round().ravel()) == set(agent.test[0].round().ravel()) == {value}
+        assert set(agent.shard.x.round().ravel()) == set(record_of(agent).test[0].round().ravel()) == {value}
         assert len(agent.shard) == 20 - round(20 * validation)
-        assert len(agent.test[0]) == held
+        assert len(record_of(agent).test[0]) == held
     assert len(federation.test[0]) == 3 * held
     assert source_of(made, str(tmp_path))["data"]["dir"] == str(tmp_path)
 
@@ -197,7 +198,7 @@ def test_agents_by_source_may_have_names_of_their_own(tmp_path):
 def test_sources_have_no_other_id(tmp_path):
     made = by_source(tmp_path, [{"learner": "logistic", "count": 3}], validation=0.2)
     other = make_recipe({**made.source, "partition": {"kind": "by", "id": "writer"}}, tmp_path)
-    with pytest.raises(DataError, match=r"must name an id that the data set has.*'writer'.*source"):
+    with pytest.raises(DataError, match=r"needs an id of the data set.*'writer'.*source"):
         build(other, str(tmp_path))
 
 
@@ -206,12 +207,14 @@ def test_a_table_is_looked_for_in_the_data_folder(tmp_path, monkeypatch):
     tables = by_hospital(tmp_path).source
     tables["data"]["file"] = "patients.csv"
     made = make_recipe(tables, tmp_path / "recipes")
-    with pytest.raises(CodistillError, match=r"beside the recipe or in the data folder.*'patients.csv'.*not set"):
+    with pytest.raises(
+        CodistillError, match=r"'patients.csv' must be beside the recipe or in the data folder.*not set"
+    ):
         load_data(made)
     assert len(load_data(made, str(tmp_path)).y) == 48
     assert source_of(made, str(tmp_path))["data"]["dir"] == str(tmp_path)
     monkeypatch.setenv("CODISTILL_DATA", str(tmp_path / "recipes"))
-    with pytest.raises(CodistillError, match=r"in neither; the data folder is .*recipes"):
+    with pytest.raises(CodistillError, match=r"no such file; the data folder is .*recipes"):
         load_data(made)
     monkeypatch.setenv("CODISTILL_DATA", str(tmp_path))
     assert len(load_data(made).y) == 48
@@ -563,7 +566,7 @@ def test_two_runs_in_one_folder_at_once_are_refused(whole, tmp_path, no_report, 
     while not (tmp_path / "held").exists():
         time.sleep(0.005)
     assert main(["resume", str(tmp_path / "run"), "--quiet"]) == 7
-    assert "another run is writing there" in capsys.readouterr().err
+    assert "another run is using it" in capsys.readouterr().err
     assert main([*arguments, "--set", "seed=5"]) == 2
     assert "A new run needs a folder of its own." in capsys.readouterr().err
     go_on.touch()

@@ -11,12 +11,11 @@ import pytest
 from rich.console import Console
 
 from codistill.cli import main
-from codistill.errors import RecipeError
-from codistill.experiments.sweep import lines_of, panels, read_sweep
-from codistill.experiments.sweep_means import means
-from codistill.experiments.sweep_run import execute_sweep
-from codistill.experiments.sweep_tables import score_tables as tables
+from codistill.core.errors import RecipeError
+from codistill.experiments.sweep import execute_sweep, read_sweep
+from codistill.experiments.sweep_results import means
 from codistill.experiments.sweep_view import draw_scores as draw
+from codistill.experiments.sweep_view import score_tables as tables
 
 TOY = """
 seed = 0
@@ -59,23 +58,25 @@ def toy(tmp_path: Path) -> Path:
 def test_every_combination_is_a_recipe_of_its_own(toy: Path) -> None:
     sweep = read_sweep(toy)
     runs = list(sweep.runs)
-    assert len(sweep) == len(runs) == 3 * 2 * 2 * 2
+    assert len(runs) == 3 * 2 * 2 * 2
     labels, recipe = runs[-1]
     assert labels == {"protocol": "alone", "agents.0.learner.c": "1.0", "seed": "1", "partition": "different data"}
-    assert (recipe.protocol.name, recipe.rounds, recipe.seed) == ("alone", 1, 1)
+    assert (recipe.protocol.name, recipe.spec.rounds, recipe.seed) == ("alone", 1, 1)
     assert recipe.agents[0].options["c"] == 1.0
     # A table on an axis changes what it names, and keeps the rest.
     assert recipe.partition.weights == (0.6, 0.4)  # type: ignore[attr-defined]
     assert recipe.partition.sort  # type: ignore[attr-defined]
-    assert {recipe.rounds for chosen, recipe in runs if chosen["protocol"] != "alone"} == {3}
+    assert {recipe.spec.rounds for chosen, recipe in runs if chosen["protocol"] != "alone"} == {3}
 
 
 def test_the_quick_form_and_then_a_person_have_the_last_word(toy: Path) -> None:
     quick = read_sweep(toy, quick=True)
-    assert len(quick) == 12
-    assert {(recipe.rounds, recipe.seed) for labels, recipe in quick.runs if labels["protocol"] == "half"} == {(2, 5)}
+    assert len(quick.runs) == 12
+    assert {(recipe.spec.rounds, recipe.seed) for labels, recipe in quick.runs if labels["protocol"] == "half"} == {
+        (2, 5)
+    }
     told = read_sweep(toy, ["protocol.rounds=4", 'sweep."agents.0.learner.c"=[0.5]'], quick=True)
-    assert {recipe.rounds for labels, recipe in told.runs if labels["protocol"] == "akd"} == {4}
+    assert {recipe.spec.rounds for labels, recipe in told.runs if labels["protocol"] == "akd"} == {4}
     assert {recipe.agents[0].options["c"] for _, recipe in told.runs} == {0.5}
 
 
@@ -86,7 +87,7 @@ def test_the_quick_form_and_then_a_person_have_the_last_word(toy: Path) -> None:
         ("seed = [0, 1]", "seed = 3", "sweep.seed must be a list of different values"),
         ("seed = [0, 1]", "seed = [1, 1]", "sweep.seed must be a list of different values"),
         ("seed = [0, 1]", "seed = [0, -1]", "seed must be an integer of at least 0"),
-        ('{ name = "akd" },', '{ name = "akd", rouns = 3 },', "may only hold what akd has"),
+        ('{ name = "akd" },', '{ name = "akd", rouns = 3 },', "Unknown option 'rouns' for akd"),
     ],
 )
 def test_a_mistake_is_told_before_anything_runs(toy: Path, before: str, after: str, said: str) -> None:
@@ -140,7 +141,7 @@ def test_an_interrupted_run_ends_the_sweep(toy: Path, tmp_path: Path, monkeypatc
         begun.append(place)
         return None, False
 
-    monkeypatch.setattr("codistill.experiments.sweep_run.execute", stopped)
+    monkeypatch.setattr("codistill.experiments.sweep_jobs.execute", stopped)
     assert main(["sweep", str(toy), "--out", str(tmp_path / "out")]) == 130
     assert len(begun) == 1
 
@@ -189,15 +190,15 @@ def test_an_impossible_combination_is_reported_and_skipped(tmp_path: Path) -> No
     assert said[1].startswith("[2/2] protocol=alone: accuracy")
     assert set(frame["protocol"]) == {"alone"}
     table = means(sweep, frame)
-    assert lines_of(sweep).key == "protocol"
-    assert [title for title, _ in panels(sweep, table)] == ["all"]
+    assert sweep.lines.key == "protocol"
+    assert [title for title, _ in sweep.parts(table)] == ["all"]
     console = Console(width=100, record=True, file=io.StringIO())
-    for drawn in tables(sweep, table, percent=True):
+    for drawn in tables(sweep, table):
         console.print(drawn)
     shown = console.export_text()
     assert "fedavg" not in shown
     assert f"{100 * float(np.mean(frame['accuracy'])):.1f}" in shown
-    draw(sweep, table, tmp_path / "picture.png", percent=True)
+    draw(sweep, table, tmp_path / "picture.png")
     assert (tmp_path / "picture.png").stat().st_size > 5_000
 
 
@@ -217,9 +218,9 @@ def test_a_variant_changes_several_tables_at_once(toy: Path) -> None:
     toy.write_text(VARIED)
     sweep = read_sweep(toy)
     plain, other = [recipe for labels, recipe in sweep.runs if labels["seed"] == "1"]
-    assert lines_of(sweep).key == "variants"
+    assert sweep.lines.key == "variants"
     assert (plain.protocol.name, plain.compression, plain.agents[0].options["c"]) == ("akd", None, 0.01)
-    assert (other.protocol.name, other.rounds, other.seed) == ("alone", 3, 1)
+    assert (other.protocol.name, other.spec.rounds, other.seed) == ("alone", 3, 1)
     assert other.compression is not None
     assert (other.compression.bits, other.agents[0].options["c"]) == (8, 1.0)
 

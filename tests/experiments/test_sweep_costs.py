@@ -14,13 +14,25 @@ from matplotlib.ticker import NullFormatter
 from rich.console import Console
 
 from codistill.cli import main
-from codistill.errors import RecipeError
+from codistill.core.errors import RecipeError
 from codistill.experiments.sweep import Compare, Sweep, read_sweep
-from codistill.experiments.sweep_costs import along_costs, compared_costs, costs, has_costs
-from codistill.experiments.sweep_means import means, on_compared_data
-from codistill.experiments.sweep_measures import measured
-from codistill.experiments.sweep_tables import cost_tables, score_tables
-from codistill.experiments.sweep_view import draw_costs, draw_measures, draw_scores, show_costs
+from codistill.experiments.sweep_results import (
+    along_costs,
+    compared_costs,
+    costs,
+    has_costs,
+    means,
+    measured,
+    on_compared_data,
+)
+from codistill.experiments.sweep_view import (
+    cost_tables,
+    draw_costs,
+    draw_measures,
+    draw_scores,
+    score_tables,
+    show_costs,
+)
 
 RECIPE = """
 [data]
@@ -194,7 +206,7 @@ def test_runs_of_an_older_version_have_not_counted_steps(made) -> None:
     )
     sweep = made()
     without = frame.drop(columns=["steps", "exchanges"])
-    table = text_of(*cost_tables(sweep, costs(sweep, without), percent=True))
+    table = text_of(*cost_tables(sweep, costs(sweep, without)))
     assert cells(table, "Talk")[5:8] == ["-", "-", "270 B"]
 
 
@@ -256,7 +268,7 @@ def test_seeds_are_the_lines_of_a_sweep_over_seeds_alone(made) -> None:
     found = costs(sweep, talk).set_index("seed")
     assert found["gain"].to_dict() == pytest.approx({"0": 0, "1": 0.05})
     assert found["bytes"].to_dict() == {"0": 180, "1": 360}
-    shown = text_of(*score_tables(sweep, means(sweep, talk), percent=True))
+    shown = text_of(*score_tables(sweep, means(sweep, talk)))
     assert cells(shown, "1") == ["1", "80.0", "90.0"]
 
 
@@ -270,7 +282,7 @@ def test_scores_of_agents_that_took_part_are_compared_where_asked_for(made) -> N
         found = costs(sweep, on_compared_data(sweep, frame)).set_index("protocol")
         assert found["accuracy"]["Talk"] == pytest.approx(mean)
         assert found["bytes"]["Talk"] == 270  # of all agents, as before
-    (table, *_) = score_tables(sweep, means(sweep, on_compared_data(sweep, frame)), percent=True)
+    (table, *_) = score_tables(sweep, means(sweep, on_compared_data(sweep, frame)))
     assert "of the agents that took part" in text_of(table)
 
 
@@ -279,7 +291,7 @@ def test_scores_of_agents_that_took_part_are_compared_where_asked_for(made) -> N
 
 def test_the_table_says_it_in_words(made) -> None:
     sweep = made()
-    text = text_of(*cost_tables(sweep, costs(sweep, frame_of()), percent=True))
+    text = text_of(*cost_tables(sweep, costs(sweep, frame_of())))
     assert "all: costs" in text
     assert "of the honest agents" in text
     assert "sample standard deviation over n seeds" in " ".join(text.split())
@@ -306,7 +318,7 @@ def test_the_tables_of_all_factors_fit_a_terminal(made) -> None:
     sweep = made(RECIPE + COMPARE.replace("bytes_against", "fewer_against").replace("0.8", "0.7"))
     frame = frame_of()
     frame[["sent", "steps"]] *= 1_234_567
-    shown = list(cost_tables(sweep, costs(sweep, frame), percent=True))
+    shown = list(cost_tables(sweep, costs(sweep, frame)))
     text = text_of(*shown)
     assert max(map(len, text.splitlines())) <= 120
     factors = text[text.index("all: fewer than Shout to reach 70 %") :]
@@ -318,7 +330,7 @@ def test_one_seed_has_no_spread_and_an_error_is_no_percentage(made) -> None:
     sweep = made(RECIPE.replace("seed = [0, 1]\n", "") + COMPARE)
     frame = frame_of("rmse")
     frame = frame[frame["seed"] == "0"].drop(columns="seed")
-    text = text_of(*cost_tables(sweep, costs(sweep, frame), percent=False))
+    text = text_of(*cost_tables(sweep, costs(sweep, frame)))
     assert "%" not in text
     assert "RMSE" in text
     assert cells(text, "Shout") == [
@@ -329,7 +341,7 @@ def test_one_seed_has_no_spread_and_an_error_is_no_percentage(made) -> None:
 
 def test_nobody_honest_is_no_figure(made, tmp_path: Path) -> None:
     sweep, frame = made(), frame_of().assign(lies=True)
-    text = text_of(*cost_tables(sweep, costs(sweep, frame), percent=True))
+    text = text_of(*cost_tables(sweep, costs(sweep, frame)))
     assert cells(text, "Talk")[1:8] == ["2", "-", "-", "-", "6", "55", "270 B"]
     show_costs(sweep, frame, tmp_path, Console(quiet=True))
     assert (tmp_path / "costs.png").exists()
@@ -340,7 +352,7 @@ def test_nobody_honest_is_no_figure(made, tmp_path: Path) -> None:
 
 def test_accuracy_is_drawn_against_each_cost(made, drawn: list[Figure], tmp_path: Path) -> None:
     sweep, frame = made(), frame_of()
-    draw_costs(sweep, along_costs(sweep, frame), tmp_path / "costs.png", percent=True)
+    draw_costs(sweep, along_costs(sweep, frame), tmp_path / "costs.png")
     # After the evaluated rounds 2 and 3, means over seeds as above; Silo takes steps, and exchanges nothing.
     expected = {"rounds": (2, 3), "exchanges": (4, 6), "steps": (35, 55), "bytes": (180, 270)}
     assert len(drawn[0].axes) == 4
@@ -352,14 +364,14 @@ def test_accuracy_is_drawn_against_each_cost(made, drawn: list[Figure], tmp_path
         assert axes.get_xscale() == ("log" if cost == "bytes" else "linear")
         assert set(lines["target: 80 %"].get_ydata()) == {0.8}
     without = frame.drop(columns=["steps", "exchanges"])
-    draw_costs(sweep, along_costs(sweep, without), tmp_path / "costs.png", percent=True)
+    draw_costs(sweep, along_costs(sweep, without), tmp_path / "costs.png")
     assert [axes.get_xlabel() for axes in drawn[1].axes] == ["rounds", "bytes sent so far, all together"]
 
 
 def test_accuracy_is_drawn_against_bytes(made, drawn: list[Figure], tmp_path: Path) -> None:
     sweep, frame = made(), frame_of()
     frame.loc[(frame["protocol"] == "Shout") & (frame["round"] < 3), "sent"] = 0
-    draw_costs(sweep, along_costs(sweep, frame), tmp_path / "costs.png", percent=True)
+    draw_costs(sweep, along_costs(sweep, frame), tmp_path / "costs.png")
     axes = drawn[0].axes[-1]
     lines = {line.get_label(): line for line in axes.lines}
     # Talk: 2 rounds of 60 and of 120 on average, then 3; Shout: nothing before the last round
@@ -380,7 +392,7 @@ def test_labels_of_bytes_have_room(made, monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.setattr(Figure, "savefig", lambda self, *a, **o: (figures.append(self), save(self, *a, **o)))
     sweep, frame = made(RECIPE + PANELS), pd.concat([frame_of(partition=name) for name in ("even", "skewed")])
     frame["sent"] = frame["round"].map({1: 0, 2: 40_000, 3: 40_000 * (span - 1)})
-    draw_costs(sweep, along_costs(sweep, frame), tmp_path / "costs.png", percent=True)
+    draw_costs(sweep, along_costs(sweep, frame), tmp_path / "costs.png")
     axes = figures[0].axes[-1]
     low, high = axes.get_xlim()
     labels = [tick.label1.get_window_extent() for tick in axes.xaxis.get_major_ticks() if low <= tick.get_loc() <= high]
@@ -392,7 +404,7 @@ def test_the_axis_says_what_is_measured_on(made, drawn: list[Figure], tmp_path: 
     for overrides in ([], ["data.validation=0.2"], ['sweep."data.validation"=[0.0, 0.2]']):
         sweep = made(RECIPE, *overrides)
         frame = frame_of(**({"data.validation": "0.0"} if "sweep" in str(overrides) else {}))
-        draw_scores(sweep, means(sweep, frame), tmp_path / "sweep.png", percent=True)
+        draw_scores(sweep, means(sweep, frame), tmp_path / "sweep.png")
     assert [figure.axes[0].get_ylabel() for figure in drawn] == [
         "accuracy, common test set", "accuracy, validation set", "accuracy, common test or validation set",
     ]  # fmt: skip
@@ -409,7 +421,7 @@ def test_the_axis_says_what_is_measured_on(made, drawn: list[Figure], tmp_path: 
         ("0.8", "0.0", "compare.target must be above 0"),
         ("0.8", "1.5", "compare.target must be at most 1"),
         ("bytes_against", 'fewer_against = "Talk"\nbytes_against', "may have one of fewer_against and bytes_against"),
-        ("target", "tarrget", r"\[compare\] may only hold known keys.*mean 'target'"),
+        ("target", "tarrget", r"Unknown option 'tarrget' for \[compare\].*mean 'target'"),
     ],
 )
 def test_a_wrong_comparison_is_told_before_anything_runs(made, before: str, after: str, said: str) -> None:
@@ -437,7 +449,7 @@ def test_a_single_run_has_nothing_to_compare(tmp_path: Path, capsys: pytest.Capt
     assert "codistill sweep" in capsys.readouterr().err
     path.write_text(RECIPE[: RECIPE.index("[sweep]")] + COMPARE)
     assert main(["run", str(path)]) == 2
-    assert "found: 'compare'" in capsys.readouterr().err
+    assert "Unknown table 'compare'" in capsys.readouterr().err
 
 
 # --- all of it --------------------------------------------------------------------------------------
@@ -493,8 +505,8 @@ def test_without_traffic_and_measures_there_is_no_more_than_there_was(made, tmp_
     assert show_costs(sweep, silent, tmp_path, Console(quiet=True)) == {}
     assert set(show_costs(made(), silent, tmp_path, Console(quiet=True))) == {"costs"}
     assert not (tmp_path / "costs.png").exists()
-    monkeypatch.setattr("codistill.experiments.sweep_measures.read_summary", lambda place: None)
-    monkeypatch.setattr("codistill.experiments.sweep_measures.measures", lambda summary: [])
+    monkeypatch.setattr("codistill.experiments.sweep_results.read_summary", lambda place: None)
+    monkeypatch.setattr("codistill.experiments.sweep_results.measures", lambda summary: [])
     assert not draw_measures(sweep, measured(sweep, silent, tmp_path), tmp_path / "measures.png")
 
 

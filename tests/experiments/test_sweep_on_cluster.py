@@ -19,24 +19,26 @@ import pandas as pd
 import pytest
 
 from codistill.cli import main
-from codistill.errors import CodistillError, RecipeError, RuntimeFault
-from codistill.experiments import job_systems, sweep_on_cluster, sweep_run
-from codistill.experiments.cell_job import CellJob, write_job_files
-from codistill.experiments.cluster_options import ClusterOptions, cluster_options
-from codistill.experiments.job_systems import JobSystem, SlurmJobs
-from codistill.experiments.sweep import read_sweep
+from codistill.core.errors import CodistillError, RecipeError, RuntimeFault
+from codistill.experiments import job_systems, sweep_jobs
+from codistill.experiments import job_systems as sweep_on_cluster
+from codistill.experiments.job_systems import JobSystem, SlurmJobs, SweepJobs
+from codistill.experiments.sweep import execute_sweep, read_sweep
 from codistill.experiments.sweep_jobs import (
+    Cell,
+    CellJob,
+    ClusterOptions,
     Job,
     alive_jobs,
+    cluster_options,
     job_folder,
     logs_folder,
     read_job,
     read_outcome,
     write_job,
+    write_job_files,
     write_outcome,
 )
-from codistill.experiments.sweep_on_cluster import SweepJobs
-from codistill.experiments.sweep_run import execute_sweep
 
 RECIPE = """
 seed = 0
@@ -137,19 +139,19 @@ def test_jobs_write_what_a_sweep_by_itself_writes(recipe: Path, tmp_path: Path, 
 def test_a_failed_run_is_named_and_the_others_go_on(
     recipe: Path, tmp_path: Path, here: type[Here], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    execute = sweep_run.execute
+    execute = sweep_jobs.execute
 
     def fails(recipe: Any, place: Path, **options: Any) -> Any:
         if place.name == "0_alone":
             raise RuntimeError("out of paper")
         return execute(recipe, place, **options)
 
-    monkeypatch.setattr("codistill.cli.sweep_command.make_console", lambda width: None)
+    monkeypatch.setattr("codistill.cli.run_commands.make_console", lambda width: None)
     monkeypatch.setattr("codistill.experiments.sweep_view.show_sweep", lambda *arguments: {})
     command = ["sweep", str(recipe), "--out", str(tmp_path / "out"), "--on", "local", "--set"]
     command.append("sweep.protocol=[{name='alone'}]")
     with monkeypatch.context() as patch:
-        patch.setattr("codistill.experiments.sweep_run.execute", fails)
+        patch.setattr("codistill.experiments.sweep_jobs.execute", fails)
         assert main(command) == RuntimeFault.exit_code
     out, error = capsys.readouterr()
     log = tmp_path / "out" / "0_alone.log"
@@ -202,7 +204,7 @@ def test_a_job_from_before_is_waited_for_and_a_dead_one_is_not(
 
     def finish(line: str) -> None:
         assert line == "runs: 2, of which done: 0, with a job that waits or runs: 1, to be submitted (local): 1"
-        (cell,) = [sweep_run.Cell(labels, "", made, out / "0_alone") for labels, made in sweep.runs if made.seed == 0]
+        (cell,) = [Cell(labels, "", made, out / "0_alone") for labels, made in sweep.runs if made.seed == 0]
         job = write_job_files(cell, job_folder(out, "0_alone"), None)
         write_job(job_folder(out, "0_alone"), Job("local", str(controller.pid), ""))
         job()
@@ -218,8 +220,8 @@ def test_a_job_from_before_is_waited_for_and_a_dead_one_is_not(
 
 
 HOLD = """
-import sys, pathlib, codistill.files
-handle = codistill.files.lock(pathlib.Path(sys.argv[1]))
+import sys, pathlib, codistill.core.files
+handle = codistill.core.files.lock(pathlib.Path(sys.argv[1]))
 print(flush=True)
 sys.stdin.read()
 """
@@ -253,7 +255,7 @@ def test_a_queued_job_runs_the_recipe_as_it_was_submitted(recipe: Path, tmp_path
     recipe.write_text(text.partition("protocol = [")[0])
     (labels, made), *_ = read_sweep(recipe).runs
     folder = job_folder(tmp_path / "out", "0")
-    job = write_job_files(sweep_run.Cell(labels, "", made, tmp_path / "out" / "0"), folder, None)
+    job = write_job_files(Cell(labels, "", made, tmp_path / "out" / "0"), folder, None)
     own.write_text(own.read_text() + "# changed\n")
     with pytest.raises(SystemExit):
         job()
@@ -369,7 +371,7 @@ def test_a_job_near_its_time_limit_is_put_into_the_queue_again(
     """Once it has got further than where it began; otherwise it uses the time that is left, and says why."""
     (labels, made), *_ = read_sweep(recipe, ["sweep.protocol=[{name='alone'}]"]).runs
     place, folder = tmp_path / "out" / "0_alone", job_folder(tmp_path / "out", "0_alone")
-    job = write_job_files(sweep_run.Cell(labels, "", made, place), folder, None)
+    job = write_job_files(Cell(labels, "", made, place), folder, None)
     (place / "checkpoints").mkdir(parents=True)
     (place / "checkpoints" / "round-000001.state").touch()  # of the job before
     write_outcome(folder, "stopped")
@@ -391,7 +393,7 @@ def test_a_job_near_its_time_limit_is_put_into_the_queue_again(
         os.kill(process, signal.SIGUSR2)
         return []
 
-    monkeypatch.setattr("codistill.experiments.cell_job.outcome_of", run)
+    monkeypatch.setattr("codistill.experiments.sweep_jobs.outcome_of", run)
     before = signal.getsignal(signal.SIGUSR2)
     with pytest.raises(SystemExit) if requeued else nullcontext():
         job()

@@ -18,16 +18,24 @@ from typing import Any
 import pytest
 
 from codistill.cli import main
-from codistill.errors import CodistillError, RecipeError, RuntimeFault, StorageError
+from codistill.core.errors import CodistillError, RecipeError, RuntimeFault, StorageError
+from codistill.core.files import lock
 from codistill.experiments import job_systems
-from codistill.experiments.cell_job import CellJob
-from codistill.experiments.cluster_options import TAKES, ClusterOptions, cluster_options
-from codistill.experiments.job_systems import RayJobs
-from codistill.experiments.sweep import read_sweep
-from codistill.experiments.sweep_jobs import RAY, Job, alive_jobs, job_folder, write_job, write_outcome
-from codistill.experiments.sweep_on_cluster import SweepJobs
-from codistill.experiments.sweep_run import execute_sweep, outcome_of
-from codistill.files import lock
+from codistill.experiments.job_systems import RayJobs, SweepJobs
+from codistill.experiments.sweep import execute_sweep, read_sweep
+from codistill.experiments.sweep_jobs import (
+    RAY,
+    TAKES,
+    CellJob,
+    ClusterOptions,
+    Job,
+    alive_jobs,
+    cluster_options,
+    job_folder,
+    outcome_of,
+    write_job,
+    write_outcome,
+)
 from codistill.runtimes.ray_cluster import joined
 
 RECIPE = """
@@ -99,7 +107,7 @@ def test_tasks_write_what_a_sweep_by_itself_writes(
     assert told[1].endswith(f": 1 node, {cores} core{'s' * (cores > 1)}, 0 GPUs")
     assert sum("skipped. fedavg averages weights" in line for line in told) == 1
     assert jobs.failed == []
-    monkeypatch.setattr("codistill.reports.pages.write_report", lambda summary, path: path)
+    monkeypatch.setattr("codistill.report.pages.write_report", lambda summary, path: path)
     execute_sweep(sweep, tmp_path / "one", tell=str)
     assert set(files_of(tmp_path / "one")) == {"sweep.csv", "0_alone/metrics.jsonl"}
     assert files_of(tmp_path / "ray") == files_of(tmp_path / "one")
@@ -226,8 +234,8 @@ def test_workers_are_those_of_the_task_unless_the_recipe_says_it(
 ) -> None:
     seen = []
     monkeypatch.setattr(
-        "codistill.experiments.sweep_run.execute",
-        lambda recipe, place, **_: (seen.append(recipe.runtime.workers), False),
+        "codistill.experiments.sweep_jobs.execute",
+        lambda recipe, place, **_: (seen.append(recipe.spec.workers), False),
     )
     for changes in ([], ["runtime.workers=5"]):
         (_, made), *_ = read_sweep(recipe, changes).runs
@@ -241,7 +249,8 @@ def test_a_task_that_was_killed_does_not_count_as_alive_but_its_process_does(tmp
     write_job(folder, job)
     assert alive_jobs(tmp_path, ["0_alone"]) == {}
     hold = (
-        f"import pathlib, codistill.files as f; h = f.lock(pathlib.Path({str(folder)!r})); print(flush=True); input()"
+        f"import pathlib, codistill.core.files as f; h = f.lock(pathlib.Path({str(folder)!r}));"
+        " print(flush=True); input()"
     )
     with subprocess.Popen([sys.executable, "-c", hold], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         assert other.stdout is not None
@@ -332,7 +341,7 @@ def _run_processes(out: Path) -> list[int]:
             words = path.read_bytes().decode(errors="replace")
         except OSError:
             continue
-        if "codistill.experiments.cell_job" in words and str(out) in words:
+        if "codistill.experiments.sweep_jobs" in words and str(out) in words:
             found.append(int(path.parent.name))
     return sorted(found)
 

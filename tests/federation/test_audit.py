@@ -15,17 +15,16 @@ from sklearn.naive_bayes import GaussianNB
 from sklearn.tree import DecisionTreeClassifier
 
 import codistill as cd
-from codistill.errors import NetworkError, PolicyError
-from codistill.faults import Faults
-from codistill.federation.joining import PeerNode
-from codistill.federation.nodes import BackgroundNode, with_agent
-from codistill.runtimes.description import RunDescription
-from codistill.runtimes.forked import Channel, ForkedProcess
-from codistill.runtimes.network.audit_log import AUDIT, ChainReader
-from codistill.runtimes.network.options import Network
-from codistill.runtimes.network.policy import ANYTHING, Policy
-from codistill.runtimes.plan import Plan
-from codistill.runtimes.runtime import ShouldStop
+from codistill.core.errors import NetworkError, PolicyError
+from codistill.core.spec import RunSpec
+from codistill.engine.description import RunDescription
+from codistill.engine.runtime import ShouldStop
+from codistill.federation.joining import PeerNode, with_agent
+from codistill.federation.serving import BackgroundNode
+from codistill.network.options import Network
+from codistill.network.policy import ANYTHING, AUDIT, ChainReader, Policy
+from codistill.nodes.faults import Faults
+from codistill.runtimes.workers import Channel, ForkedProcess
 from codistill.topology import Topology
 
 ROUNDS, WAIT = 3, 60
@@ -143,7 +142,7 @@ def peer(digits: Digits, name: str, folder: Path, ports: dict[str, int], policy:
     part = slice(0, 40) if name == names[0] else slice(40, 80)
     described = RunDescription(
         protocol=cd.AvgKD(), topology=Topology.complete(names), classes=10, seed=0,
-        plan=Plan(rounds=2, evaluate_every=1), faults=Faults([], names, 0, 1.0),
+        spec=RunSpec(rounds=2, evaluate_every=1), faults=Faults([], names, 0, 1.0),
     )  # fmt: skip
     own = with_agent(described, cd.Agent(name, DecisionTreeClassifier(max_depth=3), x[part], y[part]))
     dial = {} if name == names[0] else {names[0]: f"127.0.0.1:{ports[names[0]]}"}

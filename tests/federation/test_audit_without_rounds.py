@@ -11,9 +11,9 @@ import pytest
 from sklearn.naive_bayes import GaussianNB
 
 import codistill as cd
-from codistill.errors import NetworkError, PolicyError
-from codistill.runtimes.network.audit_log import AUDIT, ChainReader
-from codistill.runtimes.network.options import Network
+from codistill.core.errors import NetworkError, PolicyError
+from codistill.network.options import Network
+from codistill.network.policy import AUDIT, ChainReader
 
 WAIT = 60
 Digits = tuple[np.ndarray, np.ndarray]

@@ -14,10 +14,11 @@ from sklearn.datasets import load_wine
 from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassifier
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
+from sklearn.preprocessing import FunctionTransformer, StandardScaler
 
 import codistill as cd
-from codistill.errors import DataError, NetworkError
+from codistill.core.errors import DataError, NetworkError
+from codistill.nodes.record import record_of
 
 X, Y = load_wine(return_X_y=True, as_frame=True)
 ORDER = np.random.default_rng(0).permutation(len(X))
@@ -93,7 +94,7 @@ def test_frames_that_agree_keep_their_order():
     result = run(model=forest)
     assert result.agents["a"].feature_names_in_.tolist() == NAMES != sorted(NAMES)
     plain = cd.Federation(
-        [cd.Agent(each.name, forest(), each._data[0], each._data[1]) for each in members()],
+        [cd.Agent(each.name, forest(), *record_of(each).data) for each in members()],
         cd.FedMD(), public=X[120:150].to_numpy(), test=(X[150:].to_numpy(), Y[150:]),
     ).run(2, **QUIET)  # fmt: skip
     assert result.rows == plain.rows
@@ -128,7 +129,7 @@ def test_an_agents_own_test_data_are_aligned():
     agents = members()
     agents[1] = cd.Agent("b", net(), X[40:80], Y[40:80], test=(reversed_columns(X[150:]), Y[150:]))
     made = cd.Federation(agents, cd.FedAvg())
-    np.testing.assert_array_equal(made.agents[1].test[0], X[150:].to_numpy())
+    np.testing.assert_array_equal(record_of(made.agents[1]).test[0], X[150:].to_numpy())
     agents = members()
     agents[1] = cd.Agent("b", net(), X[40:80], Y[40:80], test=(X[150:].rename(columns={"hue": "tint"}), Y[150:]))
     with pytest.raises(DataError, match="the test data of agent 'b'.*missing: 'hue'; extra: 'tint'"):
@@ -157,7 +158,7 @@ def test_a_plain_array_beside_frames_is_reported_and_needs_one_order(capsys):
     assert "note: the public data: a plain array" in capsys.readouterr().err
     assert result.agents["b"].feature_names_in_.tolist() == NAMES  # so that frames are aligned when it predicts
     for forms in ({"public": array}, {"third": array}, {"test": array}):
-        with pytest.raises(DataError, match="needs frames whose columns all have one order.*agent 'b'"):
+        with pytest.raises(DataError, match="must have the same column order.*agent 'b'"):
             run(second=reversed_columns, **forms)
     with pytest.raises(DataError, match="must have the shape"):
         run(public=lambda frame: frame.to_numpy()[:, :3])
@@ -189,7 +190,7 @@ def test_numbered_columns_are_those_of_an_array_and_other_names_become_text():
 
 def test_a_name_that_occurs_twice_is_refused():
     twice = X.set_axis([*NAMES[:-1], NAMES[0]], axis=1)
-    with pytest.raises(DataError, match="Every column of the samples x of agent 'a' must have a name.*'alcohol' more"):
+    with pytest.raises(DataError, match="Column names of the samples x of agent 'a' must be unique.*'alcohol' more"):
         cd.Agent("a", net(), twice, Y)
     with pytest.raises(DataError, match="'alcohol' more than once"):
         run().agents["a"].predict(twice)
@@ -267,6 +268,23 @@ def test_a_column_transformer_may_name_columns(columns, tmp_path):
     np.testing.assert_array_equal(saved.predict_proba(reversed_columns(X)), expected.agents["b"].predict_proba(X))
 
 
+def as_column(values):
+    return np.asarray(values).reshape(-1, 1)
+
+
+@pytest.mark.parametrize("select", [lambda frame: "hue", lambda frame: slice("hue", "hue")], ids=["name", "slice"])
+def test_a_function_may_select_one_column_by_its_name(select):
+    """As its position does, also where the agent's own order is another one."""
+
+    def model(columns):
+        one = make_column_transformer((FunctionTransformer(as_column), columns))
+        return lambda: make_pipeline(one, LogisticRegression())
+
+    expected = run(model=model(NAMES.index("hue")))
+    for form in (same, reversed_columns):
+        assert run(model=model(select), second=form).rows == expected.rows
+
+
 def test_other_options_that_name_columns():
     def boosted(**options):
         return lambda: HistGradientBoostingClassifier(max_iter=3, min_samples_leaf=3, **options)
@@ -310,7 +328,9 @@ def test_an_array_beside_frames_takes_their_names():
 
 
 def test_columns_that_cannot_be_named_are_refused_before_the_run():
-    with pytest.raises(DataError, match="ColumnTransformer of agent 'a' must name columns.*'hues'.*Did you mean 'hue'"):
+    with pytest.raises(
+        DataError, match="ColumnTransformer of agent 'a' names an unknown column.*'hues'.*Did you mean 'hue'"
+    ):
         run(model=scaled(["hues"]))
     with pytest.raises(DataError, match="ColumnTransformer of agent 'a' must give columns by position.*no names"):
         run(array, array, array, array, array, model=scaled(TWO))
@@ -320,11 +340,15 @@ def test_columns_that_cannot_be_named_are_refused_before_the_run():
 
 
 def test_positions_mean_the_columns_as_they_were_given():
-    with pytest.raises(DataError, match="ColumnTransformer gives columns by position.*Name the columns there"):
+    with pytest.raises(
+        DataError, match="ColumnTransformer of agent 'b' gives columns by position.*Use column names there"
+    ):
         run(second=reversed_columns, model=scaled(PLACES))
     first = make_column_transformer((StandardScaler(), [0]))
     moved = cd.Agent("d", LogisticRegression(), reversed_columns(X), Y, prepare=first)
-    with pytest.raises(DataError, match="The columns of agent 'd' must have the order of the others"):
+    with pytest.raises(
+        DataError, match="of agent 'd' gives columns by position, so its x must have the common column order"
+    ):
         cd.Federation([*members(), moved], cd.FedMD(), public=X)
 
 

@@ -14,10 +14,11 @@ from sklearn.preprocessing import StandardScaler
 from torch import nn
 
 import codistill as cd
-from codistill.errors import CheckpointError, DataError, LearnerError, RecipeError
-from codistill.runtimes.network.terms import hello_of
-from codistill.runtimes.running import run
-from codistill.runtimes.simulation import Simulation
+from codistill.core.errors import CheckpointError, DataError, LearnerError, RecipeError
+from codistill.engine.runtime import run
+from codistill.network.terms import hello_of
+from codistill.nodes.record import record_of
+from codistill.runtimes.simulation import LocalRuntime
 
 X, Y = load_wine(return_X_y=True)
 ORDER = np.random.default_rng(0).permutation(len(X))
@@ -283,7 +284,7 @@ def test_the_agents_alone_leave_the_agents_as_they_were():
     before = copy.deepcopy(members[1].learner.weights())
     made = federation(members)
     baseline = made.description.baseline()
-    run(baseline, Simulation(baseline))
+    run(baseline, LocalRuntime(baseline))
     after = members[1].learner.weights()
     assert all(np.array_equal(before[name], after[name]) for name in before)
     assert not members[0].learner.ready
@@ -330,9 +331,9 @@ def test_a_regressor_on_labels_has_classes_and_no_probabilities():
     agent = lone(Ridge(), X[:40], Y[:40]).agents["a"]
     model = Ridge().fit(X[:40], np.eye(3)[Y[:40]])
     np.testing.assert_array_equal(agent.predict(X[40:60]), model.predict(X[40:60]).argmax(axis=1))
-    with pytest.raises(DataError, match=r"must be at least 0 and add up to 1.*decision_function"):
+    with pytest.raises(DataError, match=r"must be at least 0 and add up to 1.*answers"):
         agent.predict_proba(100 * X[40:60])
-    assert agent.decision_function(X[40:60]) == pytest.approx(model.predict(X[40:60]), abs=1e-5)
+    assert agent.answers(X[40:60]) == pytest.approx(model.predict(X[40:60]), abs=1e-5)
 
 
 def test_real_valued_targets_have_no_probabilities():
@@ -378,7 +379,7 @@ def test_neighbours_need_links_between_them():
 def test_pooled_data_is_everybodys():
     made = cd.Federation(agents(), cd.Centralised(), test=TEST)
     assert [len(agent.shard) for agent in made.agents] == [80, 80]
-    assert [agent.class_mix.sum() for agent in made.agents] == [40, 40], "its own mix stays its own"
+    assert [record_of(agent).class_mix.sum() for agent in made.agents] == [40, 40], "its own mix stays its own"
     assert made.run(1, runtime="processes", progress=False).alone_rows is None
 
 
@@ -447,7 +448,7 @@ def test_a_withheld_sample_is_in_nothing_that_an_agent_has(as_given):
     assert hello_of(agent, None) == hello_of(alone, None)
     assert hello_of(agent, None)["samples"] == 30
     np.testing.assert_array_equal(agent.shard.x, alone.shard.x)
-    np.testing.assert_array_equal(agent.class_mix, alone.class_mix)
+    np.testing.assert_array_equal(record_of(agent).class_mix, record_of(alone).class_mix)
     assert made.classes == plain.classes == 3
     assert made.run(2, **QUIET).rows == plain.run(2, **QUIET).rows
     for mine, theirs in zip(agent.learner.weights().values(), alone.learner.weights().values(), strict=True):

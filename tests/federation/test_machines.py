@@ -17,10 +17,10 @@ from sklearn.naive_bayes import GaussianNB
 
 import codistill as cd
 from codistill.certs.authority import Authority
-from codistill.errors import CodistillError, NetworkError
-from codistill.federation.nodes import BackgroundNode
+from codistill.core.errors import CodistillError, NetworkError
+from codistill.federation.serving import BackgroundNode
+from codistill.network.options import Network
 from codistill.results.records import RoundEnded
-from codistill.runtimes.network.options import Network
 
 ROUNDS, WAIT = 2, 60  # seconds after which a node that still runs is a failure
 FAST = Network(patience=30, lease=2, linger=1)
@@ -324,7 +324,7 @@ def test_a_trained_agent_of_real_values_has_no_probabilities(digits: Digits) -> 
     result = cd.Federation([cd.Agent("a", Ridge(), x[:40], y[:40])], cd.Alone()).run(
         1, runtime="simulation", progress=False
     )
-    np.testing.assert_allclose(result.agents["a"].predict(x[:9]), y[:9], rtol=0.2)
+    np.testing.assert_allclose(result.agents["a"].predict(x[:9]), y[:9, 0], rtol=0.2)
     with pytest.raises(CodistillError, match="Probabilities are for classes") as caught:
         result.agents["a"].predict_proba(x[:9])
     assert "Use predict(x)" in str(caught.value)
@@ -337,7 +337,7 @@ def test_answers_that_are_no_probabilities_are_not_given_as_such(digits: Digits)
         1, runtime="simulation", progress=False
     )
     agent = result.agents["a"]
-    np.testing.assert_array_equal(agent.predict(x[:20]), agent.decision_function(x[:20]).argmax(axis=1))
+    np.testing.assert_array_equal(agent.predict(x[:20]), agent.answers(x[:20]).argmax(axis=1))
     with pytest.raises(CodistillError, match="Probabilities must be at least 0 and add up to 1") as caught:
         agent.predict_proba(x[:20])
-    assert "decision_function" in str(caught.value)
+    assert "answers(x)" in str(caught.value)

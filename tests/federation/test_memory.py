@@ -11,10 +11,9 @@ import pytest
 from sklearn.linear_model import LogisticRegression
 
 import codistill as cd
-from codistill.federation.memory import MANY, MemoryNeed, memory_need
-from codistill.federation.runtime_options import RuntimeOptions
+from codistill.core.spec import RunSpec
+from codistill.federation import MANY, MemoryNeed, memory_need
 from codistill.learners.zoo import build
-from codistill.runtimes.plan import Plan
 
 
 def federation(count: int, model: Any = None, **options: Any) -> cd.Federation:
@@ -34,18 +33,18 @@ def test_a_model_tells_its_memory() -> None:
 def test_the_need_follows_from_sizes() -> None:
     """10 agents of 32 bytes with moments of 64, half of them at work, 4 rounds: all have worked by the end."""
     description = federation(10, participation=0.5).description
-    description = replace(description, plan=Plan(rounds=4, baseline=False))
+    description = replace(description, spec=RunSpec(rounds=4, alone=False))
     work = 5 * (4 * 32 + 2 * 64) + 1000 * 10 * 4
     states = 10 * (32 + 64)
 
     def added(saves: bool = False, **options: Any) -> int:
-        return memory_need(description, RuntimeOptions(**options), saves=saves).added
+        return memory_need(replace(description, spec=replace(description.spec, **options)), saves=saves).added
 
-    assert added(kind="simulation", idle="disk") == added(kind="processes", idle="disk", saves=True) == work
-    assert added(kind="simulation") == work + 10 * 64
-    assert added(kind="processes", saves=True) == work + 10 * 64 + states + 3 * states
-    description = replace(description, plan=Plan(rounds=4))
-    assert added(kind="simulation", idle="disk") == work + 10 * 32
+    assert added(runtime="simulation", idle="disk") == added(runtime="processes", idle="disk", saves=True) == work
+    assert added(runtime="simulation") == work + 10 * 64
+    assert added(runtime="processes", saves=True) == work + 10 * 64 + states + 3 * states
+    description = replace(description, spec=RunSpec(rounds=4))
+    assert added(runtime="simulation", idle="disk") == work + 10 * 32
 
 
 def test_too_much_is_said_with_what_to_do() -> None:

@@ -19,11 +19,10 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import MinMaxScaler, RobustScaler, StandardScaler
 
 import codistill as cd
+from codistill.core.errors import CheckpointError, LearnerError
 from codistill.data.labels import LabelEncoding
-from codistill.data.scale import Scaling
-from codistill.errors import CheckpointError, LearnerError
-from codistill.federation.saved_samples import Samples
-from codistill.federation.trained_model import TrainedModel
+from codistill.data.split import Scaling
+from codistill.federation.trained_model import Samples, TrainedModel
 from codistill.learners.zoo import build
 
 X, Y = load_iris(return_X_y=True)

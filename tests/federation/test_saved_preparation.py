@@ -11,7 +11,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.tree import DecisionTreeClassifier
 
 import codistill as cd
-from codistill.errors import LearnerError
+from codistill.core.errors import LearnerError
 
 X, Y = load_iris(return_X_y=True)
 FRAME = pd.DataFrame(X[::3], columns=["a", "b", "c", "d"]).mask(np.random.default_rng(0).random((50, 4)) < 0.2)

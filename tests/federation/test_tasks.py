@@ -13,10 +13,10 @@ from sklearn.naive_bayes import GaussianNB
 from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
 import codistill as cd
+from codistill.core.errors import DataError, LearnerError, NetworkError, RecipeError
 from codistill.data.validation import checked_dataset
-from codistill.errors import DataError, LearnerError, NetworkError, RecipeError
-from codistill.reports.further_section import further_section
-from codistill.runtimes.network.terms import description_under, terms_of
+from codistill.network.terms import description_under, terms_of
+from codistill.report.pages import further_section
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(60, 3))
@@ -96,7 +96,7 @@ def test_several_labels_per_sample_are_refused_in_every_place():
     terms = terms_of(federation(CODES, None, cd.FedMD(), public=X[:5]).description)
     joined = description_under(terms, cd.Agent("a", LogisticRegression(), X, MANY), None, None)
     with pytest.raises(DataError, match="Every sample of agent 'a' must have one label"):
-        joined.introduce()
+        joined.bind_nodes()
     with pytest.raises(DataError, match="Every sample of y_train of data set 'own' must have one label"):
         checked_dataset("own", X, MANY, X, MANY, {})
 
@@ -111,7 +111,7 @@ def test_real_values_may_be_whole_numbers_and_soft_labels_may_have_several_colum
 
 
 def test_negative_labels_are_asked_about_and_can_be_named():
-    with pytest.raises(DataError, match=r"agent 'a' must not be negative.*Does -1 mean.*classes=\[-1, 0, 1\]"):
+    with pytest.raises(DataError, match=r"agent 'a' must not be negative.*If -1 marks missing.*classes=\[-1, 0, 1\]"):
         federation(CODES - 1)
     named = federation(CODES - 1, classes=[-1, 0, 1]).run(1, **QUIET)
     assert named.rows == federation(CODES).run(1, **QUIET).rows
@@ -133,8 +133,8 @@ def test_a_regression_with_flat_targets_and_any_regressor():
     assert summary.lines(summary.shown_scores[1])[0].gain == last["r2"] - alone["r2"]
     assert "regression" in summary.scope()
     assert "R2" in repr(result)
-    assert "R2, alone" in further_section(summary)
-    assert result.agents["a"].predict(X[:4]).shape == (4, 1)
+    assert "R2, alone" in further_section(summary).table.headings
+    assert result.agents["a"].predict(X[:4]).shape == (4,)
 
 
 def test_many_scores_are_in_the_rows_and_a_missing_one_is_told():
@@ -170,7 +170,7 @@ def test_a_hub_names_the_classes_and_the_scores():
     terms = terms_of(made)
     assert (terms["task"], terms["scores"]) == ("classification", ["accuracy", "log_loss"])
     joined = cd.Agent("a", DecisionTreeClassifier(), X[:2], ["severe", "benign"])
-    description = description_under(terms, joined, made.public, (X[:1], ["odd"])).introduce()
+    description = description_under(terms, joined, made.public, (X[:1], ["odd"])).bind_nodes()
     assert joined.shard.labels.tolist() == [2, 0]
     assert description.test[1].tolist() == [1]
     assert [score.name for score in description.scores] == ["accuracy", "log_loss"]

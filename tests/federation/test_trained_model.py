@@ -24,7 +24,7 @@ from sklearn.preprocessing import FunctionTransformer, StandardScaler
 from sklearn.svm import SVC
 
 import codistill as cd
-from codistill.errors import CheckpointError, DataError, LearnerError, RecipeError
+from codistill.core.errors import CheckpointError, DataError, LearnerError, RecipeError
 from codistill.federation.result import TrainedAgent
 from codistill.learners.zoo import build
 from codistill.wire.state import pack, unpack
@@ -153,7 +153,7 @@ def test_no_rows_are_answered_by_no_rows(model, safeguard, tmp_path):
     """Of the shape and the type that the answers of other samples have."""
     trained = run(cd.Alone(refit=True), copy.deepcopy(model), safeguard=safeguard).agents["a"]
     for each in (trained, cd.load(trained.save(tmp_path / "model"))):
-        for answer in (each.predict, each.decision_function):
+        for answer in (each.predict, each.answers, each.decision_function):
             found, like = answer(X[:0]), answer(X[:2])
             assert found.shape == (0, *like.shape[1:])
             assert found.dtype == like.dtype
@@ -168,7 +168,7 @@ def test_no_rows_in_other_places(tmp_path):
     words = run(cd.Alone(refit=True), GaussianNB(), y=np.array(["u", "v", "w"])[Y]).agents["a"]
     assert (words.predict(X[:0]).shape, words.predict(X[:0]).dtype) == ((0,), words.predict(X[:1]).dtype)
     values = run(cd.Alone(refit=True), Ridge(), y=X[:, :1]).agents["a"]
-    assert values.predict(X[:0]).shape == (0, 1)
+    assert values.predict(X[:0]).shape == (0,)
     one = run(cd.Alone(refit=True), LogisticRegression(), y=np.zeros(len(Y), int), classes=3).agents["a"]
     assert one.predict_proba(X[:0]).shape == (0, 3)  # of a constant
     with pytest.raises(DataError, match=r"shape \(4,\)"):
@@ -269,7 +269,7 @@ CHANGES = {
     "no classes": (lambda content: content.update(classes=0), "0 classes"),
     "a name that is none": (lambda content: content.update(agent="../../x"), "name must be"),
     "an unknown protocol setting": (lambda c: c["protocol"]["settings"].update(rm=1), "'rm'"),
-    "bytes that are no archive": (lambda c: c["learner"]["state"].update(estimator=b"PK"), "as it was written"),
+    "bytes that are no archive": (lambda c: c["learner"]["state"].update(estimator=b"PK"), "corrupted"),
     "a tree that points outside": (tree_outside, "features that do not exist"),
     "a function to call": (hostile_function, "savez"),
     "an unknown kind": (lambda c: c["learner"].update(kind="pickle"), "can only be loaded"),
@@ -314,5 +314,5 @@ def test_an_evil_tree_does_not_kill_predict(saved, tmp_path):
     command = [sys.executable, "-m", "codistill", "predict", str(path), str(tmp_path / "table.csv")]
     ended = subprocess.run(command, capture_output=True, text=True)
     assert ended.returncode == CheckpointError.exit_code, (ended.returncode, ended.stderr)
-    assert "as it was written" in ended.stderr
+    assert "corrupted" in ended.stderr
     assert "a tree of the wrong size" in ended.stderr

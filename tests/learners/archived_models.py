@@ -36,10 +36,10 @@ from sklearn.svm import SVC, NuSVR
 from sklearn.tree import DecisionTreeClassifier
 from travelling_models import CLASSES, ESTIMATORS, D, N, message, toy
 
-from codistill.errors import MessageError
+from codistill.core.errors import MessageError
 from codistill.learners.portable import ReceivedModel, open_model
 from codistill.learners.portable.saved_learner import load_transformer
-from codistill.message import Message
+from codistill.wire.message import Message
 
 SAVED: dict[str, Callable[[], Any]] = {
     "support vectors": lambda: SVC(),

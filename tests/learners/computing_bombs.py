@@ -15,7 +15,7 @@ from travelling_models import CLASSES, D, message
 from codistill.learners import zoo
 from codistill.learners.portable.onnx_graph import to_message
 from codistill.learners.torch import TorchLearner
-from codistill.message import Message
+from codistill.wire.message import Message
 
 ROWS = 37  # of the receiver
 

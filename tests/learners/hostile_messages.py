@@ -27,9 +27,9 @@ from sklearn.preprocessing import StandardScaler
 from travelling_models import CLASSES, D, N, message
 
 from codistill.learners.portable.onnx_graph import to_message
-from codistill.learners.portable.tree_ensemble import LEAF, NODE
+from codistill.learners.portable.trees import LEAF, NODE
 from codistill.learners.sklearn import SklearnLearner
-from codistill.message import Message
+from codistill.wire.message import Message
 
 
 @dataclass(frozen=True)

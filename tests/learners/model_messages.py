@@ -14,7 +14,7 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 from travelling_models import CLASSES, D, message
 
 from codistill.learners.portable.onnx_graph import to_message
-from codistill.message import Message
+from codistill.wire.message import Message
 
 TRAP = "trap"  # a folder that nobody may make
 

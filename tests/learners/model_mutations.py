@@ -14,10 +14,10 @@ import numpy as np
 from model_messages import closed, linear, opened, stumps
 from travelling_models import CLASSES, D, exported, message, toy
 
-from codistill.errors import MessageError
+from codistill.core.errors import MessageError
 from codistill.learners.portable import open_model
 from codistill.learners.portable.onnx_graph import to_message
-from codistill.message import Message
+from codistill.wire.message import Message
 
 TABLE = {
     **{

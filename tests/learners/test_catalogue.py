@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from codistill.errors import CodistillError, LearnerError, RecipeError
+from codistill.core.errors import CodistillError, LearnerError, RecipeError
 from codistill.learners import zoo
 from codistill.learners.ability import Ability, Learner
 from codistill.learners.catalogue import ALIASES, Training, entries, make_learner
@@ -71,7 +71,7 @@ def test_options_of_training_are_those_of_the_torch_learner():
         ("sklearn.svm", {}, LearnerError, ["must be an estimator", "Name a class with fit and predict"]),
         ("sklearn.datasets.load_wine", {}, LearnerError, ["must be an estimator"]),
         ("sklearn.preprocessing.StandardScaler", {}, LearnerError, ["must be a classifier or a regressor"]),
-        ("mlp", {"widht": 3}, LearnerError, ["'mlp' must be given options it has", "'widht'"]),
+        ("mlp", {"widht": 3}, LearnerError, ["Unknown option 'widht' for mlp."]),
         ("mlp", {"hiden": [3]}, LearnerError, ["'hiden'", "Did you mean 'hidden'?"]),
         ("mlp", {"hidden": "wide"}, LearnerError, ["'mlp' takes these options", "wide"]),
         ("mlp", {"lr": -1.0}, RecipeError, ["learner.lr must be above 0", "-1.0"]),
@@ -85,12 +85,17 @@ def test_options_of_training_are_those_of_the_torch_learner():
             "random_forest",
             {"n_tree": 3},
             LearnerError,
-            ["RandomForestClassifier must be given options it has", "'n_tree'"],
+            ["Unknown option 'n_tree' for RandomForestClassifier."],
         ),
-        ("random_forest", {"n_estimators": 0}, LearnerError, ["options it can use", "n_estimators", "[1, inf)"]),
-        ("random_forest", {"n_estimators": "many"}, LearnerError, ["options it can use", "'many'"]),
-        ("sklearn.ensemble.VotingClassifier", {}, LearnerError, ["VotingClassifier must be given options it has"]),
-        ("kernel_ridge", {"c": "x"}, LearnerError, ["c of kernel_ridge must be a number", "'x'"]),
+        (
+            "random_forest",
+            {"n_estimators": 0},
+            LearnerError,
+            ["cannot use the value of an option", "n_estimators", "[1, inf)"],
+        ),
+        ("random_forest", {"n_estimators": "many"}, LearnerError, ["cannot use the value of an option", "'many'"]),
+        ("sklearn.ensemble.VotingClassifier", {}, LearnerError, ["VotingClassifier cannot be made from these options"]),
+        ("kernel_ridge", {"c": "x"}, LearnerError, ["c, the regularisation, must be a number", "'x'"]),
         ("kernel_ridge", {"c": -1}, LearnerError, ["at least 0", "-1"]),
     ],
 )
@@ -134,7 +139,7 @@ def test_a_pipeline_by_the_names_of_its_steps():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({}, "must say its steps.*None.*Example"),
+        ({}, "needs 'steps'.*None.*Example"),
         ({"steps": ["ridge"]}, "at least two"),
         ({"steps": ["StandardScaler", "ridge"], "alpha": 1}, "nothing else.*'alpha'"),
         ({"steps": ["ridge", "StandardScaler"]}, "but the last must transform.*Ridge at place 1 of 2.*Put it last"),

@@ -19,15 +19,16 @@ from travelling_models import CLASSES, D, exported, message
 from travelling_models import N as SAMPLES
 
 import codistill as cd
-from codistill.errors import LearnerError, MessageError
+from codistill.core.errors import LearnerError, MessageError
 from codistill.learners import zoo
 from codistill.learners.kernel_ridge import KernelRidge
-from codistill.learners.portable import ReceivedModel, model_limits, onnx_models, open_model, skops_archive
-from codistill.learners.portable.sklearn_models import open_estimator
-from codistill.learners.portable.torch_models import open_torch
+from codistill.learners.portable import ReceivedModel, onnx_models, open_model, skops_archive
+from codistill.learners.portable import models as model_limits
+from codistill.learners.portable.estimators import open_estimator
+from codistill.learners.portable.models import open_torch
 from codistill.learners.sklearn import SklearnLearner
 from codistill.learners.torch import TorchLearner
-from codistill.message import Message
+from codistill.wire.message import Message
 
 MB = 1 << 20
 
@@ -133,7 +134,8 @@ def test_honest_modules_are_far_below_the_limits(name):
     learner = TorchLearner(zoo.build(name, shape, 10))
     open_model(learner.export(), shape, 10, 2000)
     learner.predict(np.zeros((1, *shape), np.float32))
-    taken = onnx_models.open_onnx(onnx_models.export_module(learner), shape, 10)[1](10_000)
+    message = onnx_models.graph_message(onnx_models.module_graph(learner), name)
+    taken = onnx_models.open_onnx(message, shape, 10)[1](10_000)
     assert taken.operations < min(10_000 * model_limits.ROW_OPERATIONS, model_limits.CALL_OPERATIONS) / 10
     assert taken.memory < model_limits.MEMORY / 10
 

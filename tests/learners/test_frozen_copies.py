@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from codistill.learners.frozen_copies import FrozenCopies
 from codistill.learners.torch import TorchLearner
+from codistill.learners.trained_module import FrozenCopies
 
 
 def _module():

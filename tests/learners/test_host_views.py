@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import codistill as cd
-from codistill.learners.host_views import HostViews, renewed
+from codistill.learners.trained_module import HostViews, renewed
 
 NOT_FINITE = [float("nan"), float("inf"), -float("inf"), 1e30]
 

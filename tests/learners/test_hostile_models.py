@@ -40,13 +40,13 @@ from travelling_models import CLASSES, D, message
 from trials.archives import run
 
 import codistill as cd
-from codistill.errors import CheckpointError, MessageError
+from codistill.core.errors import CheckpointError, MessageError
 from codistill.learners import zoo
 from codistill.learners.portable import ReceivedModel, open_model
-from codistill.learners.portable.estimator_state import load_own_estimator
 from codistill.learners.portable.onnx_graph import to_message
+from codistill.learners.portable.skops_archive import load_own_estimator
 from codistill.learners.torch import TorchLearner
-from codistill.message import Message
+from codistill.wire.message import Message
 
 
 def refused(made: Message | bytes, case: Hostile) -> None:

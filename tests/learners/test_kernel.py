@@ -7,7 +7,7 @@ import pytest
 import sklearn.kernel_ridge
 from sklearn.metrics.pairwise import pairwise_kernels, rbf_kernel
 
-from codistill.errors import LearnerError
+from codistill.core.errors import LearnerError
 from codistill.learners.ability import Ability
 from codistill.learners.kernel_ridge import KernelRidge
 from codistill.wire.state import pack, unpack
@@ -155,7 +155,7 @@ def test_an_unknown_kernel_is_an_error_before_the_first_round(kernel, options):
 
 
 def test_other_errors():
-    with pytest.raises(LearnerError, match=r"must be at least 0.*-0\.1.*Choose 0 for minimum norm"):
+    with pytest.raises(LearnerError, match=r"must be a number of at least 0.*-0\.1.*Choose 0 for minimum norm"):
         KernelRidge("rbf", -0.1)
     with pytest.raises(LearnerError, match="must be fitted before it predicts"):
         KernelRidge().predict(toy()[0])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from codistill.learners.portable.onnx_checks import check_numbers
+from codistill.learners.portable.onnx_graph import check_numbers
 
 
 def graph(operator, constant, *, feature=1, more=()):

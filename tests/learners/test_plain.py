@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 from sklearn.linear_model import Ridge
 
-from codistill.errors import CheckpointError, LearnerError
-from codistill.learners import as_learner
+from codistill.core.errors import CheckpointError, LearnerError
+from codistill.learners import PlainLearner, as_learner
 from codistill.learners.ability import Ability
-from codistill.learners.plain import PlainLearner
 from codistill.wire.state import pack, unpack
 
 

@@ -64,17 +64,16 @@ from travelling_models import (
 )
 
 import codistill as cd
-from codistill.errors import LearnerError, MessageError
-from codistill.learners import as_learner, zoo
+from codistill.core.errors import LearnerError, MessageError
+from codistill.learners import PlainLearner, as_learner, zoo
 from codistill.learners.ability import Ability
-from codistill.learners.plain import PlainLearner
 from codistill.learners.portable import onnx_models, open_model
+from codistill.learners.portable.estimators import TRAVELLING, may_travel
+from codistill.learners.portable.models import open_torch
 from codistill.learners.portable.onnx_graph import to_message
-from codistill.learners.portable.sklearn_models import TRAVELLING, may_travel
-from codistill.learners.portable.torch_models import open_torch
 from codistill.learners.sklearn import SklearnLearner
 from codistill.learners.torch import TorchLearner
-from codistill.message import Message
+from codistill.wire.message import Message
 
 # --- every model of the table ---------------------------------------------------------------------
 
@@ -209,7 +208,7 @@ def test_every_listed_type_is_in_the_table():
                 yield type(value).__name__
 
     made = [make() for make in ESTIMATORS.values()]
-    assert {name for model in made for name in inside(model)} == {name for line in TRAVELLING for name in line.split()}
+    assert {name for model in made for name in inside(model)} == TRAVELLING
     assert all(is_classifier(model) or model.__sklearn_tags__().estimator_type == "regressor" for model in made)
 
 

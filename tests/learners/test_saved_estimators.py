@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import io
+import json
 import warnings
+import zipfile
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 from archived_models import SAVED, answers, fitted, rows
-from sklearn.base import clone
+from sklearn.base import BaseEstimator, TransformerMixin, clone
 from sklearn.cluster import Birch
 from sklearn.compose import ColumnTransformer, TransformedTargetRegressor, make_column_transformer
 from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassifier
@@ -35,8 +39,9 @@ from sklearn.utils import all_estimators
 from sklearn.utils._test_common.instance_generator import _construct_instances
 
 import codistill as cd
-from codistill.errors import LearnerError
+from codistill.core.errors import CheckpointError, LearnerError
 from codistill.learners.portable.saved_learner import load_transformer, save_transformer
+from codistill.learners.portable.skops_archive import load_own_estimator
 
 LABELS = np.arange(60) % 3
 X = np.abs(np.random.default_rng(0).normal(size=(60, 5))) + LABELS[:, None]
@@ -218,3 +223,67 @@ def test_a_model_that_cannot_be_loaded_is_refused_on_save(tmp_path: Any) -> None
     with pytest.raises(LearnerError, match=r"can be loaded again: LogisticRegression.*halved"):
         result.agents["a"].save(tmp_path / "model")
     assert not (tmp_path / "model").exists()
+
+
+class Renamed(TransformerMixin, BaseEstimator):
+    """A transformer of one's own."""
+
+    def fit(self, x: np.ndarray, y: Any = None) -> Renamed:
+        self.made_, self.arguments_ = 3, ("touch called",)
+        return self
+
+    def transform(self, x: np.ndarray) -> np.ndarray:
+        return x
+
+
+KEY_TYPES = {"__class__": "list", "__module__": "builtins", "__loader__": "ListNode", "content": [], "__id__": 2}
+EMPTY = {**KEY_TYPES, "__class__": "dict", "__loader__": "DictNode", "content": {}, "key_types": KEY_TYPES}
+
+
+@pytest.mark.parametrize("called", ["os.system", "subprocess.Popen"])
+def test_a_file_for_a_transformer_of_ones_own_calls_nothing(
+    called: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    data = save_transformer(Renamed().fit(X), "Ann")
+    assert isinstance(load_transformer(data, Renamed()), Renamed)
+    attributes = outline_of(data)["content"]["content"]
+    call = {"__reduce__": {"args": attributes["arguments_"]}, "content": EMPTY, "__id__": 1}
+    hostile = with_made(data, called, "LossNode", call)
+    with pytest.raises(LearnerError, match=f"foreign types {called}"):
+        load_transformer(hostile, Renamed())
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("loader", "rest"),
+    [
+        ("ListNode", {"content": []}),
+        ("SetNode", {"content": []}),
+        ("TupleNode", {"content": []}),
+        ("DictNode", {"content": {}, "key_types": KEY_TYPES}),
+        ("ConstructorFromReduceNode", {"content": {**KEY_TYPES, "__class__": "tuple", "__loader__": "TupleNode"}}),
+    ],
+)
+def test_a_file_for_a_model_of_ones_own_calls_no_function(loader: str, rest: dict[str, Any]) -> None:
+    data = save_transformer(Renamed().fit(X), "Ann")
+    assert isinstance(load_own_estimator(data, Renamed()), Renamed)
+    with pytest.raises(CheckpointError, match=r"a call of numpy\.show_config"):
+        load_own_estimator(with_made(data, "numpy.show_config", loader, {**rest, "__id__": 1}), Renamed())
+
+
+def outline_of(data: bytes) -> dict[str, Any]:
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        found: dict[str, Any] = json.loads(archive.read("schema.json"))
+    return found
+
+
+def with_made(data: bytes, called: str, loader: str, rest: dict[str, Any]) -> bytes:
+    """An archive of `Renamed` in which the attribute made_ is what some loader makes by a call."""
+    outline = outline_of(data)
+    module, _, name = called.rpartition(".")
+    outline["content"]["content"]["made_"] = {"__class__": name, "__module__": module, "__loader__": loader, **rest}
+    hostile = io.BytesIO()
+    with zipfile.ZipFile(hostile, "w") as archive:
+        archive.writestr("schema.json", json.dumps(outline))
+    return hostile.getvalue()

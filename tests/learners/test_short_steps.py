@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from codistill.learners.optimisers import make_optimiser
-from codistill.learners.short_steps import ShortSteps
 from codistill.learners.torch import TorchLearner
+from codistill.learners.trained_module import ShortSteps, make_optimiser
 from codistill.learners.zoo import build
 
 CHOICES = [("adam", 0.0, 0.0), ("adam", 0.0, 0.1), ("adamw", 0.0, 0.1), ("sgd", 0.0, 0.0), ("sgd", 0.9, 0.1)]
@@ -54,12 +53,12 @@ def _assert_equal(ours, theirs):
 @every_optimiser
 def test_steps_are_those_of_torch(optimiser, momentum, decay):
     pair = _learner(optimiser, momentum, decay), _by_torch(optimiser, momentum, decay)
-    assert isinstance(pair[0]._short_steps_of(pair[0].optimiser), ShortSteps)
-    assert pair[1]._short_steps_of(pair[1].optimiser) is None
     for learner in pair:
         _steps(learner)
         learner.set_lr(0.1)
         _steps(learner)
+    assert isinstance(pair[0]._short_steps, ShortSteps)
+    assert pair[1]._short_steps is None
     _assert_equal(*pair)
 
 
@@ -94,13 +93,13 @@ def test_they_go_on_where_the_state_was_replaced(optimiser, momentum, decay):
     _assert_equal(*pair)
 
 
-def test_a_learner_that_is_set_aside_keeps_nothing_of_its_optimiser():
+def test_a_learner_that_is_offloaded_keeps_nothing_of_its_optimiser():
     learner = _learner("adam", 0.0, 0.0)
     _steps(learner)
     learner.kept()
     optimiser = weakref.ref(learner.optimiser)
     moment = weakref.ref(next(iter(learner.optimiser.state.values()))["exp_avg"])
-    learner.set_aside()
+    learner.offload()
     gc.collect()
     assert optimiser() is None
     assert moment() is None
@@ -131,9 +130,9 @@ def test_a_return_covers_what_an_optimiser_of_a_users_own_keeps():
 class Halves(nn.Module):
     """Two layers, of which every other pass uses only one."""
 
-    def __init__(self):
+    def __init__(self, passes):
         super().__init__()
-        self.first, self.second, self.passes = nn.Linear(784, 10), nn.Linear(784, 10), 0
+        self.first, self.second, self.passes = nn.Linear(784, 10), nn.Linear(784, 10), passes
 
     def forward(self, x):
         self.passes += 1
@@ -144,7 +143,7 @@ class Halves(nn.Module):
 @every_optimiser
 def test_a_weight_without_a_gradient_stays(optimiser, momentum, decay):
     torch.manual_seed(2)
-    module = Halves()
+    module = Halves(passes=0)
     pair = [_learner(optimiser, momentum, decay, copy.deepcopy(module)),
             _by_torch(optimiser, momentum, decay, copy.deepcopy(module))]  # fmt: skip
     for learner in pair:
@@ -153,6 +152,40 @@ def test_a_weight_without_a_gradient_stays(optimiser, momentum, decay):
         _steps(learner, 1)
         assert torch.equal(learner.module.second.weight, before)
         _steps(learner, 3)
+    _assert_equal(*pair)
+
+
+@pytest.mark.parametrize(("optimiser", "decay"), [("adam", 0.0), ("adamw", 0.1)])
+def test_a_weight_without_a_gradient_in_the_first_step(optimiser, decay):
+    torch.manual_seed(2)
+    module = Halves(passes=1)
+    pair = [_learner(optimiser, 0.0, decay, copy.deepcopy(module)),
+            _by_torch(optimiser, 0.0, decay, copy.deepcopy(module))]  # fmt: skip
+    for learner in pair:
+        _steps(learner, 1)
+        go_back = learner.kept()  # to a state in which only one of the layers has moments
+        _steps(learner, 4)
+        go_back()
+        _steps(learner, 4)
+    _assert_equal(*pair)
+
+
+@every_optimiser
+def test_an_optimiser_that_starts_afresh(optimiser, momentum, decay):
+    pair = _learner(optimiser, momentum, decay), _by_torch(optimiser, momentum, decay)
+    for learner in pair:
+        learner.reset_optimiser()  # before there is one
+        _steps(learner)
+        learner.set_lr(0.1)
+        learner.reset_optimiser()
+        assert not learner.state()["optimiser"]["state"]
+        assert learner.state()["optimiser"]["param_groups"][0]["lr"] == pytest.approx(0.001)
+        go_back = learner.kept()
+        _steps(learner)
+        learner.reset_optimiser()
+        _steps(learner, 2)
+        go_back()
+        _steps(learner)
     _assert_equal(*pair)
 
 

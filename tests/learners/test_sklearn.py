@@ -8,8 +8,10 @@ from lightgbm import LGBMClassifier, LGBMRegressor
 from sklearn.base import BaseEstimator, ClassifierMixin, clone
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.cluster import KMeans
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.ensemble import (
     AdaBoostClassifier,
+    BaggingClassifier,
     BaggingRegressor,
     ExtraTreesClassifier,
     GradientBoostingClassifier,
@@ -18,11 +20,15 @@ from sklearn.ensemble import (
     HistGradientBoostingRegressor,
     RandomForestClassifier,
     RandomForestRegressor,
+    StackingClassifier,
+    VotingClassifier,
 )
 from sklearn.exceptions import ConvergenceWarning
+from sklearn.gaussian_process import GaussianProcessClassifier
 from sklearn.linear_model import LogisticRegression, Ridge, RidgeClassifier, SGDClassifier
-from sklearn.model_selection import GridSearchCV
+from sklearn.model_selection import GridSearchCV, RandomizedSearchCV
 from sklearn.multioutput import MultiOutputRegressor
+from sklearn.naive_bayes import GaussianNB
 from sklearn.neighbors import KNeighborsClassifier, KNeighborsRegressor
 from sklearn.neural_network import MLPClassifier, MLPRegressor
 from sklearn.pipeline import make_pipeline
@@ -31,12 +37,12 @@ from sklearn.svm import SVC, SVR, LinearSVC
 from sklearn.tree import DecisionTreeClassifier
 
 import codistill as cd
-from codistill.errors import CheckpointError, LearnerError
+from codistill.core.errors import CheckpointError, LearnerError
+from codistill.core.rng import seed_libraries
 from codistill.learners import as_learner
 from codistill.learners.ability import Ability
 from codistill.learners.portable import open_model
-from codistill.learners.sklearn import SklearnLearner
-from codistill.randomness import seed_libraries
+from codistill.learners.sklearn import SklearnLearner, labelled_copies
 from codistill.wire.state import pack, unpack
 
 
@@ -273,16 +279,86 @@ def test_a_forest_draws_from_the_global_seed():
 # --- refusals -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("model", [KNeighborsClassifier(3), make_pipeline(StandardScaler(), KNeighborsClassifier(3))])
-def test_without_sample_weight_labels_yes_soft_targets_no(model):
+@pytest.mark.parametrize(
+    "model",
+    [
+        KNeighborsClassifier(3),
+        make_pipeline(StandardScaler(), KNeighborsClassifier(3)),
+        VotingClassifier([("near", KNeighborsClassifier(3)), ("bayes", GaussianNB())], voting="soft"),
+        CalibratedClassifierCV(KNeighborsClassifier(3)),
+    ],
+    ids=lambda model: str(model)[:50],
+)
+def test_nearest_neighbours_learn_labels_and_no_soft_targets(model):
     x, hard = toy()
     learner = SklearnLearner(model)
     assert Ability.PREDICT not in learner.abilities
     learner.fit(x, hard)
     assert learner.predict(x).shape == hard.shape
-    with pytest.raises(LearnerError, match=r"KNeighborsClassifier: its fit takes no sample_weight.*LogisticRegression"):
+    with pytest.raises(LearnerError, match=r"copies of a row.*its nearest neighbours.*KNeighborsRegressor"):
         learner.fit(x, soft(hard))
-    assert "LogisticRegression" in learner.advice(Ability.PREDICT)
+    assert "KNeighborsRegressor" in learner.advice(Ability.PREDICT)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        MLPClassifier(8, max_iter=2000, random_state=0),
+        GaussianProcessClassifier(),
+        make_pipeline(StandardScaler(), LinearDiscriminantAnalysis()),
+        BaggingClassifier(KNeighborsClassifier(3), random_state=0),
+        CalibratedClassifierCV(LinearDiscriminantAnalysis()),
+        VotingClassifier([("lda", LinearDiscriminantAnalysis()), ("bayes", GaussianNB())], voting="soft"),
+        StackingClassifier([("lda", LinearDiscriminantAnalysis()), ("bayes", GaussianNB())]),
+        GridSearchCV(LinearDiscriminantAnalysis(), {"tol": [1e-4, 1e-2]}),
+        GridSearchCV(LogisticRegression(), {"C": [0.1, 1.0]}),
+        make_pipeline(StandardScaler(), RandomizedSearchCV(GaussianNB(), {"var_smoothing": [1e-9, 1e-3]}, n_iter=2)),
+    ],
+    ids=lambda model: str(model)[:50],
+)
+def test_every_classifier_learns_soft_labels(model):
+    x, hard = toy()
+    x[:, 0] += 3 * hard.argmax(axis=1)
+    learner = SklearnLearner(model)
+    assert Ability.PREDICT in learner.abilities
+    wrong = np.roll(hard, 1, axis=1)  # soft labels of other classes than the hard ones: what it has learnt is these
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        learner.fit(x, hard)
+        learner.fit(x, 0.7 * wrong + 0.1)
+    answers = learner.predict(x)
+    assert answers.shape == hard.shape
+    np.testing.assert_allclose(answers.sum(axis=1), 1, rtol=1e-5)
+    assert np.mean(answers.argmax(axis=1) == wrong.argmax(axis=1)) > 0.6
+    assert answers.max(axis=1).mean() < 0.9
+
+
+def test_copies_share_labels_out_by_the_largest_remainders():
+    targets = np.array([[0.5, 0.5, 0.0], [0.34, 0.33, 0.33], [0.04, 0.0, 0.96], [1.0, 0.0, 0.0]], np.float32)
+    row, label = labelled_copies(targets)
+    counts = np.zeros((4, 3), int)
+    np.add.at(counts, (row, label), 1)
+    assert counts.tolist() == [[5, 5, 0], [4, 3, 3], [0, 0, 10], [10, 0, 0]]
+
+
+def test_a_search_is_done_on_single_rows_and_what_it_finds_learns_the_soft_labels():
+    rows_of_fits = []
+
+    class Counting(GaussianNB):
+        def fit(self, x, y, sample_weight=None):
+            rows_of_fits.append((len(x), sample_weight is not None))
+            return super().fit(x, y, sample_weight)
+
+    x, hard = toy()
+    learner = SklearnLearner(GridSearchCV(Counting(), {"var_smoothing": [1e-9, 1e-6]}, cv=3))
+    learner.fit(x, soft(hard))
+    n, copies = len(x), int((soft(hard) > 0).sum())
+    assert rows_of_fits[-2:] == [(n, False), (copies, True)]
+    assert all(rows < n for rows, _ in rows_of_fits[:-2])
+    expected = GaussianNB(**learner.estimator.best_params_).fit(
+        x[np.nonzero(soft(hard))[0]], np.nonzero(soft(hard))[1], soft(hard)[np.nonzero(soft(hard))]
+    )
+    np.testing.assert_allclose(learner.predict(x), expected.predict_proba(x), rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -589,6 +665,6 @@ def test_class_weights_of_a_model_stay_as_its_owner_wrote_them():
 )
 def test_class_weights_of_unknown_classes_are_refused(weights, names, found, do):
     for make in (LogisticRegression, lambda **options: make_pipeline(StandardScaler(), SVC(**options))):
-        with pytest.raises(LearnerError, match="class_weight of .* of agent 'a' must name classes") as caught:
+        with pytest.raises(LearnerError, match="class_weight of .* of agent 'a' names an unknown class") as caught:
             weighted(lambda each, make=make: make(class_weight=each), weights, names)
         assert (caught.value.found, caught.value.do) == (found, do)

@@ -18,13 +18,12 @@ from sklearn.preprocessing import QuantileTransformer, StandardScaler
 from sklearn.svm import LinearSVR
 
 import codistill as cd
-from codistill.errors import LearnerError
+from codistill.core.errors import LearnerError
 from codistill.learners.ability import Ability
 from codistill.learners.portable import open_model
-from codistill.learners.portable.boosted_models import as_trees
-from codistill.learners.portable.tree_ensemble import LEAF, NODE, TreeEnsemble
+from codistill.learners.portable.trees import LEAF, NODE, TreeEnsemble, as_trees
 from codistill.learners.sklearn import SklearnLearner
-from codistill.message import Message
+from codistill.wire.message import Message
 
 SMALL = {"n_estimators": 4, "num_leaves": 7, "min_child_samples": 3}
 

@@ -12,10 +12,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from codistill.errors import LearnerError
-from codistill.learners import zoo
-from codistill.learners.zoo import registry
-from codistill.learners.zoo.layers import flat_size
+from codistill.core.errors import LearnerError
+from codistill.learners import architectures, zoo
+from codistill.learners.zoo import flat_size
 
 SMALLEST_IMAGE = {
     "cnn": 4,
@@ -52,7 +51,7 @@ def one_thread():
 @pytest.fixture
 def own_registry(monkeypatch):
     """What a test registers is gone after it."""
-    monkeypatch.setattr(registry, "_entries", dict(registry._entries))
+    monkeypatch.setattr(architectures, "_entries", dict(architectures._entries))
 
 
 def small_shape(name):
@@ -335,7 +334,7 @@ def test_the_size_can_be_known_before_memory_is_spent():
 def test_describe_is_the_first_line_of_the_docstring(name):
     line = zoo.describe(name)
     assert line.endswith(".")
-    assert registry._entries[name].builder.__doc__.startswith(line)
+    assert architectures._entries[name].builder.__doc__.startswith(line)
 
 
 # --- one's own architectures --------------------------------------------------------------------------
@@ -370,7 +369,7 @@ def test_a_user_registers_a_module_class(own_registry):
 
 
 def test_a_name_stands_for_one_builder(own_registry):
-    with pytest.raises(LearnerError, match=r"'lenet5' is already codistill\.learners\.zoo\.lenet\.lenet5"):
+    with pytest.raises(LearnerError, match=r"'lenet5' is already codistill\.learners\.zoo\.lenet5"):
         zoo.register_architecture("lenet5")(lambda shape, classes: nn.Identity())
     assert isinstance(zoo.build("lenet5", (1, 12, 12), 2)[-1], nn.Linear)
 
@@ -505,7 +504,7 @@ def test_the_smallest_image_is_said_and_is_the_smallest(name):
         with pytest.raises(LearnerError, match=f"at least {side} x {side}"):
             zoo.build(name, shape, 2)
         with torch.device("meta"), pytest.raises(RuntimeError, match=r"too small|size"):
-            registry._entries[name].builder(shape, 2)(torch.zeros(1, *shape))
+            architectures._entries[name].builder(shape, 2)(torch.zeros(1, *shape))
 
 
 def test_a_shape_that_does_not_fit_is_answered_with_architectures_that_do():

@@ -48,7 +48,7 @@ from codistill.learners import as_learner, zoo
 from codistill.learners.ability import Ability
 from codistill.learners.kernel_ridge import KernelRidge
 from codistill.learners.torch import TorchLearner
-from codistill.message import Message
+from codistill.wire.message import Message
 
 N, D, CLASSES = 37, 5, 3
 

@@ -12,9 +12,9 @@ from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
 import codistill as cd
-from codistill.errors import LearnerError
-from codistill.message import Message
+from codistill.core.errors import LearnerError
 from codistill.protocols.ekd import Ensemble
+from codistill.wire.message import Message
 
 C, GAMMA = 0.1, 0.7
 Data = list[tuple[np.ndarray, np.ndarray]]

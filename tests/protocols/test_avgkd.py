@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import codistill as cd
-from codistill.errors import LearnerError
+from codistill.core.errors import LearnerError
 
 
 def _kernel(x: np.ndarray, z: np.ndarray) -> np.ndarray:

@@ -12,12 +12,14 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import codistill as cd
-from codistill.errors import LearnerError, RecipeError
+from codistill.core.errors import LearnerError, RecipeError
+from codistill.core.rng import generator
 from codistill.learners.zoo import build
-from codistill.message import Message
+from codistill.nodes.record import record_of
 from codistill.protocols import parts
-from codistill.randomness import generator
+from codistill.protocols.crs import mean_representations, own_representations
 from codistill.topology import Topology
+from codistill.wire.message import Message
 
 LR, CLASSES, WIDTH = 0.1, 3, 4
 ANY: dict[str, Any] = {"smallest_group": 1}  # also means of single samples, by which the pseudo-code is followed here
@@ -227,9 +229,11 @@ def test_only_samples_that_its_owner_releases_are_in_what_it_sends() -> None:
         np.testing.assert_allclose(some["representations"][0, c], mean, atol=1e-6)
     assert some["held"].tolist() == [True, True, False]
     assert _watched({}, releases=np.array([True, False, True, False])) == []  # each class has one sample only
-    with pytest.raises(cd.CodistillError, match="releases of agent 'a' must release a sample.*4 samples, all withheld"):
+    with pytest.raises(
+        cd.CodistillError, match="releases of agent 'a' must release at least one sample.*4 samples, all withheld"
+    ):
         _watched({}, releases=[False] * 4)
-    with pytest.raises(cd.CodistillError, match="releases of agent 'a' must be a boolean for each of its 4 samples"):
+    with pytest.raises(cd.CodistillError, match="releases of agent 'a' must be a boolean mask of its 4 samples"):
         _watched({}, releases=[0, 1])
 
 
@@ -366,10 +370,10 @@ def test_no_single_sample_comes_out_of_an_observation_or_its_difference_to_the_m
     So k is at least 2, and n - k is 0 or at least 2: of six samples an observation of five would leave out one.
     """
     agent = _federation(cd.CRS(), "ab").agents[0]
-    agent.start(0, ("a", "b"))
+    record_of(agent).start(0, ("a", "b"))
     rng = np.random.default_rng(3)
     agent.shard = type(agent.shard)(rng.normal(size=(samples, 2)), np.zeros(samples, int), CLASSES, "a")
-    own, _ = parts.own_representations(agent, average_over, 1, smallest=2)
+    own, _ = own_representations(agent, average_over, 1, smallest=2)
     features = agent.learner.evaluated_features(agent.shard.x)
     matches = [
         k for k in range(1, samples + 1)
@@ -385,7 +389,7 @@ def test_no_single_sample_comes_out_of_an_observation_or_its_difference_to_the_m
 def _relay() -> cd.Hub:
     hub = cd.Hub()
     hub.classes, hub.topology = CLASSES, Topology.star(["a", "b", "c"])
-    hub.start(0, ("a", "b", "c"))
+    record_of(hub).start(0, ("a", "b", "c"))
     return hub
 
 
@@ -418,9 +422,9 @@ def test_the_relay_answers_with_the_mean_of_all_and_observations_of_others() -> 
 def test_the_relay_keeps_the_last_upload_and_knows_its_age() -> None:
     hub, protocol = _relay(), cd.CRS()
     protocol.serve(hub, "b", _upload(1.0, [True] * 3))
-    hub.start(4, ("a", "b", "c"))
+    record_of(hub).start(4, ("a", "b", "c"))
     protocol.serve(hub, "c", _upload(5.0, [True] * 3))
-    hub.start(6, ("a", "b", "c"))
+    record_of(hub).start(6, ("a", "b", "c"))
     reply = _download(hub, "a", downloads=8)
     first = reply["representations"][1:, 0, 0].tolist()
     ages = dict(zip(first, reply["age"][1:, 0].tolist(), strict=True))
@@ -448,13 +452,13 @@ def test_the_relay_keeps_the_last_upload_and_knows_its_age() -> None:
     ],
 )  # fmt: skip
 def test_an_invalid_message_is_refused_by_name_and_not_kept(message: Message) -> None:
-    from codistill.hub import Hello
+    from codistill.nodes.agent import JoinInfo
 
     hub = _relay()
-    hub.hellos["b"] = Hello(4, features=WIDTH)
+    hub.joined["b"] = JoinInfo(4, features=WIDTH)
     answer = cd.CRS().serve(hub, "b", message)
     assert not answer
-    assert [sender for sender, _ in hub.rejected] == ["b"]
+    assert [sender for sender, _ in record_of(hub).rejected] == ["b"]
     assert hub.state["uploads"] == {}
 
 
@@ -480,8 +484,8 @@ def test_it_goes_on_while_all_but_two_are_offline_and_who_comes_back_catches_up(
 def test_a_class_with_fewer_samples_is_averaged_over_those_there_are() -> None:
     federation = _federation(cd.CRS(), "ab")
     agent = federation.agents[1]
-    agent.start(0, ("a", "b"))
-    own, held = parts.own_representations(agent, 2, 3)
+    record_of(agent).start(0, ("a", "b"))
+    own, held = own_representations(agent, 2, 3)
     features = agent.learner.evaluated_features(_samples("b"))
     assert held.tolist() == [True, True, True]
     np.testing.assert_allclose(own[:, 0], np.tile(features[0], (4, 1)), rtol=1e-6)  # a single sample of class 0
@@ -492,8 +496,8 @@ def test_a_robust_aggregate_of_representations() -> None:
     values = np.array([[[1.0]], [[2.0]], [[900.0]], [[5.0]]], np.float32)
     held = np.array([[True], [True], [True], [False]])
     median = parts.Aggregation(kind="median", trim=0.2, outputs=False)
-    assert parts.mean_representations(values, held, median)[0, 0] == 2.0
-    assert parts.mean_representations(values, held)[0, 0] == 301.0
+    assert mean_representations(values, held, median)[0, 0] == 2.0
+    assert mean_representations(values, held)[0, 0] == 301.0
 
 
 def test_features_must_have_one_dimension_and_a_projection_gives_it() -> None:

@@ -12,7 +12,7 @@ from tests.helpers import softmax
 from torch import nn
 
 import codistill as cd
-from codistill.errors import CodistillError
+from codistill.core.errors import CodistillError
 from codistill.results.records import RoundEnded
 from codistill.topology import graphs
 

@@ -11,7 +11,7 @@ from tests.helpers import softmax
 from torch import nn
 
 import codistill as cd
-from codistill.errors import LearnerError
+from codistill.core.errors import LearnerError
 from codistill.protocols.alone import baseline_of
 
 LR, CLASSES = 0.1, 3

@@ -13,12 +13,12 @@ from tests.helpers import softmax
 from torch import nn
 
 import codistill as cd
-from codistill.agent import Hub
+from codistill.core.rng import seed_libraries
 from codistill.learners.zoo import build
-from codistill.message import Message
+from codistill.nodes.agent import Hub
 from codistill.protocols.parts import Discriminator, clip_rows
-from codistill.randomness import seed_libraries
 from codistill.topology import HUB
+from codistill.wire.message import Message
 
 Federate = Callable[..., cd.Federation]
 
@@ -242,7 +242,7 @@ def test_a_client_that_diverges_goes_on_says_so_and_does_not_stop_the_run(
     """Large weights on U_n throw every client off, by its outputs or by its loss."""
     federation = federate(cd.FedAL(adversarial=weight))
     for agent in federation.agents:  # plain descent: Adam would take steps of its own length
-        agent.learner._make_optimiser, agent.learner._lr = "sgd", 0.1
+        agent.learner._make_optimiser, agent.learner._optimiser_options["lr"] = "sgd", 0.1
     result = _run(federation, 6, folder=tmp_path / "run")
     log = (tmp_path / "run" / "log.txt").read_text().splitlines()
     for name in ("c0", "c1", "c2", "c3"):

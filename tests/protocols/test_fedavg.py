@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import codistill as cd
-from codistill.errors import LearnerError
+from codistill.core.errors import LearnerError
 
 
 def _linear(weight: float) -> cd.TorchLearner:

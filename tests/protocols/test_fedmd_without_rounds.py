@@ -10,10 +10,11 @@ from sklearn.linear_model import LogisticRegression
 from torch import nn
 
 import codistill as cd
-from codistill.agent import Hub
 from codistill.data.shard import PublicData
-from codistill.message import Message
+from codistill.nodes.agent import Hub
+from codistill.nodes.record import record_of
 from codistill.topology import Topology
+from codistill.wire.message import Message
 
 QUIET: dict[str, Any] = {"runtime": "simulation", "progress": False, "alone": False}
 F = np.arange(24, dtype=np.float32).reshape(3, 4, 2) ** 1.5  # of three agents, for four samples
@@ -45,7 +46,7 @@ def test_the_relay_answers_with_the_mean_of_the_latest_outputs_of_others() -> No
     protocol.serve(me, "a", question(0, 3))
     answer = protocol.serve(me, "b", question(1, 3, 1))
     np.testing.assert_allclose(answer["told"], [(F[0, 0] + F[2, 0]) / 2, F[0, 1]])
-    assert ("b", "disagreement") in [(agent, name) for agent, name, _ in me.measures]
+    assert ("b", "disagreement") in [(agent, name) for agent, name, _ in record_of(me).measures]
 
 
 def test_other_aggregates_and_the_coverage_are_of_those_who_have_sent() -> None:
@@ -75,7 +76,7 @@ def test_other_aggregates_and_the_coverage_are_of_those_who_have_sent() -> None:
 def test_what_is_not_about_public_samples_is_refused(message: Message) -> None:
     me = hub()
     assert not cd.FedMD(batch_size=4).serve(me, "a", message)
-    assert [sender for sender, _ in me.rejected] == ["a"]
+    assert [sender for sender, _ in record_of(me).rejected] == ["a"]
     assert not me.state.get("latest")
 
 

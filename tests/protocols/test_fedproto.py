@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import codistill as cd
-from codistill.errors import LearnerError, RecipeError
+from codistill.core.errors import LearnerError, RecipeError
 from codistill.protocols.alone import baseline_of
 
 LR, CLASSES, WIDTH = 0.1, 3, 2

@@ -12,9 +12,9 @@ from sklearn.linear_model import LogisticRegression
 from torch import nn
 
 import codistill as cd
-from codistill.errors import LearnerError, RecipeError
+from codistill.core.errors import LearnerError, RecipeError
+from codistill.engine.guard import GuardedLearner
 from codistill.protocols.alone import baseline_of
-from codistill.runtimes.divergence import GuardedLearner
 
 LIAR = [cd.Fault(kind="invert", agent="c0")]  # what it sends is replaced below
 X = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)

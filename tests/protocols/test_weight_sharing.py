@@ -15,20 +15,12 @@ from torch import nn
 from torch.nn.functional import cross_entropy, log_softmax, softmax
 
 import codistill as cd
-from codistill.agent import Hello
-from codistill.errors import LearnerError
-from codistill.protocols.parts import (
-    Generator,
-    accepted_heads,
-    activation_divergence,
-    class_weights,
-    distillation,
-    diversity_loss,
-    dkd_gradient,
-    head_name,
-    note_effect,
-    watch_growth,
-)
+from codistill.core.errors import LearnerError
+from codistill.nodes.agent import JoinInfo, twin_of
+from codistill.nodes.record import record_of
+from codistill.protocols.feddkd import dkd_gradient, note_effect
+from codistill.protocols.fedgen import Generator, accepted_heads, class_weights, diversity_loss
+from codistill.protocols.parts import activation_divergence, distillation, head_name, watch_growth
 
 RATE, ROUNDS, CLASSES, SEED = 0.1, 3, 3, 5
 SIZES = {"a": 12, "b": 6}
@@ -78,7 +70,7 @@ def initial(norm: bool = False) -> Nets:
 def batches(name: str, t: int, size: int, purpose: str = "batches", steps: int | None = None) -> list[Any]:
     """The samples that a round uses: these are fixed by the seed, and given to both sides."""
     shard = cd.Agent(name, net(), *data()[name])
-    shard.settle(CLASSES)
+    record_of(shard).encode_labels(CLASSES)
     shard.shard.seed = SEED
     return list(shard.shard.batches(t, size, steps=steps, purpose=purpose))
 
@@ -306,7 +298,7 @@ def test_distillation_of_identical_agents_leaves_the_average_where_it_is() -> No
     agents = [cd.Agent(name, cd.TorchLearner(net(), optimiser="sgd", lr=RATE), x, y) for name in "ab"]
     weights = []
     for steps in (0, 20):
-        twins = [agent.twin() for agent in agents]
+        twins = [twin_of(agent) for agent in agents]
         protocol = cd.FedDKD(batch_size=6, dkd_steps=steps, dkd_lr=0.2)
         result = cd.Federation(twins, protocol, classes=CLASSES).run(
             1, runtime="simulation", alone=False, progress=False
@@ -670,11 +662,11 @@ def test_shared_weights_stay_shared_and_are_sent_once(protocol: cd.Protocol, kin
 def test_tied_heads_of_fedgen_have_their_own_bias() -> None:
     module = Tied("head")
     agent = cd.Agent("a", module, *data()["a"])
-    agent.settle(CLASSES)
+    record_of(agent).encode_labels(CLASSES)
     agent.learner.check(agent.shard.x, agent.shard.targets, "a")
     assert head_name(agent) == "first.weight head.bias"
     hub = cd.Hub()
-    hub.classes, hub.hellos = CLASSES, {"a": Hello(12, None, 4)}
+    hub.classes, hub.joined = CLASSES, {"a": JoinInfo(12, None, 4)}
     sent = {"a": cd.Message(agent.learner.weights())}
     matrix, bias = accepted_heads(hub, sent, {"a": cd.Message.of(head=head_name(agent))})["a"]
     np.testing.assert_array_equal(matrix, module.head.weight.detach())
@@ -756,30 +748,30 @@ def test_a_loss_that_distillation_raises_is_an_event() -> None:
     """Outputs w x with x = 1 and w = 0, so log 2, become those of w = (-9, 0) for class 0: log (1 + e^9)."""
     agent = cd.Agent("a", nn.Linear(1, 2, bias=False), np.ones((4, 1)), np.zeros(4, int))
     agent.topology = cd.Topology.star(["a"])
-    agent.settle(2)
+    record_of(agent).encode_labels(2)
     x, y = torch.ones(4, 1), torch.tensor([[1.0, 0.0]] * 4)
     start = {"weight": np.zeros((2, 1), np.float32)}
     note_effect(agent, start, {"weight": np.array([[-9.0], [0.0]], np.float32)}, (x, y))
-    assert agent.remarks == ["distillation raised the loss on its own samples from 0.693 to 9."]
-    assert agent.measures[1][2] == pytest.approx(np.log(2))
+    assert record_of(agent).remarks == ["distillation raised the loss on its own samples from 0.693 to 9."]
+    assert record_of(agent).measures[1][2] == pytest.approx(np.log(2))
     note_effect(agent, start, {"weight": np.array([[-0.5], [0.0]], np.float32)}, (x, y))
-    assert len(agent.remarks) == 1
-    agent.measures = []
+    assert len(record_of(agent).remarks) == 1
+    record_of(agent).measures = []
     note_effect(agent, start, {"weight": np.array([[-3e38], [3e38]], np.float32)}, (100 * x, y))
     # Losses of 3e38, whose sum single precision does not hold: their mean it does
     note_effect(agent, start, {"weight": np.array([[-1e38], [1e38]], np.float32)}, (1.5 * x, y))
     said = "distillation raised the loss on its own samples from 0.693 to"
-    assert agent.remarks[1:] == [f"{said} nan.", f"{said} 3e+38."]
-    assert all(np.isfinite(value) for _, _, value in agent.measures)
+    assert record_of(agent).remarks[1:] == [f"{said} nan.", f"{said} 3e+38."]
+    assert all(np.isfinite(value) for _, _, value in record_of(agent).measures)
 
 
 def test_combined_weights_far_beyond_those_of_the_round_before_are_an_event() -> None:
     """Norms: 4 weights of 0.5 are 1, of 6 are 12, below ten times √4; of 60 are 120, ten times 12 or more."""
     hub = cd.Hub()
     for value, events in ((0.5, 0), (6.0, 0), (59.9, 0), (599.0, 0), (6000.0, 1), (6000.0, 1), (np.inf, 2)):
-        watch_growth(hub, ["a"], {"w": np.full((2, 2), value, np.float32), "count": np.array(10**9)})
-        assert len(hub.remarks) == events, value
-    assert all(text.startswith("diverged: the combined weights are") for text in hub.remarks)
+        watch_growth(hub, [(["a"], {"w": np.full((2, 2), value, np.float32), "count": np.array(10**9)})])
+        assert len(record_of(hub).remarks) == events, value
+    assert all(text.startswith("diverged: the combined weights are") for text in record_of(hub).remarks)
 
 
 # --- parts ------------------------------------------------------------------------------------------
@@ -805,14 +797,14 @@ def test_a_head_is_taken_by_the_name_that_its_owner_tells() -> None:
     agent = cd.Agent("a", module, np.eye(3), [0, 1, 2])
     assert head_name(agent) == "2.weight"
     hub = cd.Hub()
-    hub.classes, hub.hellos = 3, dict.fromkeys("abc", Hello(3, None, 3))
+    hub.classes, hub.joined = 3, dict.fromkeys("abc", JoinInfo(3, None, 3))
     sent = cd.Message(agent.learner.weights())
     told = {"a": "2.weight", "b": "2.bias", "c": "7.weight"}
     heads = accepted_heads(hub, dict.fromkeys("abc", sent), {name: cd.Message.of(head=told[name]) for name in told})
     assert list(heads) == ["a"]
     np.testing.assert_array_equal(heads["a"][0], sent["2.weight"])
     np.testing.assert_array_equal(heads["a"][1], sent["2.bias"])
-    assert [sender for sender, _ in hub.rejected] == ["b", "c"]
+    assert [sender for sender, _ in record_of(hub).rejected] == ["b", "c"]
 
 
 def test_class_weights_are_shares_of_what_is_held() -> None:
@@ -847,5 +839,5 @@ def test_a_generator_whose_weights_explode_begins_anew() -> None:
         hub = cd.Hub()
         hub.classes = CLASSES
         arrays = Generator(lr=rate).train(hub, 4, heads, shares, steps=5, batch_size=8, lr_factor=1.0)
-        assert hub.remarks == events
+        assert record_of(hub).remarks == events
         assert max(abs(array).max() for array in arrays.values()) < 10

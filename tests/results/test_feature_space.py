@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from codistill.errors import MessageError
-from codistill.results.feature_space import FeatureSpace
+from codistill.core.errors import MessageError
+from codistill.results.outputs import FeatureSpace
 from codistill.wire.codec import encode
 
 SAMPLES = np.array([3, 5, 8])

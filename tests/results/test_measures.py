@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from matplotlib.ticker import PercentFormatter
 
-from codistill.plots.measure_plot import draw_measure
-from codistill.reports.html import chart
-from codistill.reports.pages import write_report
-from codistill.results.measures import measures
+from codistill.report.html import svg
+from codistill.report.pages import write_report
+from codistill.report.score_plots import draw_measure
+from codistill.results.rounds import measures
 from codistill.results.summary import Summary
 
 
@@ -99,4 +99,4 @@ def test_many_rounds_stay_small() -> None:
     noise = np.random.default_rng(0).random((401, 10))
     agents = [f"agent {index}" for index in range(10)]
     (found,) = measures(run(400, agents, disagreement=lambda t, i: noise[t, i]))
-    assert len(chart(draw_measure(found), "measure", "a chart")) < 50_000
+    assert len(svg(draw_measure(found), "measure", "a chart", {}, hidden=False)) < 50_000

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 import codistill as cd
-from codistill.errors import CheckpointError, MessageError
+from codistill.core.errors import CheckpointError, MessageError
+from codistill.engine.store import OUTPUTS, read_outputs
 from codistill.results import outputs
 from codistill.results.outputs import Outputs, collect, disagreement, view
-from codistill.runtimes.store import OUTPUTS, read_outputs
 
 # Four test samples, of the classes 0, 0, 1, 1 (none of class 2), and what three agents answer to them.
 Y = np.array([0, 0, 1, 1])
@@ -186,7 +186,7 @@ def test_a_damaged_file_is_told(tmp_path: Path) -> None:
     whole = (tmp_path / OUTPUTS).read_bytes()
     for damaged in (b"", whole[:-8], b"x" * 100, cd.Message.of(samples=np.ones(2), mean=np.ones((2, 3))).encoded):
         (tmp_path / OUTPUTS).write_bytes(damaged)
-        with pytest.raises(CheckpointError, match="must be as it was written"):
+        with pytest.raises(CheckpointError, match="is corrupted"):
             read_outputs(tmp_path, 1)
     values = {"round": 1, "agents": ["a"]}
     for arrays in ({}, {"samples": np.ones(())}, {"samples": np.ones(0), "mean": np.ones((0, 0))}):

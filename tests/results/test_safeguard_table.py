@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from codistill.reports.further_section import safeguard_section
-from codistill.results.safeguard_table import guarded_cells, guarded_lines
-from codistill.results.summary import Summary
+from codistill.report.pages import safeguard_section
+from codistill.results.summary import Summary, guarded_lines, safeguard_table
 
 
 def row(agent: str, **scores: float) -> dict[str, object]:
@@ -23,17 +22,18 @@ def summary(*, guarded: bool = True) -> Summary:
 
 
 def test_alone_taught_and_safeguarded_with_the_weight() -> None:
-    assert guarded_cells(summary(), 30) == [
+    table = safeguard_table(summary())
+    assert [[str(getattr(cell, "text", cell)) for cell in row] for row in (*table.rows, *table.footer)] == [
         ["a", "70.0 %", "80.0 %", "+10.0", "78.0 %", "+8.0", "0.90"],
         ["b", "90.0 %", "60.0 %", "-30.0", "89.0 %", "-1.0", "0.10"],
         ["mean", "80.0 %", "70.0 %", "-10.0", "83.5 %", "+3.5", "0.50"],
         ["worst gain", "", "", "-30.0", "", "-1.0", ""],
     ]
     assert "the safeguard, on each agent's own data" in summary().table_text()
-    assert "-30.0" in safeguard_section(summary())
+    assert "-30.0" in safeguard_section(summary()).table.html(page=True)
 
 
 def test_without_a_safeguard_there_is_no_table() -> None:
-    assert guarded_lines(summary(guarded=False)) == []
+    assert guarded_lines(summary(guarded=False)) == {}
     assert "safeguard" not in summary(guarded=False).table_text()
-    assert safeguard_section(summary(guarded=False)) == ""
+    assert safeguard_section(summary(guarded=False)) is None

@@ -7,7 +7,7 @@ import pytest
 import sklearn.metrics
 from sklearn.metrics import fbeta_score, make_scorer, matthews_corrcoef
 
-from codistill.errors import RecipeError
+from codistill.core.errors import RecipeError
 from codistill.results.scores import (
     ACCURACY,
     DEFAULT_SCORES,
@@ -163,6 +163,6 @@ def test_a_function_that_fails_is_named_before_anything_runs():
 
     with pytest.raises(RecipeError, match=r"Score 'wrong' must return a number for \(y, answers\)"):
         as_scores([wrong], "classification", 2, None, np.array([0, 1]))
-    for name in ("own_f1", "round", "1st", ""):
+    for name in ("own_f1", "round", "time", "1st", ""):
         with pytest.raises(RecipeError, match="name"):
             Score(name, cost)

@@ -6,10 +6,10 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from codistill.results.comparison_table import comparison_table
-from codistill.results.run_scores import scores_of
-from codistill.results.summary import Summary
-from codistill.text import bytes_text, duration_text, percent_text
+from codistill.core.text import bytes_text, duration_text, percent_text
+from codistill.results.rounds import scores_of
+from codistill.results.summary import Summary, comparison_table
+from codistill.results.tables import Cell
 
 
 def row(done, agent, sent=0, received=0, **scores):
@@ -286,8 +286,8 @@ def test_the_clock_of_a_run_is_beside_its_time():
     assert timed.clock_seconds == 7.5
     assert summary(ROWS).clock_seconds is None
     table = comparison_table([timed, summary(ROWS)])
-    assert list(table.columns[-1].cells) == ["7.5 s", "-"]
-    assert "clock" not in [column.header for column in comparison_table([summary(ROWS)]).columns]
+    assert [row[-1] for row in table.rows] == [Cell("7.5 s", 7.5), "-"]
+    assert "clock" not in comparison_table([summary(ROWS)]).headings
 
 
 @pytest.mark.parametrize(

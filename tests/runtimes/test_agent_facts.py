@@ -12,7 +12,7 @@ from sklearn.tree import DecisionTreeClassifier
 from torch import nn
 
 import codistill as cd
-from codistill.runtimes.agent_facts import facts_of_agents
+from codistill.runtimes.ray_cluster import facts_of_agents
 
 X = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
 Y = np.where(X[:, 0] > 0, "ill", "well")

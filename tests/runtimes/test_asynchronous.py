@@ -13,10 +13,10 @@ import torch
 from torch import nn
 
 import codistill as cd
-from codistill.agent import Hub
-from codistill.message import Message
-from codistill.runtimes.observers.privacy_guard import PrivacyGuard
+from codistill.engine.privacy_guard import PrivacyGuard
+from codistill.nodes.agent import Hub
 from codistill.topology import Topology
+from codistill.wire.message import Message
 
 QUIET: dict[str, Any] = {"runtime": "simulation", "progress": False, "alone": False}
 

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from codistill.runtimes.interrupt import GentleInterrupt
+from codistill.runtimes.workers import GentleInterrupt
 
 
 def test_the_first_asks_and_the_second_stops_at_once(capsys):

@@ -18,13 +18,13 @@ import pytest
 from sklearn.tree import DecisionTreeClassifier
 
 import codistill as cd
-from codistill.runtimes.forked import ForkedProcess
+from codistill.runtimes.workers import ForkedProcess
 
 
 def in_a_process(work: Callable[[], Any]) -> BaseProcess:
     process = multiprocessing.get_context("fork").Process(target=work)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of forks that copy only one thread
+        warnings.simplefilter("ignore", DeprecationWarning)  # about forking with several threads
         process.start()
     return process
 
@@ -114,7 +114,7 @@ def test_a_process_forked_by_a_thread_outlives_the_thread() -> None:
 
 
 def test_a_process_whose_parent_has_ended_before_it_started_ends(tmp_path: Path) -> None:
-    from codistill.runtimes.parent import Parent
+    from codistill.runtimes.workers import Parent
 
     orphan = in_a_process(lambda: (Parent(1 << 30, True).end_with(), (tmp_path / "went on").touch()))
     orphan.join(10)

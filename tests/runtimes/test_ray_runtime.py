@@ -23,13 +23,14 @@ from sklearn.ensemble import RandomForestClassifier
 from torch import nn
 
 import codistill as cd
-from codistill.agent import Agent
-from codistill.errors import NetworkError, RecipeError, RuntimeFault
+from codistill.core.errors import NetworkError, RecipeError, RuntimeFault
+from codistill.engine.placement import _PREFIX as STATES
+from codistill.engine.placement import IdleStates, remove_left_behind
 from codistill.experiments.recipe import read_recipe
 from codistill.experiments.run import execute
+from codistill.nodes.agent import Agent
+from codistill.nodes.record import record_of
 from codistill.runtimes import ray_cluster
-from codistill.runtimes.idle import _PREFIX as STATES
-from codistill.runtimes.idle import IdleStates, remove_left_behind
 from codistill.runtimes.ray_cluster import (
     Demand,
     RayCluster,
@@ -204,7 +205,8 @@ def test_folders_of_killed_processes_are_removed(tmp_path: Path, monkeypatch: py
 
 def test_a_batch_arrives_as_it_was_sent() -> None:
     """Small payloads go in its bytes, large ones beside them, and those in the object store as arguments of theirs."""
-    from codistill.runtimes import ray_host, ray_links
+    from codistill.runtimes import ray_host
+    from codistill.runtimes import ray_host as ray_links
 
     large, larger = (bytes([number]) * (ray_links._APART + number) for number in (1, 2))
     in_store = ["first", "second"]  # any object that is not bytes stands for a reference
@@ -225,7 +227,7 @@ def test_a_batch_arrives_as_it_was_sent() -> None:
     assert sent[2:] == in_store
     found = {"first": b"1" * 10, "second": b"2"}
     host = ray_host.HostProcess()
-    host._take(sent[0], [sent[1], *(found[name] for name in sent[2:])])
+    host.deliver(sent[0], sent[1], *(found[name] for name in sent[2:]))
     whole = [(*frame[:4], frame[4] if isinstance(frame[4], bytes) else found[frame[4]]) for frame in frames]
     assert host._inbox.get() == (3, 5, whole)
 
@@ -273,7 +275,7 @@ def test_a_host_says_whether_another_has_died_or_cannot_be_reached(monkeypatch: 
     import ray
     from ray.exceptions import ActorDiedError, ActorUnavailableError
 
-    from codistill.runtimes import ray_links
+    from codistill.runtimes import ray_host as ray_links
 
     calls = {"fine": None, "dead": ActorDiedError(), "away": ActorUnavailableError("no route", None)}
 
@@ -299,7 +301,7 @@ def test_a_host_says_whether_another_has_died_or_cannot_be_reached(monkeypatch: 
 
 def test_the_owner_asks_ray_once_for_each_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """To ask for all answers that have come makes Ray wait for the others, if only for a moment: at every exchange."""
-    from codistill.runtimes import ray_links
+    from codistill.runtimes import ray_host as ray_links
 
     asked: list[int] = []
 
@@ -321,7 +323,7 @@ def test_a_host_asks_once_whether_its_calls_have_failed(
     monkeypatch: pytest.MonkeyPatch, failed: set[str], times: int
 ) -> None:
     """One by one only if one has: then the owner is told which host it was."""
-    from codistill.runtimes import ray_links
+    from codistill.runtimes import ray_host as ray_links
 
     asked: list[list[str]] = []
 
@@ -405,7 +407,7 @@ def test_agents_rest_on_disk_as_they_come(tmp_path: Path, monkeypatch: pytest.Mo
     host = ray_host.HostProcess()
     for agent in reversed(described.agents):
         assert host.take_agents(given, [[agent]]) == {}
-    assert all(agent.recall is not None for agent in host._agents.values())
+    assert all(record_of(agent).reload is not None for agent in host._agents.values())
     assert all(agent.public is host._agents["a0"].public for agent in host._agents.values())
     assert len(list(tmp_path.glob(f"{STATES}*/*.state"))) == 2
     host.end()
@@ -414,7 +416,7 @@ def test_agents_rest_on_disk_as_they_come(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_a_host_that_ran_out_of_memory_ends_the_run_and_its_agents_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is no lost host: on another node it would run out of memory again."""
-    from codistill.runtimes import ray_links
+    from codistill.runtimes import ray_host as ray_links
 
     def get(values: Any) -> None:
         raise ray_links.OutOfMemoryError("5 GB of 4 GB")
@@ -586,9 +588,15 @@ def test_agents_that_go_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     """To two hosts, on which they rest; the baseline wakes them, and the run finds them as they were."""
     from codistill.runtimes import ray_runtime
 
-    put, lengths = ray_runtime._put_agents, list[int]()
+    sendable, lengths = ray_runtime._sendable, list[int]()
+
+    def counted(part: Any, put: Any) -> Any:
+        if put is ray_runtime.ray.put:  # otherwise their size is estimated
+            lengths.append(len(part))
+        return sendable(part, put)
+
     monkeypatch.setattr(ray_runtime, "_BATCH", 1)
-    monkeypatch.setattr(ray_runtime, "_put_agents", lambda part: (lengths.append(len(part)), put(part))[1])
+    monkeypatch.setattr(ray_runtime, "_sendable", counted)
     federation(count=7).run(2, runtime="simulation", folder=tmp_path / "here", **QUIET)
     federation(count=7).run(2, runtime="ray", idle="disk", workers=2, folder=tmp_path / "there", **QUIET)
     assert lengths == [1] * 7
@@ -663,7 +671,7 @@ def test_an_error_at_an_agent_names_it() -> None:
 def test_what_cannot_travel_is_named() -> None:
     made = federation()
     made.agents[1].learner.lock = threading.Lock()  # type: ignore[attr-defined]
-    with pytest.raises(RecipeError, match="Agent 'a1' must be something that Ray can send to another machine"):
+    with pytest.raises(RecipeError, match="Ray must be able to send agent 'a1' to another machine"):
         made.run(1, runtime="ray", alone=False, **QUIET)
 
 

@@ -3,15 +3,15 @@
 import mmap
 import os
 import random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from codistill.runtimes.carrier import Frame
-from codistill.runtimes.cores import compute_in_the_background, own_core
-from codistill.runtimes.links import SocketLinks
-from codistill.runtimes.processes import _socket_pairs
-from codistill.runtimes.shared_memory import SharedMemory, shared_by
+from codistill.engine.exchange import Frame
+from codistill.runtimes.workers import SharedMemory, SocketLinks, _socket_pairs, shared_by
+
+IDLE = SimpleNamespace(waits=dict)  # a host none of whose nodes waits
 
 
 def test_a_message_stays_until_every_reader_has_it():
@@ -82,7 +82,7 @@ def test_large_messages_are_in_shared_memory_and_the_order_of_all_is_kept():
     there.flush()
     frames: list[Frame] = []
     while len(frames) < 4:
-        frames += here.wait(None)
+        frames += here.wait(IDLE)
     assert [frame.payload for frame in frames] == [small, large, large, small]
     assert int(memory[1]._read[0]) == 1
     here.close()
@@ -92,7 +92,7 @@ def test_large_messages_are_in_shared_memory_and_the_order_of_all_is_kept():
 def test_without_shared_memory_all_goes_through_the_socket():
     here, there = _pair(())
     there.post(0, "a", ["hub"], bytes(200_000))
-    frames = here.wait(None)
+    frames = here.wait(IDLE)
     assert [len(frame.payload) for frame in frames] == [200_000]
     here.close()
     there.close()
@@ -108,33 +108,6 @@ def test_a_system_that_has_not_so_much_memory_goes_without(monkeypatch):
     assert shared_by(3) == []
 
 
-def test_a_worker_waits_on_its_own_core_and_computes_on_any(monkeypatch):
-    allowed = {3, 5}
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(allowed))
-    asked = []
-    monkeypatch.setattr(os, "sched_setaffinity", lambda _, cores: asked.append(set(cores)))
-    with own_core(2, workers=2):
-        assert asked == [{5}]
-    assert asked == [{5}, {3, 5}]
-    with own_core(2, workers=3):  # fewer cores than workers: the scheduler deals them out
-        pass
-    with own_core(1, workers=1):  # more cores than workers: none is short of one
-        pass
-    assert len(asked) == 2
-
-
-def test_a_core_that_was_taken_away_is_no_error(monkeypatch):
-    def refuse(*_):
-        raise OSError(22, "Invalid argument")
-
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
-    monkeypatch.setattr(os, "sched_setaffinity", refuse)
-    entered = False
-    with own_core(1, workers=1):
-        entered = True
-    assert entered
-
-
 def test_numbers_of_readers_are_shared_with_forked_processes():
     memory = SharedMemory(2, room=100)
     start = memory.write(b"a" * 100, [1])
@@ -144,12 +117,3 @@ def test_numbers_of_readers_are_shared_with_forked_processes():
     assert os.waitpid(child, 0)[1] == 0
     assert np.array_equal(memory._read, [0, 1])
     assert memory.write(b"b" * 100, [1]) == 0
-
-
-def test_a_worker_does_not_interrupt_who_wakes_it():
-    child = os.fork()
-    if not child:
-        compute_in_the_background()
-        os._exit(os.sched_getscheduler(0) != os.SCHED_BATCH)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert os.sched_getscheduler(0) != os.SCHED_BATCH  # only the worker itself

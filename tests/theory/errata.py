@@ -14,7 +14,7 @@ from direct_loops import off
 from random_problems import LAPLACIAN, RBF, Case, case
 
 from codistill import theory
-from codistill.theory.propositions import transfers
+from codistill.theory.two_agents import transfers
 
 SIZES = (20, 15)
 SEEDS = range(10)

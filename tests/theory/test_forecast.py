@@ -7,9 +7,8 @@ import pytest
 from random_problems import LAPLACIAN, RBF, case
 
 from codistill import theory
-from codistill.errors import CodistillError, DataError, LearnerError, RecipeError
-from codistill.theory.averages import avgkd_iteration, pkd_iteration
-from codistill.theory.chains import akd_iteration, ekd_iteration
+from codistill.core.errors import CodistillError, DataError, LearnerError, RecipeError
+from codistill.theory.protocols import akd_iteration, avgkd_iteration, ekd_iteration, pkd_iteration
 
 
 def test_rates_are_spectral_radii_of_what_a_round_does() -> None:
@@ -70,7 +69,7 @@ MISTAKES = {
     "c not a number": (lambda: theory.Problem([X], [Y], "rbf", np.nan), LearnerError, "at least 0"),
     "kernel": (lambda: theory.Problem([X], [Y], "rfb"), LearnerError, "Did you mean 'rbf'"),
     "not a kernel": (lambda: theory.Problem([X], [Y], [3]), LearnerError, "a name or a function"),
-    "option": (lambda: theory.Kernel("linear", gamma=2.0), LearnerError, "only the options"),
+    "option": (lambda: theory.Kernel("linear", gamma=2.0), LearnerError, "Unknown option 'gamma'"),
     "gamma": (lambda: theory.Kernel("rbf", gamma=-2.0), LearnerError, "above 0"),
     "kernel's shape": (
         lambda: theory.alone(theory.Problem([X], [Y], lambda x, z: np.zeros(2))),

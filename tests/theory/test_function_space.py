@@ -6,7 +6,8 @@ import numpy as np
 import torch
 
 import codistill as cd
-from codistill.protocols.parts import accepted_gradients, combined_weights, stepped
+from codistill.protocols.feddkd import accepted_gradients, stepped
+from codistill.protocols.parts import combined_weights
 
 M, N = 3, 4  # outputs and inputs of Φ(x; (A, b)) = A x + b
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from codistill.cli import main
+from codistill.report.theory_plots import DIMENSION, SAMPLES, SETTINGS, run_toy, toy_problem
 from codistill.theory import forecast_of
-from codistill.theory.toy import BASELINES, DIMENSION, SAMPLES, SETTINGS, run_toy, toy_problem
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,9 @@ def test_the_forecast_is_what_happens(toys, outlooks) -> None:
         for method, line in {line.method: line for line in outlook.outlooks}.items():
             if line.rate ** len(toy.errors[method]) < 1e-2:
                 assert toy.errors[method][-1] == pytest.approx(line.error, rel=0.03)
-        assert outlook.errors == pytest.approx({name: toy.errors[name][0] for name in BASELINES})
+        assert outlook.errors == pytest.approx(
+            {name: toy.errors[name][0] for name in ("agent 1 alone", "agent 2 alone", "centralised")}
+        )
 
 
 def test_the_command_prints_tables_and_draws(tmp_path, capsys) -> None:

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from codistill.errors import RecipeError
+from codistill.core.errors import RecipeError
 from codistill.topology import Topology
 from codistill.topology.graphs import (
     KINDS,
@@ -120,14 +120,14 @@ def test_probability_decides_how_many_links():
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: Torus().over(names(13)), ["A torus needs", "13 agents, a prime number", "use a ring"]),
+        (lambda: Torus().over(names(13)), ["in a torus must be", "13 agents, a prime number", "use a ring"]),
         (lambda: Geometric(radius=0.01).over(names(9)),
-         ["kind 'geometric' must be connected", "none of 100 drawn for 9 agents and the radius 0.01", "above 0.28"]),
+         ["graph 'geometric' must be connected", "100 unconnected draws with 9 agents and radius 0.01", "above 0.28"]),
         (lambda: ErdosRenyi(probability=0.001).over(names(16)),
-         ["kind 'erdos_renyi'", "16 agents and the probability 0.001", "Raise the probability", "above 0.17"]),
-        (lambda: Expander(degree=3).over(names(7)), ["An expander needs", "7 agents and the degree 3"]),
-        (lambda: Expander(degree=5).over(names(4)), ["An expander needs", "4 agents and the degree 5"]),
-        (lambda: Random(degree=1), ["topology.degree must be at least 2", "how many links"]),
+         ["graph 'erdos_renyi'", "16 agents and probability 0.001", "Raise the probability", "above 0.17"]),
+        (lambda: Expander(degree=3).over(names(7)), ["An expander needs", "7 agents and degree 3"]),
+        (lambda: Expander(degree=5).over(names(4)), ["An expander needs", "4 agents and degree 5"]),
+        (lambda: Random(degree=1), ["topology.degree must be at least 2", "maximal number of links"]),
         (lambda: ErdosRenyi(probability=1.5), ["topology.probability must be at most 1"]),
         (lambda: Edges(edges=(["a"],)), ["topology.edges must be pairs of agents' names", "['a']"]),
         (lambda: Edges(edges=(["a", 3],)), ["topology.edges must be pairs of agents' names", "['a', 3]"]),

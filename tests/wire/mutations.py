@@ -13,7 +13,7 @@ from itertools import product
 
 import numpy as np
 
-from codistill.errors import MessageError
+from codistill.core.errors import MessageError
 from codistill.wire.codec import decode
 from codistill.wire.compression import Compression
 from codistill.wire.packing import EXPANSION

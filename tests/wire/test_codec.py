@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from codistill.errors import MessageError
+from codistill.core.errors import MessageError
 from codistill.wire.codec import decode, encode, is_sendable
 
 DTYPES = ["bool", "u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "f2", "f4", "f8"]
@@ -100,7 +100,7 @@ def test_what_is_sendable():
 
 @pytest.mark.parametrize("array", [np.array([object()]), np.array(["a"]), np.array([1j]), np.zeros(1, "f4,i4")])
 def test_arrays_must_hold_numbers(array):
-    with pytest.raises(MessageError, match=r"must hold numbers.*'picture' of dtype"):
+    with pytest.raises(MessageError, match=r"must be numeric.*'picture' of dtype"):
         encode({"picture": array}, {})
 
 
@@ -109,14 +109,14 @@ def test_arrays_must_hold_numbers(array):
     [float("nan"), float("inf"), {"a": 1}, [[1]], object(), 1j, b"bytes", np.int64(3), 2**64, -(2**63) - 1, 10**500],
 )
 def test_plain_values_must_be_plain(value):
-    with pytest.raises(MessageError, match=r"must be a finite number, a string, a boolean, or a list"):
+    with pytest.raises(MessageError, match=r"must be finite numbers, strings, booleans, or lists"):
         encode({}, {"note": value})
 
 
 @pytest.mark.parametrize("name", ["__metadata__", "\ud800", 7, None, b"a"])
 def test_names_must_be_text(name):
     for arrays, values in [({name: np.zeros(1)}, {}), ({}, {name: 1})]:
-        with pytest.raises(MessageError, match="A name in a message must be text"):
+        with pytest.raises(MessageError, match="Names in a message must be valid text"):
             encode(arrays, values)
 
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from safetensors.numpy import save
 
-from codistill.errors import MessageError
-from codistill.wire import layouts
+from codistill.core.errors import MessageError
+from codistill.wire import codec
 from codistill.wire.codec import decode, encode
 
 shapes = hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3)
@@ -31,8 +31,8 @@ def _nothing_known():
 
 
 def _forget():
-    layouts._layouts.clear()
-    layouts._headers.clear()
+    codec._layouts.clear()
+    codec._headers.clear()
 
 
 def _answer(data):
@@ -69,16 +69,16 @@ def _saved(arrays, values):
 def test_weights_have_a_layout_whatever_values_they_come_with():
     weights = {"w": np.ones((3, 4), np.float32), "b": np.ones(3, np.float32)}
     data = encode(weights, {})
-    assert layouts.of(data) is None
+    assert codec._read_cached(data) is None
     decode(data)
-    assert layouts.of(data) is not None
-    assert layouts.of(encode(weights, {"n": 1, "names": ["é"]})) is not None
+    assert codec._read_cached(data) is not None
+    assert codec._read_cached(encode(weights, {"n": 1, "names": ["é"]})) is not None
     _forget()
     decode(encode(weights, {"n": 12}))
-    assert layouts.of(data) is not None
+    assert codec._read_cached(data) is not None
     for other in (encode({**weights, "n": np.arange(3)}, {}), encode({}, {}), encode({}, {"n": 1})):
         decode(other)
-        assert layouts.of(other) is None
+        assert codec._read_cached(other) is None
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_values_as_nobody_writes_them_get_the_answer_of_an_unknown_layout(metada
 def test_numbers_of_a_known_layout_are_looked_at_every_time(bad):
     decode(encode({"a": np.ones(2), "z": np.ones(2)}, {}))
     data = encode({"a": np.ones(2), "z": np.array([1.0, bad])}, {})
-    assert layouts.of(data) is not None
+    assert codec._read_cached(data) is not None
     with pytest.raises(MessageError, match=r"must be finite.*'z'"):
         decode(data)
     assert decode(data, finite=False)[0]["a"].tolist() == [1, 1]
@@ -140,12 +140,12 @@ def test_changed_bytes_get_the_same_answer_whatever_was_read_before(values):
 
 
 def test_no_more_than_some_layouts_are_remembered():
-    for size in range(1, 3 * layouts._MOST):
+    for size in range(1, 3 * codec._MOST):
         decode(encode({"z": np.ones(size)}, {}))
-    assert len(layouts._layouts) <= layouts._MOST
-    assert len(layouts._headers) <= layouts._MOST
-    decode(encode({"n" * layouts._LONGEST: np.ones(1)}, {}))
-    assert all(len(header) <= layouts._LONGEST for header in layouts._layouts)
+    assert len(codec._layouts) <= codec._MOST
+    assert len(codec._headers) <= codec._MOST
+    decode(encode({"n" * codec._LONGEST: np.ones(1)}, {}))
+    assert all(len(header) <= codec._LONGEST for header in codec._layouts)
 
 
 def test_numbers_that_are_not_aligned_are_copied():
@@ -154,7 +154,7 @@ def test_numbers_that_are_not_aligned_are_copied():
     header = data[8 : 8 + data[0]].rstrip() + b" "
     header += b" " * (len(header) % 8 == 0)
     shifted = len(header).to_bytes(8, "little") + header + data[-24:]
-    assert layouts.of(shifted) is None
+    assert codec._read_cached(shifted) is None
     found = decode(shifted)[0]["a"]
     assert found.flags.aligned
     assert found.tolist() == [0, 1, 2]

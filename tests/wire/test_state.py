@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from codistill.errors import CheckpointError
+from codistill.core.errors import CheckpointError
 from codistill.wire.codec import decode, encode
 from codistill.wire.state import pack, unpack
 
@@ -135,7 +135,7 @@ def test_equal_state_gives_equal_bytes():
     ],
 )
 def test_the_error_names_the_thing_and_its_place(thing, said):
-    with pytest.raises(CheckpointError, match=rf"{said} at 'state\.prototypes\.3\[1\]'.*Keep such an object out"):
+    with pytest.raises(CheckpointError, match=rf"{said} at 'state\.prototypes\.3\[1\]'.*Keep such objects out"):
         pack({"prototypes": {3: [0, thing]}})
 
 
@@ -184,7 +184,7 @@ def outlined(outline, **arrays):
     ids=lambda data: str(data[-30:]),
 )
 def test_an_unreadable_state_says_so(data):
-    with pytest.raises(CheckpointError, match=r"Saved state must be readable.*resume from the one before"):
+    with pytest.raises(CheckpointError, match=r"The checkpoint is corrupted.*resume from the one before"):
         unpack(data)
 
 

@@ -4,50 +4,45 @@ from __future__ import annotations
 
 import argparse
 import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from codistill.cli.console import add_command, make_console
+
 if TYPE_CHECKING:
-    from codistill.certs.authority import Authority, Issued
-    from codistill.certs.signing_request import SigningRequest
+    from codistill.certs.authority import Authority
+    from codistill.certs.signing import Issued, SigningRequest
 
 
-def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
-    """Add `certs` and its commands to the command line."""
+def add_parsers(commands: argparse._SubParsersAction[Any]) -> None:
     certs = commands.add_parser("certs", help="certificates for a federation between machines")
     actions = certs.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
     init = _action(actions, "init", _init, "make a certificate authority")
-    _days(init, 3650)
+    init.add_argument("--days", type=int, default=3650, help="how long it is valid (default: 3650)")
     init.add_argument("--name", default="codistill authority", help="name of the authority in its certificate")
-    _list_days(init, "default: 7")
+    init.add_argument("--list-days", type=int, help="how long revocation lists are valid (default: 7)")
 
-    for role, who in (("hub", "the host name or address of the hub"), ("agent", "the agent's name")):
-        issue = _action(actions, role, _issue, f"issue a certificate for {'the hub' if role == 'hub' else 'an agent'}")
-        issue.add_argument("name", metavar="NAME", help=who)
-        _addresses(issue)
-        _days_or_hours(issue)
-        issue.set_defaults(role=role)
+    hub = _action(actions, "hub", _issue, "issue a certificate for the hub")
+    hub.add_argument("name", metavar="NAME", help="the host name or address of the hub")
+    agent = _action(actions, "agent", _issue, "issue a certificate for an agent")
+    agent.add_argument("name", metavar="NAME", help="the agent's name")
+    hub.set_defaults(role="hub")
+    agent.set_defaults(role="agent")
 
     renew = _action(actions, "renew", _renew, "make a new key and certificate for a node")
     renew.add_argument("name", metavar="NAME", help="as in 'codistill certs list'")
-    _days_or_hours(renew)
 
     revoke = _action(actions, "revoke", _revoke, "revoke a node's certificates")
     revoke.add_argument("name", metavar="NAME", help="as in 'codistill certs list'")
 
     refresh = _action(actions, "refresh", _refresh, "sign the revocation list again, before it is outdated")
-    _list_days(refresh, "unset: as before")
+    refresh.add_argument("--list-days", type=int, help="how long revocation lists are valid (unset: as before)")
 
     _action(actions, "list", _list, "show all nodes, when their certificates expire, and the revocation list")
-    _add_request_parsers(actions)
 
-
-def _add_request_parsers(actions: argparse._SubParsersAction[Any]) -> None:
-    request = _action(
-        actions, "request", _request, "at a site: make a key and a request for a certificate", certs=False
-    )
+    text = "at a site: make a key and a request for a certificate"
+    request = add_command(actions, "request", _request, text)
     request.add_argument("name", metavar="NAME", nargs="?", help="the agent's name, or the host name of the hub")
     request.add_argument("--role", choices=("agent", "hub"), default="agent", help="default: agent")
     request.add_argument("--renew", action="store_true", help="ask for the next certificate of the node in the folder")
@@ -57,46 +52,30 @@ def _add_request_parsers(actions: argparse._SubParsersAction[Any]) -> None:
     sign.add_argument("request", metavar="REQUEST", type=Path, help="the file request.pem of the site")
     sign.add_argument("--role", choices=("agent", "hub"), default="agent", help="default: agent")
     sign.add_argument("--renew", action="store_true", help="the node has a certificate, and this is its next one")
-    _addresses(sign)
-    _days_or_hours(sign)
+
+    for issuing in (hub, agent, sign):
+        issuing.add_argument(
+            "--address",
+            nargs="+",
+            action="extend",
+            default=[],
+            metavar="HOST",
+            help="further host names or addresses of the node",
+        )
+    for issuing in (hub, agent, renew, sign):
+        either = issuing.add_mutually_exclusive_group()
+        either.add_argument("--days", type=int, default=365, help="how long it is valid (default: 365)")
+        either.add_argument("--hours", type=int, help="how long it is valid, in hours")
 
     install = _action(actions, "install", _install, "at a site: put the authority's answer into the node's folder")
     install.add_argument("files", metavar="FILES", type=Path, nargs="+", help="a folder, or ca.crt, cert.pem, crl.pem")
 
 
-def _action(
-    actions: argparse._SubParsersAction[Any], name: str, command: Any, text: str, *, certs: bool = True
-) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = actions.add_parser(name, help=text, description=text)
-    if certs:
-        parser.add_argument("--certs", type=Path, default=Path("certs"), metavar="DIR", help="default: ./certs")
-    parser.set_defaults(command=command)
+def _action(actions: argparse._SubParsersAction[Any], name: str, command: Any, text: str) -> argparse.ArgumentParser:
+    """A command on the folder of the authority, or of a node."""
+    parser = add_command(actions, name, command, text)
+    parser.add_argument("--certs", type=Path, default=Path("certs"), metavar="DIR", help="default: ./certs")
     return parser
-
-
-def _days(parser: argparse._ActionsContainer, default: int) -> None:
-    parser.add_argument("--days", type=int, default=default, help=f"how long it is valid (default: {default})")
-
-
-def _days_or_hours(parser: argparse.ArgumentParser) -> None:
-    either = parser.add_mutually_exclusive_group()
-    _days(either, 365)
-    either.add_argument("--hours", type=int, help="how long it is valid, in hours")
-
-
-def _list_days(parser: argparse.ArgumentParser, default: str) -> None:
-    parser.add_argument("--list-days", type=int, help=f"how long revocation lists are valid ({default})")
-
-
-def _addresses(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--address",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="HOST",
-        help="further host names or addresses of the node",
-    )
 
 
 def _authority(options: argparse.Namespace) -> Authority:
@@ -109,7 +88,7 @@ def _authority(options: argparse.Namespace) -> Authority:
 
 
 def _init(options: argparse.Namespace) -> int:
-    from codistill.certs.authority_files import LIST_DAYS
+    from codistill.certs.authority import LIST_DAYS
 
     list_days = LIST_DAYS if options.list_days is None else options.list_days
     end = _authority(options).create(name=options.name, days=options.days, list_days=list_days)
@@ -137,7 +116,7 @@ def _renew(options: argparse.Namespace) -> int:
 
 
 def _show(issued: Issued, authority: Authority) -> int:
-    from codistill.certs.validity import end_text
+    from codistill.certs.identity import end_text
 
     until = end_text(issued.not_after, authority.now)
     print(f"{issued.role} '{issued.name}', generation {issued.generation}, valid until {until}")
@@ -148,8 +127,8 @@ def _show(issued: Issued, authority: Authority) -> int:
 
 
 def _sign(options: argparse.Namespace) -> int:
-    from codistill.certs.certificate_files import AUTHORITY_CERTIFICATE, read_certificate
-    from codistill.certs.signing_request import fingerprint, read_signing_request
+    from codistill.certs.files import AUTHORITY_CERTIFICATE, read_certificate
+    from codistill.certs.signing import fingerprint, read_signing_request
 
     authority, request = _authority(options), read_signing_request(options.request)
     issued = authority.sign(
@@ -197,34 +176,29 @@ def _refresh(options: argparse.Namespace) -> int:
 
 
 def _list(options: argparse.Namespace) -> int:
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
-    from codistill.certs.validity import end_text, left_text
+    from codistill.certs.identity import end_text, left_text
+    from codistill.results.tables import Table
 
     authority = _authority(options)
-    newest = {
-        (i.name, i.role, i.generation): i for i in authority.issued()
-    }  # a renewed certificate replaces those before it
+    # A renewed certificate replaces those before it.
+    newest = {(issued.name, issued.role, issued.generation): issued for issued in authority.issued()}
     line = _list_line(authority)
-    table = Table()
-    for heading in ("name", "role", "generation", "valid until", "time left", "state"):
-        table.add_column(heading, overflow="fold")
+    rows = []
     for issued in newest.values():
         state = issued.state(authority.now)
         left = "" if state in ("revoked", "expired") else left_text(issued.not_after - authority.now)
         until = end_text(issued.not_after, authority.now)
-        table.add_row(escape(issued.name), issued.role, str(issued.generation), until, left, state)
-    Console(width=None if sys.stdout.isatty() else 120).print(table)
+        rows.append([issued.name, issued.role, str(issued.generation), until, left, state])
+    headings = ("name", "role", "generation", "valid until", "time left", "state")
+    make_console().print(Table(headings, "l" * len(headings), rows))
     print(line)
     return 0
 
 
 def _list_line(authority: Authority) -> str:
     """One line on the revocation list: whether nodes can use it, and for how long."""
+    from codistill.certs.identity import date_text, left_text
     from codistill.certs.signing import list_number
-    from codistill.certs.validity import date_text, left_text
 
     found = authority.revocation_list()
     end = found.next_update_utc
@@ -241,8 +215,8 @@ def _list_line(authority: Authority) -> str:
 
 
 def _request(options: argparse.Namespace) -> int:
-    from codistill.certs.signing_request import make_renewal, make_request
-    from codistill.errors import RecipeError
+    from codistill.certs.signing import make_renewal, make_request
+    from codistill.core.errors import RecipeError
 
     folder: Path = options.out
     if options.renew:
@@ -253,20 +227,17 @@ def _request(options: argparse.Namespace) -> int:
         made = make_request(folder, options.name, options.role)
     print(f"request for {made.role} '{made.name}': {folder / 'request.pem'}")
     print(f"request:   {made.fingerprint}")
-    print(f"Send the file to the authority, which runs: codistill certs sign request.pem{_sign_options(made, options)}")
+    asked = (" --role hub" if made.role == "hub" else "") + (" --renew" if options.renew else "")
+    print(f"Send the file to the authority, which runs: codistill certs sign request.pem{asked}")
     print(f"The key stays in {folder}. When the answer is here:")
     print(f"    codistill certs install ANSWER --certs {shlex.quote(str(folder))}")
     return 0
 
 
-def _sign_options(made: SigningRequest, options: argparse.Namespace) -> str:
-    return (" --role hub" if made.role == "hub" else "") + (" --renew" if options.renew else "")
-
-
 def _install(options: argparse.Namespace) -> int:
-    from codistill.certs.certificate_files import AUTHORITY_CERTIFICATE, read_certificate
-    from codistill.certs.installing import install
-    from codistill.certs.signing_request import fingerprint
+    from codistill.certs.credentials import install
+    from codistill.certs.files import AUTHORITY_CERTIFICATE, read_certificate
+    from codistill.certs.signing import fingerprint
 
     own = install(options.files, options.certs)
     print(f"{own.role} '{own.name}': {options.certs} is complete, valid until {own.expires:%Y-%m-%d %H:%M} UTC")

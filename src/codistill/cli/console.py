@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from codistill.errors import CodistillError
-from codistill.source_lines import add_line, own_line
+from codistill.core.errors import CodistillError, add_line, own_line
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,20 +27,14 @@ def make_console(width: int = 120) -> Console:
 
 def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """A table of text, without columns that are empty."""
-    from rich.markup import escape
-    from rich.table import Table
+    from codistill.results.tables import Table
 
-    table = Table()
     kept = [i for i in range(len(headings)) if any(row[i] for row in rows)]
-    for i in kept:
-        table.add_column(headings[i], overflow="fold")
-    for row in rows:
-        table.add_row(*(escape(row[i]) for i in kept))
+    table = Table([headings[i] for i in kept], "l" * len(kept), [[row[i] for i in kept] for row in rows])
     make_console().print(table)
 
 
 def print_results(summary: Summary, complete: bool, folder: Path, again: str | None = None) -> int:
-    """Print the final table of a run and where its report is; returns the exit code."""
     from codistill.experiments.run import REPORT
 
     for table in summary.tables():
@@ -58,7 +52,8 @@ def print_error(error: CodistillError, words: Mapping[str, str] = MappingProxyTy
     do = error.do
     for usual, here in words.items():
         do = do.replace(usual, here)
-    print(f"error: {error.must}\nfound: {error.found}\nto do: {do}", file=sys.stderr)
+    found = f"found: {error.found}\n" if error.found else ""
+    print(f"error: {error.must}\n{found}to do: {do}", file=sys.stderr)
     for note in getattr(error, "__notes__", []):
         print(f"where: {note}", file=sys.stderr)
 
@@ -66,14 +61,13 @@ def print_error(error: CodistillError, words: Mapping[str, str] = MappingProxyTy
 def print_unexpected(error: Exception) -> None:
     """The same for any other exception; its traceback is kept in a file."""
     add_line(error)
-    notes = [note for note in getattr(error, "__notes__", []) if "Traceback" not in note]
     text = str(error) if type(error).__name__ == "RemoteError" else f"{type(error).__name__}: {error}"
     print(
         "error: An unexpected error occurred in a model, a protocol or codistill itself.",
         f"found: {text}",
         f"to do: Check {'the line below, ' if own_line(error) else ''}the options of your model and your own code. If "
         f"none of it is the cause, report it with the traceback. {_keep_traceback(error)}",
-        *(f"where: {note}" for note in notes),
+        *(f"where: {note}" for note in getattr(error, "__notes__", []) if "Traceback" not in note),
         sep="\n",
         file=sys.stderr,
     )
@@ -89,3 +83,28 @@ def _keep_traceback(error: Exception) -> str:
         return f"The full traceback is in {log.name}."
     except OSError as problem:
         return f"The full traceback could not be kept: {problem.strerror}."
+
+
+def add_command(
+    commands: argparse._SubParsersAction[Any], name: str, function: Any, text: str, description: str = ""
+) -> argparse.ArgumentParser:
+    """A command, done by a function of the parsed options that returns the exit code; it says `text` of itself."""
+    parser: argparse.ArgumentParser = commands.add_parser(name, help=text, description=description or text)
+    parser.set_defaults(command=function)
+    return parser
+
+
+def add_trust_argument(parser: argparse.ArgumentParser, help: str = "") -> None:
+    text = help or "run Python files that the recipe names; without it, none is run, and those needed are listed"
+    parser.add_argument("--trust-code", action="store_true", help=text)
+
+
+def add_recipe_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="TABLE.KEY=VALUE",
+        help="override a value of the recipe, e.g. protocol.rounds=5; may be repeated",
+    )
+    parser.add_argument("--data-dir", metavar="DIR", help="folder of <name>.npz data sets (default: $CODISTILL_DATA)")

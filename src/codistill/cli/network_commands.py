@@ -1,40 +1,34 @@
-"""The commands between machines: hub, join and up."""
+"""The commands between machines: hub, join and up; and restore, which chooses the state that an agent begins with."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from codistill.errors import NetworkError, RecipeError
+from codistill.cli.console import add_command, add_recipe_arguments, print_results
+from codistill.core.errors import CheckpointError, NetworkError, RecipeError
 
 if TYPE_CHECKING:
     from codistill.certs.credentials import Credentials
-    from codistill.experiments.recipe import Recipe
-    from codistill.results.summary import Summary
-    from codistill.runtimes.network.options import Network
+    from codistill.network.options import Network
+    from codistill.network.state_store import StateFile
 
-Show = Callable[["Summary", bool, Path, str], int]
-RecipeOptions = Callable[[argparse.ArgumentParser], None]
+_AGAIN = "give the same command again"
 
 
-def add_parsers(commands: Any, recipe_options: RecipeOptions, show: Show) -> None:
-    """Add the commands to the command line."""
-    hub = commands.add_parser(
-        "hub", help="the hub of a federation between machines: waits for its agents, runs the rounds"
-    )
+def add_parsers(commands: argparse._SubParsersAction[Any]) -> None:
+    text = "the hub of a federation between machines: waits for its agents, runs the rounds"
+    hub = add_command(commands, "hub", _hub, text)
     hub.add_argument("recipe", type=Path, help="a TOML recipe")
     hub.add_argument("--listen", required=True, metavar="HOST:PORT", help="where agents reach it")
     hub.add_argument(
         "--out", type=Path, help="the run's folder (default: runs/RECIPE-hub); a run that is there goes on"
     )
     _secure_options(hub)
-    recipe_options(hub)
-    _log_options(hub)
-    hub.set_defaults(command=lambda options: _hub(options, show))
+    _run_options(hub)
 
-    join = commands.add_parser("join", help="take part with a model and data of one's own")
+    join = add_command(commands, "join", _join, "take part with a model and data of one's own")
     join.add_argument("file", type=Path, help="my_agent.py with the agent's model and data, or a recipe")
     join.add_argument("--hub", metavar="HOST:PORT", help="the hub to join")
     join.add_argument("--listen", metavar="HOST:PORT", help="among peers: where neighbours reach this one")
@@ -47,20 +41,24 @@ def add_parsers(commands: Any, recipe_options: RecipeOptions, show: Show) -> Non
     join.add_argument("--state", type=Path, help="folder for what it has learnt (default: agents/NAME)")
     join.add_argument("--save", type=Path, metavar="FILE", help="write the trained model there at the end")
     _secure_options(join)
-    recipe_options(join)
-    _log_options(join)
-    join.set_defaults(command=lambda options: _join(options, show))
+    _run_options(join)
 
-    up = commands.add_parser(
-        "up", help="a whole federation on this machine: one process each, real sockets, mutual TLS"
-    )
+    text = "a whole federation on this machine: one process each, real sockets, mutual TLS"
+    up = add_command(commands, "up", _up, text)
     up.add_argument("recipe", type=Path, help="a TOML recipe")
     up.add_argument("--agents", type=int, metavar="N", help="how many agents (default: as the recipe says)")
     up.add_argument("--out", type=Path, help="the run's folder (default: a new one in runs/)")
     up.add_argument("--verbose", action="store_true", help="show what every node tells its operator")
-    recipe_options(up)
-    _log_options(up)
-    up.set_defaults(command=lambda options: _up(options, show))
+    _run_options(up)
+
+    text = "list the states of an agent on this machine, or choose one with which it begins when it joins next"
+    restore = add_command(commands, "restore", _restore, text)
+    restore.add_argument(
+        "folder", type=Path, help="the agent's folder: --state of 'codistill join', by default agents/NAME"
+    )
+    restore.add_argument("--round", type=int, metavar="N", help="begin with the state of this round")
+    restore.add_argument("--time", metavar="TIME", help="the one of this time, as listed, or its beginning")
+    restore.add_argument("--run", metavar="RUN", help="the one of this run, as listed, or its beginning")
 
 
 def _secure_options(parser: argparse.ArgumentParser) -> None:
@@ -68,17 +66,18 @@ def _secure_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--insecure", action="store_true", help="no certificates: anyone may read, join and forge")
 
 
-def _log_options(parser: argparse.ArgumentParser) -> None:
+def _run_options(parser: argparse.ArgumentParser) -> None:
+    add_recipe_arguments(parser)
     parser.add_argument(
         "--log-format", choices=("text", "json"), default="text", help="how events are told (default: text)"
     )
     parser.add_argument("--quiet", action="store_true", help="no progress display")
 
 
-def _hub(options: argparse.Namespace, show: Show) -> int:
+def _hub(options: argparse.Namespace) -> int:
     from codistill.experiments.networked import run_hub
     from codistill.experiments.recipe import read_recipe
-    from codistill.runtimes.interrupt import GentleInterrupt
+    from codistill.runtimes.workers import GentleInterrupt
 
     own = _credentials(options, "hub", [options.listen])
     recipe = read_recipe(options.recipe, options.set)
@@ -88,15 +87,14 @@ def _hub(options: argparse.Namespace, show: Show) -> int:
             recipe, folder, own, options.listen, data_dir=options.data_dir, should_stop=lambda: interrupt.asked,
             progress=not options.quiet, form=options.log_format,
         )  # fmt: skip
-    return show(summary, complete, folder, "give the same command again")
+    return print_results(summary, complete, folder, _AGAIN)
 
 
-def _join(options: argparse.Namespace, show: Show) -> int:
-    from codistill.experiments.agent_file import read_agent_file
-    from codistill.experiments.networked import check_can_save, join_hub, join_peers
+def _join(options: argparse.Namespace) -> int:
+    from codistill.experiments.networked import check_can_save, join_hub, join_peers, read_agent_file
     from codistill.experiments.recipe import read_recipe
     from codistill.experiments.run import report_on
-    from codistill.runtimes.interrupt import GentleInterrupt
+    from codistill.runtimes.workers import GentleInterrupt
 
     dial = _peers(options.peer)
     if (options.hub is None) == (options.listen is None):
@@ -109,7 +107,7 @@ def _join(options: argparse.Namespace, show: Show) -> int:
     own = _credentials(options, "agent", addresses)
     name = own.name if own is not None else options.name
     if name is None:
-        raise RecipeError("Without a certificate an agent must say its name.", "no --name", "Add --name NAME.")
+        raise RecipeError("Without a certificate an agent needs a name.", "no --name", "Add --name NAME.")
     if own is not None and options.name not in (None, own.name):
         raise NetworkError(
             "An agent's name is its certificate's name.",
@@ -124,15 +122,19 @@ def _join(options: argparse.Namespace, show: Show) -> int:
         common["save"] = options.save
         if options.hub:
             network = mine.recipe.network if mine.recipe else _own_network(options.set)
-            complete = join_hub(mine, own, options.hub, folder, network=network, **common)
-        else:
-            recipe = _recipe_of_peers(options, mine.recipe, read_recipe)
-            complete = join_peers(mine, recipe, own, options.listen, dial, folder, progress=not options.quiet, **common)
-            return show(report_on(folder), complete, folder, "give the same command again")
-    return 0 if complete else 130
+            return 0 if join_hub(mine, own, options.hub, folder, network=network, **common) else 130
+        if mine.recipe is None and options.recipe is None:
+            raise RecipeError(
+                "Peers have no hub that tells them the terms, so each needs the recipe.",
+                "no --recipe",
+                "Add --recipe RECIPE.toml, the same on every peer.",
+            )
+        recipe = mine.recipe or read_recipe(options.recipe, options.set)
+        complete = join_peers(mine, recipe, own, options.listen, dial, folder, progress=not options.quiet, **common)
+        return print_results(report_on(folder), complete, folder, _AGAIN)
 
 
-def _up(options: argparse.Namespace, show: Show) -> int:
+def _up(options: argparse.Namespace) -> int:
     from codistill.experiments.networked import run_up, spread
     from codistill.experiments.recipe import read_recipe
     from codistill.experiments.run import new_folder
@@ -145,14 +147,14 @@ def _up(options: argparse.Namespace, show: Show) -> int:
         recipe, folder, data_dir=options.data_dir, progress=not options.quiet, form=options.log_format,
         verbose=options.verbose or options.log_format == "json",
     )  # fmt: skip
-    return show(summary, complete, folder, f"give the same command again, with --out {folder}")
+    return print_results(summary, complete, folder, f"{_AGAIN}, with --out {folder}")
 
 
 def _own_network(changes: list[str]) -> Network:
     """What `--set network.KEY=VALUE` says of an agent that has no recipe."""
-    from codistill.experiments.overrides import override
-    from codistill.runtimes.network.options import Network
-    from codistill.settings import from_table
+    from codistill.core.settings import from_table
+    from codistill.experiments.recipe import override
+    from codistill.network.options import Network
 
     tables: dict[str, Any] = {}
     for change in changes:
@@ -168,19 +170,6 @@ def _own_network(changes: list[str]) -> Network:
     return network
 
 
-def _recipe_of_peers(options: argparse.Namespace, of_file: Recipe | None, read: Any) -> Recipe:
-    if of_file is not None:
-        return of_file
-    if options.recipe is None:
-        raise RecipeError(
-            "Peers have no hub that tells them the terms, so each needs the recipe.",
-            "no --recipe",
-            "Add --recipe RECIPE.toml, the same on every peer.",
-        )
-    recipe: Recipe = read(options.recipe, options.set)
-    return recipe
-
-
 def _peers(given: list[str]) -> dict[str, str]:
     dial: dict[str, str] = {}
     for text in given:
@@ -192,7 +181,7 @@ def _peers(given: list[str]) -> dict[str, str]:
 
 
 def _credentials(options: argparse.Namespace, role: str, addresses: list[str]) -> Credentials | None:
-    from codistill.runtimes.network.addresses import check_privacy, split
+    from codistill.network.listener import check_privacy, split
 
     for address in addresses:
         split(address)
@@ -200,7 +189,54 @@ def _credentials(options: argparse.Namespace, role: str, addresses: list[str]) -
     if options.certs is None:
         return None
     if options.insecure:
-        raise RecipeError("Certificates are used, or they are not.", "--certs beside --insecure", "Remove one of them.")
-    from codistill.certs.credentials import read_credentials
+        raise RecipeError(
+            "--certs and --insecure exclude each other.", "--certs beside --insecure", "Remove one of them."
+        )
+    from codistill.certs.credentials import Credentials
 
-    return read_credentials(options.certs, role)
+    return Credentials(options.certs, role)
+
+
+# --- The states of an agent on its disk, and the one that it begins with when it joins next.
+
+
+def _restore(options: argparse.Namespace) -> int:
+    from codistill.core.files import locked
+    from codistill.network.state_store import START, find_states, read_state, write_state
+
+    folder: Path = options.folder
+    states = list(find_states(folder)) if folder.is_dir() else []
+    if not states:
+        raise CheckpointError(
+            f"{folder} must be the folder of an agent that has taken part under a hub.",
+            "no states of it" if folder.is_dir() else "no such folder",
+            "Give the folder that 'codistill join' has as --state, by default agents/NAME.",
+        )
+    chosen = [
+        state
+        for state in states
+        if options.round is None or state.done == options.round
+        if state.time.startswith(options.time or "") and state.run.startswith(options.run or "")
+    ]
+    if options.round is None:
+        print("\n".join(map(_line, chosen)))
+        return 0
+    if not chosen:
+        raise CheckpointError(
+            "The state to begin with must be on the disk.",
+            f"none of round {options.round}",
+            f"List them: codistill restore {folder}",
+        )
+    with locked(folder):  # not while the agent takes part
+        newest = max(chosen, key=lambda state: state.time)
+        data = read_state(newest.path)
+        if data is None:
+            raise CheckpointError(f"{newest.path} is corrupted.", "it is damaged", "Choose another one.")
+        write_state(folder / START, data)
+    print(f"{_line(newest)}\nThe agent begins with this state when it joins next. No other state was removed.")
+    return 0
+
+
+def _line(state: StateFile) -> str:
+    where = "in use" if state.back_to is None else f"set aside, went on from round {state.back_to}"
+    return f"round {state.done:>6}  {state.time}  run {state.run[:8]}  {where}"

@@ -3,63 +3,57 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections import Counter, deque
-from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from codistill.cli.recipe_arguments import add_trust_argument
-from codistill.errors import CheckpointError, PolicyError, RecipeError
+from codistill.cli.console import add_command, add_trust_argument, make_console
+from codistill.core.errors import CheckpointError, PolicyError, RecipeError
 
 if TYPE_CHECKING:
     from codistill.experiments.recipe import Recipe
+    from codistill.network.policy import ChainReader
     from codistill.protocol import Protocol
 
 _SHORTEST = 12  # digits of a digest that are enough to recognise it
+_WIDTH = 160  # of tables, where the output is not a terminal
 
 
-def add_parsers(commands: Any) -> None:
-    """Add `audit` and `policy` to the command line."""
+def add_parsers(commands: argparse._SubParsersAction[Any]) -> None:
     audit = commands.add_parser("audit", help="what an agent has released: its audit log, checked or shown")
     actions = audit.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    verify = _action(actions, "verify", _verify, "check that the log is as it was written, and count what was released")
-    _folder(verify)
+    text = "check that the log is as it was written, and count what was released"
+    verify = add_command(actions, "verify", _verify, text)
+    show = add_command(actions, "show", _show, "show what was released, to whom and when")
+    for parser in (verify, show):
+        parser.add_argument(
+            "folder", type=Path, metavar="FOLDER", help="the agent's folder (--state), or the file in it"
+        )
     verify.add_argument("--head", metavar="DIGEST", help="a head that was noted before: it must be in the log")
-    show = _action(actions, "show", _show, "show what was released, to whom and when")
-    _folder(show)
     show.add_argument("--last", type=int, default=20, metavar="N", help="how many lines (default: 20)")
 
     policy = commands.add_parser("policy", help="what an agent agrees to: its policy, checked against a recipe")
     actions = policy.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    check = _action(actions, "check", _check, "say whether an agent with this policy would take part in a recipe")
+    check = add_command(actions, "check", _check, "say whether an agent with this policy would take part in a recipe")
     check.add_argument("policy", type=Path, metavar="POLICY", help="policy.toml")
     check.add_argument("recipe", type=Path, nargs="?", metavar="RECIPE", help="a TOML recipe; unset: none")
     add_trust_argument(check)
     check.add_argument("--agent", type=Path, metavar="FILE", help="my_agent.py: its labels are compared as well")
 
 
-def _action(actions: argparse._SubParsersAction[Any], name: str, command: Any, text: str) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = actions.add_parser(name, help=text, description=text)
-    parser.set_defaults(command=command)
-    return parser
+def _chain(folder: Path) -> ChainReader:
+    from codistill.network.policy import AUDIT, ChainReader
 
-
-def _folder(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", type=Path, metavar="FOLDER", help="the agent's folder (--state), or the file in it")
-
-
-def _path(folder: Path) -> Path:
-    from codistill.runtimes.network.audit_log import AUDIT
-
-    return folder / AUDIT if folder.is_dir() else folder
+    return ChainReader(folder / AUDIT if folder.is_dir() else folder)
 
 
 def _verify(options: argparse.Namespace) -> int:
-    from codistill.runtimes.network.audit_log import ChainReader, Usage
-    from codistill.text import bytes_text
+    from codistill.core.text import bytes_text
+    from codistill.network.policy import Usage
+    from codistill.results.tables import Table
 
-    chain, usage, noted = ChainReader(_path(options.folder)), Usage(), None
+    chain, usage, noted = _chain(options.folder), Usage(), None
     wanted = _noted(options.head)
     events: Counter[str] = Counter()
     releases: Counter[tuple[str, str]] = Counter()
@@ -85,11 +79,10 @@ def _verify(options: argparse.Namespace) -> int:
     during = f" from {first} to {last}" if last else ""
     print(f"{chain.path}: as it was written, {chain.lines} lines ({bytes_text(chain.size)}){during}")
     print(f"runs: {len(runs)}; starts: {events['started']}; joins: {events['joined']}; rounds: {usage.rounds}")
-    stops = f"terms refused: {events['refused']}; releases stopped by the policy: {events['stopped']}"
     if events["refused"] or events["stopped"]:
-        print(stops)
+        print(f"terms refused: {events['refused']}; releases stopped by the policy: {events['stopped']}")
     rows = [(name, what, f"{count}", bytes_text(sizes[name, what])) for (name, what), count in sorted(releases.items())]
-    _print_table(("to", "what", "releases", "bytes"), rows, numbers=2)
+    make_console(_WIDTH).print(Table(("to", "what", "releases", "bytes"), "llrr", rows))
     if chain.cut:
         print(f"The last line was cut off after {chain.cut} bytes, as by a kill while it was written; it was not sent.")
     if noted is not None:
@@ -108,45 +101,39 @@ def _noted(head: str | None) -> str:
 
 
 def _show(options: argparse.Namespace) -> int:
-    from codistill.runtimes.network.audit_log import ChainReader
+    from codistill.results.tables import Table
 
-    chain = ChainReader(_path(options.folder))
-    rows: deque[tuple[str, ...]] = deque(maxlen=max(0, options.last))
-    for digest, entry in chain:
-        rows.append(_row(entry, digest))
-    _print_table(("line", "time", "round", "to", "what", "content", "bytes", "digest"), list(rows), numbers=0)
+    chain = _chain(options.folder)
+    rows = deque((_row(entry, digest) for digest, entry in chain), maxlen=max(0, options.last))
+    headings = ("line", "time", "round", "to", "what", "content", "bytes", "digest")
+    make_console(_WIDTH).print(Table(headings, "l" * len(headings), list(rows)))
     print(f"head {chain.head} after {chain.lines} lines")
     return 0
 
 
 def _row(entry: dict[str, Any], digest: str) -> tuple[str, ...]:
-    event, released = entry["event"], entry["event"] == "released"
-    if released:
+    event = entry["event"]
+    if event == "released":
         arrays = [f"{name} ({form})" for name, form in entry["arrays"].items()]
         content = ", ".join([*entry["values"], *arrays])
+        told = str(entry["round"]), ", ".join(entry["to"]), entry["what"], content, f"{entry['bytes']:,}"
     else:
-        told = {
+        contents = {
             "started": f"policy {str(entry.get('policy_digest'))[:_SHORTEST]}",
             "joined": f"run {str(entry.get('run'))[:8]}: {entry.get('terms', {}).get('protocol', {}).get('name')}",
             "stopped": f"{entry.get('rule')} = {entry.get('limit')}",
             "refused": str(entry.get("why")),
         }
-        content = told.get(event, "")
-    round_, size = (str(entry["round"]), f"{entry['bytes']:,}") if released else ("", "")
-    what = entry["what"] if released else event
-    to = ", ".join(entry["to"]) if released else ""
-    return str(entry["number"]), entry["time"], round_, to, what, content, size, digest[:_SHORTEST]
+        told = "", "", event, contents.get(event, ""), ""
+    return str(entry["number"]), entry["time"], *told, digest[:_SHORTEST]
 
 
 def _check(options: argparse.Namespace) -> int:
-    from dataclasses import replace
-
-    from codistill.experiments.agent_file import read_agent_file
-    from codistill.experiments.networked import describe_terms
+    from codistill.experiments.building import agent_names
+    from codistill.experiments.networked import describe_terms, read_agent_file
     from codistill.experiments.recipe import check_trusted, code_of, read_recipe
-    from codistill.experiments.recipe_federation import agent_names
-    from codistill.federation.nodes import with_agent
-    from codistill.runtimes.network.policy import read_policy
+    from codistill.federation.joining import with_agent
+    from codistill.network.policy import read_policy
 
     if options.recipe is None:
         print(f"policy: {read_policy(options.policy)}")
@@ -156,13 +143,13 @@ def _check(options: argparse.Namespace) -> int:
         check_trusted(used, options.trust_code, f"An agent of {options.agent}")
     recipe = read_recipe(options.recipe, run_code=False)
     mine = None
-    if options.agent is not None and not recipe.data.held_by_agents:
-        raise RecipeError(
-            "--agent is for a recipe whose agents hold their data: only there an agent's labels are its own.",
-            f"{options.recipe} without held_by_agents",
-            "Leave --agent out, or give the recipe of the federation.",
-        )
     if options.agent is not None:
+        if not recipe.data.held_by_agents:
+            raise RecipeError(
+                "--agent is for a recipe whose agents hold their data: only there an agent's labels are its own.",
+                f"{options.recipe} without held_by_agents",
+                "Leave --agent out, or give the recipe of the federation.",
+            )
         mine = read_agent_file(options.agent, agent_names(recipe)[0], policy=options.policy)
     recipe = _with_protocol(recipe, None if mine is None else mine.protocol, trusted=options.trust_code)
     policy = read_policy(options.policy, type(recipe.protocol))
@@ -178,7 +165,7 @@ def _check(options: argparse.Namespace) -> int:
             "; ".join(broken),
             "Ask whoever runs the hub to change the recipe; or change the policy.",
         )
-    print(f"{options.recipe} would be accepted: {recipe.protocol.name}, {recipe.rounds} rounds")
+    print(f"{options.recipe} would be accepted: {recipe.protocol.name}, {recipe.spec.rounds} rounds")
     if policy.classes is not None and options.agent is None:
         print("classes: compared with the agent's labels when it joins; now by --agent my_agent.py")
     return 0
@@ -186,12 +173,10 @@ def _check(options: argparse.Namespace) -> int:
 
 def _with_protocol(recipe: Recipe, own: type[Protocol] | None, *, trusted: bool) -> Recipe:
     """The recipe with its protocol; one in a file is the agent's own, if that is the same file, or must be trusted."""
-    from dataclasses import replace
-
+    from codistill.core.settings import from_table
     from codistill.experiments.recipe import check_trusted, with_code
     from codistill.experiments.user_code import UnreadProtocol, digests_of
-    from codistill.runtimes.network.terms import code_digest
-    from codistill.settings import from_table
+    from codistill.protocol import code_digest
 
     unread = recipe.protocol
     if not isinstance(unread, UnreadProtocol):
@@ -201,18 +186,3 @@ def _with_protocol(recipe: Recipe, own: type[Protocol] | None, *, trusted: bool)
         return replace(recipe, protocol=from_table(own, unread.table, "protocol"))
     check_trusted([unread.place], trusted, "Whether a policy allows a protocol in a file")
     return with_code(recipe)
-
-
-def _print_table(headings: tuple[str, ...], rows: Sequence[tuple[str, ...]], *, numbers: int) -> None:
-    """Print rows; the last `numbers` columns are aligned to the right."""
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table()
-    for place, heading in enumerate(headings):
-        right = place >= len(headings) - numbers
-        table.add_column(heading, overflow="fold", justify="right" if right else "left")
-    for row in rows:
-        table.add_row(*map(escape, row))
-    Console(width=None if sys.stdout.isatty() else 160).print(table)

@@ -1,32 +1,32 @@
-"""The columns of a table as features: numbers, categories and text, by scikit-learn's transformers."""
+"""The columns of a table as features: numbers, categories and text."""
 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
-from dataclasses import asdict, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from codistill.data.column_kinds import ENCODINGS, Column, as_column, check_number, written_value
-from codistill.data.named_columns import column_names, listed
-from codistill.errors import DataError, RecipeError, nearest
-from codistill.text import parse_toml
+from codistill.core.errors import DataError, RecipeError, nearest
+from codistill.core.settings import check_settings, from_table, setting
+from codistill.core.text import parse_toml
+from codistill.data.frames import column_names, listed, written_value
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
 class Columns:
-    """A schema: which columns a table has, of which kind. `transform` makes features (n, d) of a frame.
+    """A schema: the columns of a table and their kinds. `transform` turns a frame into features (n, d).
 
-    `kinds` has the column's name as key and as value its kind ("number", "category", "text") or a table with the
-    fields of `Column`. If every category lists its `values` and no text is encoded by tfidf, the schema holds no
-    statistics of anybody's data: organisations that agree on it make the same features without exchanging anything.
-    Otherwise `fit` completes it by a frame. Numbers come first, then categories, then text. A missing number or
-    ordinal category is NaN; of a missing one-hot category no column is 1.
+    `kinds` maps a column's name to its kind ("number", "category", "text") or to a table with the fields of `Column`.
+    If every category lists its `values` and no text is encoded by tfidf, the schema holds no statistics of the data:
+    organisations that agree on it make the same features without exchanging anything. Otherwise `fit` completes it
+    from a frame. Numbers come first, then categories, then text. A missing number or ordinal category is NaN; a
+    missing one-hot category is all zeros.
     """
 
     def __init__(self, kinds: Mapping[str, Any]) -> None:
@@ -39,23 +39,20 @@ class Columns:
         try:
             tables = parse_toml(Path(path).read_text("utf-8-sig"))
         except OSError as error:
-            raise RecipeError(
-                "The schema must be a readable file.", f"{path}: {error.strerror}", "Check the path."
-            ) from None
+            raise RecipeError(f"The schema {path} must be readable.", f"{error.strerror}", "Check the path.") from None
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise RecipeError(f"{path} must be valid TOML.", str(error), "Fix the line it names.") from None
+            raise RecipeError(f"{path} must be valid TOML.", str(error), "Correct that line.") from None
         return cls(tables)
 
     def fit(self, frame: pd.DataFrame, training: np.ndarray | None = None, owner: str = "the frame") -> Columns:
-        """The same schema, completed by a frame.
+        """The same schema, completed from a frame.
 
-        Numeric columns that it does not name are numbers; categories are those that occur; the vocabulary and the
-        weights of tfidf are those of the rows `training` (unset: of all).
+        Numeric columns that it does not name are numbers; categories are those that occur; the vocabulary and weights
+        of tfidf come from the rows `training` (unset: all).
         """
         frame = self._named(frame, owner)
         found = {str(name): _completed(frame[name], self.columns.get(str(name)), owner) for name in frame.columns}
-        fitted = Columns({})
-        fitted.columns = found
+        fitted = Columns(found)
         rows = frame if training is None else frame.iloc[training]
         for name, column in found.items():
             if column.encoding == "tfidf":
@@ -63,18 +60,18 @@ class Columns:
         return fitted
 
     def transform(self, frame: pd.DataFrame, owner: str = "the frame") -> np.ndarray:
-        """Features (n, d) as 64-bit numbers; columns of the frame that the schema does not name are left out."""
+        """Features (n, d) as 64-bit numbers; other columns of the frame are ignored."""
         frame = self._named(frame, owner)
         if not len(frame):
             return np.empty((0, len(self.feature_names())))
         parts = [self._features(frame[name], column, owner) for name, column in self._in_order()]
         if not parts:
-            raise DataError("A schema must have at least one column.", "none", "Name the columns and their kinds.")
+            raise DataError("A schema needs at least one column.", "none", "Give the columns and their kinds.")
         return np.concatenate(parts, axis=1)
 
     @property
     def numbers(self) -> int:
-        """How many of the features are numbers; they come first, and only they are scaled."""
+        """The number of numeric features; they come first, and only they are scaled."""
         return sum(column.kind == "number" for column in self.columns.values())
 
     def feature_names(self) -> list[str]:
@@ -90,11 +87,19 @@ class Columns:
         return names
 
     def describe(self) -> list[tuple[str, str, str]]:
-        """Of each column its name, its kind, and how it becomes features."""
-        return [(name, column.kind, self._words(name, column)) for name, column in self._in_order()]
+        """Name, kind and encoding of each column."""
+        shown = []
+        for name, column in self._in_order():
+            words = f"{column.encoding}, {self._width(name, column)} features" if column.kind == "text" else ""
+            if column.kind == "category":
+                values = list(column.values or ())
+                some = ", ".join(values[:6]) + (", ..." if len(values) > 6 else "")
+                words = f"{column.encoding} of {len(values)}: {some}"
+            shown.append((name, column.kind, words))
+        return shown
 
     def as_plain(self) -> list[dict[str, Any]]:
-        """A fitted schema as numbers and text, a table for each column in its order."""
+        """A fitted schema as plain values, one table per column."""
         tables = []
         for name, column in self.columns.items():
             options = {key: value for key, value in asdict(column).items() if value is not None}
@@ -107,22 +112,13 @@ class Columns:
 
     @classmethod
     def from_plain(cls, tables: Any) -> Columns:
-        """The schema that `as_plain` has written; a ValueError, or an error of a column, if it is anything else."""
-        made = cls({})
-        for table in tables:
-            options = {key: value for key, value in table.items() if key not in ("name", "terms", "weights")}
-            name, column = str(table["name"]), as_column(str(table["name"]), options)
-            made.columns[name] = column
+        """The inverse of `as_plain`; raises ValueError, or the error of a column, on anything else."""
+        fitted = ("name", "terms", "weights")
+        made = cls({t["name"]: {key: value for key, value in t.items() if key not in fitted} for t in tables})
+        for table, (name, column) in zip(tables, made.columns.items(), strict=True):
             if column.encoding == "tfidf":
                 made._vocabularies[name] = _with_vocabulary(table["terms"], np.asarray(table["weights"]), column)
         return made
-
-    def _words(self, name: str, column: Column) -> str:
-        if column.kind == "category":
-            values = list(column.values or ())
-            shown = ", ".join(values[:6]) + (", ..." if len(values) > 6 else "")
-            return f"{column.encoding} of {len(values)}: {shown}"
-        return f"{column.encoding}, {self._width(name, column)} features" if column.kind == "text" else ""
 
     def _in_order(self) -> list[tuple[str, Column]]:
         return sorted(self.columns.items(), key=lambda item: list(ENCODINGS).index(item[1].kind))
@@ -132,14 +128,14 @@ class Columns:
         return column.features if vocabulary is None else len(vocabulary.vocabulary_)
 
     def _named(self, frame: pd.DataFrame, owner: str) -> pd.DataFrame:
-        """The frame with its columns named by text, each once, all of the schema among them."""
+        """The frame with unique text names, which include all columns of the schema."""
         names = column_names(frame, owner) or tuple(map(str, frame.columns))
         missing = [name for name in self.columns if name not in set(names)]
         if missing:
             which = f"column {listed(missing)}" if len(missing) == 1 else f"columns {listed(missing)}"
             raise DataError(
-                f"{_sentence(owner)} must have the {which} of the schema.",
-                f"columns {', '.join(map(repr, names))}"[:300],
+                f"{owner[:1].upper()}{owner[1:]} must have the {which} of the schema.",
+                f"columns {listed(names)}",
                 nearest(missing[0], names),
             )
         return frame if names == tuple(frame.columns) else frame.set_axis(list(names), axis=1)
@@ -156,7 +152,7 @@ class Columns:
         if column.encoding == "tfidf":
             if values.name not in self._vocabularies:
                 raise DataError(
-                    f"Column '{values.name}', encoded by tfidf, must get its vocabulary from a frame.",
+                    f"Column '{values.name}', encoded by tfidf, needs a fitted vocabulary.",
                     "a schema that was not fitted",
                     "Call columns = columns.fit(frame) first, or encode it by hashing, which needs no vocabulary.",
                 )
@@ -168,7 +164,7 @@ class Columns:
 
 
 def _completed(values: pd.Series[Any], column: Column | None, owner: str) -> Column:
-    """The column with its categories; of no kind: a number, if it is one."""
+    """The column with its categories; without a kind it must be a number."""
     if column is None or column.kind == "number":
         check_number(values, owner)
     if column is None:
@@ -178,7 +174,7 @@ def _completed(values: pd.Series[Any], column: Column | None, owner: str) -> Col
     present = sorted({written_value(value) for value in values.dropna()}, key=_by_number)
     if not present:
         raise DataError(
-            f"Column '{values.name}' of {owner}, a category, must have at least one value.",
+            f"The category '{values.name}' of {owner} must have at least one value.",
             "only empty cells",
             "List its values in the schema, or list the column in 'drop'.",
         )
@@ -186,7 +182,7 @@ def _completed(values: pd.Series[Any], column: Column | None, owner: str) -> Col
 
 
 def _by_number(value: str) -> tuple[int, float, str]:
-    """Categories that are numbers in their order, 2 before 10; then all others."""
+    """A sort key: numeric categories by value, 2 before 10; then all others."""
     try:
         return 0, float(value), value
     except ValueError:
@@ -194,11 +190,11 @@ def _by_number(value: str) -> tuple[int, float, str]:
 
 
 def _encoded(written: pd.Series[Any], column: Column, owner: str) -> np.ndarray:
-    from sklearn.preprocessing import OneHotEncoder, OrdinalEncoder
+    import pandas as pd
 
     if column.values is None:
         raise DataError(
-            f"The category '{written.name}' must have its values listed, or get them from a frame.",
+            f"The values of category '{written.name}' must be known.",
             "a schema that was not fitted",
             "List them as values = [...] in the schema, or call columns = columns.fit(frame) first.",
         )
@@ -206,18 +202,15 @@ def _encoded(written: pd.Series[Any], column: Column, owner: str) -> np.ndarray:
     if column.unknown == "refuse" and strange.any():
         row = int(strange.to_numpy(dtype=bool).argmax())
         raise DataError(
-            f"Every value of the category '{written.name}' of {owner} must be in the schema.",
+            f"All values of category '{written.name}' of {owner} must be in the schema.",
             f"'{written.iloc[row]}' in data row {row + 1} (the first row is 1); the schema has "
             f"{', '.join(column.values)}"[:300],
             f'{nearest(written.iloc[row], column.values)} Add it to values, or set unknown = "ignore".',
         )
-    cells = written.to_numpy(dtype=object)[:, None]
-    known = [np.array(column.values, dtype=object)]
-    if column.encoding == "one_hot":
-        made = OneHotEncoder(categories=known, handle_unknown="ignore", sparse_output=False)
-    else:
-        made = OrdinalEncoder(categories=known, handle_unknown="use_encoded_value", unknown_value=np.nan)
-    return np.asarray(made.fit(known[0][:, None]).transform(cells), dtype=np.float64)
+    codes = pd.Index(column.values).get_indexer(pd.Index(written))[:, None]  # -1 for others and missing ones
+    if column.encoding == "ordinal":
+        return np.where(codes < 0, np.nan, codes)
+    return np.asarray(codes == np.arange(len(column.values)), dtype=np.float64)
 
 
 def _tfidf(values: pd.Series[Any], column: Column, owner: str) -> Any:
@@ -227,14 +220,14 @@ def _tfidf(values: pd.Series[Any], column: Column, owner: str) -> Any:
         return TfidfVectorizer(max_features=column.features).fit(values.dropna().astype(str))
     except ValueError as error:
         raise DataError(
-            f"Column '{values.name}' of {owner} must hold words to be encoded by tfidf.",
+            f"Column '{values.name}' of {owner} must contain words to be encoded by tfidf.",
             f"{error}",
             "Encode it by hashing, make it a category, or list it in 'drop'.",
         ) from None
 
 
 def _with_vocabulary(terms: Any, weights: np.ndarray, column: Column) -> Any:
-    """What `_tfidf` has fitted, from its terms and their weights."""
+    """The vectorizer of `_tfidf`, from its terms and weights."""
     from sklearn.feature_extraction.text import TfidfVectorizer
 
     names = [str(term) for term in terms]
@@ -245,5 +238,108 @@ def _with_vocabulary(terms: Any, weights: np.ndarray, column: Column) -> Any:
     return made
 
 
-def _sentence(owner: str) -> str:
-    return owner[:1].upper() + owner[1:]
+# --- one column
+
+ENCODINGS = {"number": (), "category": ("one_hot", "ordinal"), "text": ("hashing", "tfidf")}  # the first by default
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """The kind and the encoding of one column."""
+
+    kind: str = setting(help="kind of values", choices=tuple(ENCODINGS))
+    encode: str | None = setting(
+        None,
+        "encoding of a category (one_hot, ordinal) or text (hashing, tfidf); unset: one_hot, hashing",
+        choices=("one_hot", "ordinal", "hashing", "tfidf"),
+    )
+    values: tuple[str, ...] | None = setting(None, "the categories, in order; unset: those that occur, sorted")
+    unknown: str = setting("refuse", "what to do with other categories", choices=("refuse", "ignore"))
+    features: int = setting(256, "number of features of a text; tfidf: at most", at_least=1, at_most=1 << 16)
+
+    def __post_init__(self) -> None:
+        check_settings(self, "columns")
+        fitting = ENCODINGS[self.kind]
+        if self.encode is not None and self.encode not in fitting:
+            raise RecipeError(
+                f"columns.encode of a {self.kind} column must be {' or '.join(fitting) or 'unset'}.",
+                repr(self.encode),
+                "Correct it, or the kind of the column.",
+            )
+        values = self.values
+        if values is not None and (self.kind != "category" or not values or len(set(values)) < len(values)):
+            raise RecipeError(
+                "columns.values must list the values of a category, each once.",
+                f"{list(values)} for a {self.kind} column",
+                "Correct the list, or leave it out.",
+            )
+
+    @property
+    def encoding(self) -> str:
+        """The encoding; empty for numbers."""
+        return self.encode or (*ENCODINGS[self.kind], "")[0]
+
+
+def check_number(values: pd.Series[Any], owner: str) -> None:
+    """Raise unless a column is empty or holds numbers that are finite in 32 bits."""
+    import pandas as pd
+
+    if not pd.api.types.is_numeric_dtype(values.dtype):
+        try:
+            bad = pd.to_numeric(values, errors="coerce").isna() & values.notna()
+        except OverflowError:  # integers beyond the range of floats
+            large = [len(f"{value}".lstrip("-")) for value in values]
+            row = int(np.argmax(large))
+            raise _too_large(f"a number of {large[row]} digits", values.name, row, owner) from None
+        if not bad.any() and values.isna().all():
+            return
+        row = int(bad.to_numpy(dtype=bool).argmax())
+        raise DataError(
+            f"Feature columns of {owner} must be numeric, or have a kind.",
+            f"column '{values.name}' of type {values.dtype}, with {f'{values.iloc[row]!r}'[:80]} in data row {row + 1}",
+            f'Set its kind, e.g. {_key(values.name)} = "category" or "text" in [data.columns]; encode it as numbers; '
+            "list it in 'drop' or 'ids'; or list such values in 'missing_values'.",
+        )
+    if pd.api.types.is_float_dtype(values.dtype):
+        numbers = values.to_numpy(dtype=np.float64, na_value=np.nan)
+        with np.errstate(over="ignore"):
+            bad_numbers = np.isinf(numbers.astype(np.float32))
+        if bad_numbers.any():
+            row = int(bad_numbers.argmax())
+            raise _too_large(f"{values.iloc[row]}", values.name, row, owner)
+
+
+def _too_large(number: str, column: Any, row: int, owner: str) -> DataError:
+    return DataError(
+        f"Numbers of {owner} must be finite in 32 bits.",
+        f"{number} in column '{column}', data row {row + 1} (the first row is 1)",
+        "Correct the cell, remove the row, or list the column in 'drop'.",
+    )
+
+
+def as_column(name: str, kind: Any) -> Column:
+    """A column from its kind, or from a table with its kind and options."""
+    if isinstance(kind, Column):
+        return kind
+    if isinstance(kind, str):
+        kind = {"kind": kind}
+    if not isinstance(kind, Mapping):
+        raise RecipeError(
+            f"Column '{name}' must have a kind or a table.", f"{kind!r}"[:80], f'Write {_key(name)} = "category".'
+        )
+    if kind.get("kind") not in list(ENCODINGS):
+        raise RecipeError(
+            f"The kind of column '{name}' must be one of {', '.join(ENCODINGS)}.",
+            repr(kind.get("kind")),
+            nearest(str(kind.get("kind")), ENCODINGS),
+        )
+    values = kind.get("values")
+    if isinstance(values, Sequence) and not isinstance(values, str):
+        kind = {**kind, "values": [written_value(value) for value in values]}
+    made: Column = from_table(Column, kind, f"data.columns.{name}")
+    return made
+
+
+def _key(name: Any) -> str:
+    """A column's name as a key of TOML."""
+    return str(name) if str(name).replace("_", "").replace("-", "").isalnum() else f'"{name}"'

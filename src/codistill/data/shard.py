@@ -1,8 +1,10 @@
-"""One agent's private data, and the public data that all agents share."""
+"""One agent's private data, prepared for its model and in batches; and the public data that all agents share."""
 
 from __future__ import annotations
 
 import copy
+import itertools
+import warnings
 from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -10,12 +12,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from codistill.data.named_columns import Names, column_names, places
-from codistill.data.torch_datasets import read_items, seeded
-from codistill.data.validation import digest, plain_samples, validate_samples
-from codistill.errors import DataError
-from codistill.on_device import in_host_memory, uploaded
-from codistill.randomness import Key, derive
+from codistill.core.devices import in_host_memory, uploaded
+from codistill.core.errors import CodistillError, DataError
+from codistill.core.rng import Key, derive
+from codistill.data.frames import Names, Naming, by_number, column_names, places
+from codistill.data.validation import check_finite, digest, plain_samples, read_items, seeded, validate_samples
+
+_CODES = 10  # a column with at most this many distinct values holds codes, imputed by the most frequent one
 
 
 class Batch(NamedTuple):
@@ -35,14 +38,14 @@ class PublicBatch(NamedTuple):
 class Shard:
     """Private samples with targets (n, C); batches are seeded by (seed, owner, round).
 
-    `items`: a torch dataset whose items are random (augmentation); batches read them anew.
+    `items`: a torch dataset with random items (augmentation), which batches read again.
     """
 
     def __init__(self, x: Any, y: Any, classes: int, owner: str, items: Any = None) -> None:
         self.x, y = validate_samples(x, y, classes, f"agent '{owner}'")
         self.owner, self.classes, self._items = owner, classes, items
         self.labels: np.ndarray | None = y if y.ndim == 1 else None
-        self.targets = _one_hot(y, classes) if y.ndim == 1 else y
+        self.targets = y if y.ndim == 2 else (y[:, None] == np.arange(classes)).astype(np.float32)
         self.seed = 0
 
     @cached_property
@@ -52,14 +55,14 @@ class Shard:
     def __len__(self) -> int:
         return len(self.x)
 
-    def set_aside(self) -> None:
-        """Free what can be made again from the samples."""
+    def offload(self) -> None:
+        """Free tensors that can be made again from the samples."""
         self.__dict__.pop("_tensors", None)
 
     def part(self, rows: np.ndarray) -> Shard:
-        """Some of the samples, of the same owner."""
+        """The shard with these samples only."""
         chosen = copy.copy(self)
-        chosen.set_aside()
+        chosen.offload()
         chosen.x, chosen.targets = self.x[rows], self.targets[rows]
         chosen.labels = None if self.labels is None else self.labels[rows]
         chosen._items = None if self._items is None else torch.utils.data.Subset(self._items, rows.tolist())
@@ -68,7 +71,7 @@ class Shard:
     def batches(
         self, t: int, size: int, epochs: int = 1, steps: int | None = None, purpose: str = "batches"
     ) -> Iterator[Batch]:
-        """All samples in a new order, `epochs` times, cut into batches; or exactly `steps` batches.
+        """Shuffle all samples `epochs` times and yield them in batches; or exactly `steps` batches.
 
         Batches of another `purpose` in the same round are drawn independently.
         """
@@ -86,13 +89,13 @@ class Shard:
                 yield Batch(uploaded(samples), uploaded(wanted[rows]))
 
     def _read(self, chosen: torch.Tensor, t: int, number: int) -> torch.Tensor:
-        """Random items, the same for the same (seed, owner, round, place in the round)."""
+        """Random items, equal for the same (seed, owner, round, position in the round)."""
         with in_host_memory(), seeded(self.seed, self.owner, "items", t, number, int(chosen[0])):
             return _fast_tensor(read_items(self._items, chosen.numpy(), f"agent '{self.owner}'"))
 
 
 class PublicData:
-    """Public samples without labels, equal on every agent; their batches are equal without any message."""
+    """Unlabelled public samples, equal on every agent; so are their batches, without any message."""
 
     def __init__(self, x: Any, seed: int) -> None:
         self.columns: Names = column_names(x, "the public data")  # empty: unknown
@@ -103,18 +106,18 @@ class PublicData:
         self.digest = digest(samples)
 
     def digest_by_name(self) -> str | None:
-        """The digest of the same samples with their columns sorted by name; None where they have no names."""
+        """The digest of the samples with their columns sorted by name; None without names."""
         return digest(self.x[:, places(self.columns, tuple(sorted(self.columns)))]) if self.columns else None
 
     def order_columns(self, wanted: Names) -> None:
-        """Bring the columns into the order of all samples; the digest stays that of the samples as they were given."""
+        """Reorder the columns as in all samples; the digest stays that of the original samples."""
         if self.columns not in ((), wanted):
             self.x = np.ascontiguousarray(self.x[:, places(self.columns, wanted)])
             self.__dict__.pop("_inputs", None)
         self.columns = wanted
 
     def prepared(self, prepare: Callable[[np.ndarray], np.ndarray]) -> PublicData:
-        """The same data as one agent's model takes them; the digest stays that of what all agents share."""
+        """The data prepared for one agent's model; the digest stays that of the shared samples."""
         x = prepare(self.x)
         if x is self.x:
             return self
@@ -131,59 +134,54 @@ class PublicData:
         return len(self.x)
 
     def batches(self, t: int, size: int, steps: int | None = None) -> Iterator[PublicBatch]:
-        """One pass in a new order, or exactly `steps` batches, passing over the data as often as needed."""
+        """One shuffled pass, or exactly `steps` batches from as many passes as needed."""
         for chosen in _steps(len(self), size, steps, self.seed, "public", "batches", t):
             yield self.batch(chosen.numpy())
 
     def batch(self, ids: np.ndarray) -> PublicBatch:
-        """These samples, such as those of an earlier batch."""
+        """The samples with these indices."""
         return PublicBatch(ids, uploaded(self._inputs[torch.from_numpy(ids)]))
 
 
 def released(mask: Any, x: Any, y: Any, items: Any, owner: str) -> tuple[tuple[Any, Any], Any]:
     """The samples (x, y) that a mask releases, and those of a random data set `items`, if there is one.
 
-    The others are removed before anything is computed from them, so that nothing that is sent can depend on them.
+    The others are removed before anything is computed, so that no message can depend on them.
     """
     try:
-        samples, labels = len(x), len(y)
+        samples = len(x)
+        fitting = len(y) == samples
     except TypeError:
-        return (x, y), items  # no samples: that is reported where they are checked
+        fitting = False
+    if not fitting:
+        return (x, y), items  # not samples with labels: reported when they are checked
     chosen = np.asarray(mask)
     if chosen.dtype != bool or chosen.shape != (samples,):
         raise DataError(
-            f"releases of agent '{owner}' must be a boolean for each of its {samples} samples.",
+            f"releases of agent '{owner}' must be a boolean mask of its {samples} samples.",
             f"{chosen.dtype} of shape {chosen.shape}",
-            "Give a mask such as consent == 'yes'.",
+            "Pass a mask such as consent == 'yes'.",
         )
     if not chosen.any():
         raise DataError(
-            f"releases of agent '{owner}' must release a sample: one that is withheld takes no part in a run.",
+            f"releases of agent '{owner}' must release at least one sample.",
             f"{samples} samples, all withheld",
-            "Release some, or leave the agent out.",
+            "Release some, or remove the agent.",
         )
     rows = np.flatnonzero(chosen)
     try:
         kept = [each.iloc[rows] if hasattr(each, "iloc") else np.asarray(each)[rows] for each in (x, y)]
-    except (ValueError, IndexError):
-        return (x, y), items  # fewer labels than samples, rows of unequal length: reported as well
-    if labels != samples:
-        return (x, y), items
+    except ValueError:
+        return (x, y), items  # ragged rows: reported when they are checked
     return (kept[0], kept[1]), None if items is None else torch.utils.data.Subset(items, rows.tolist())
 
 
 def cut(length: int, size: int) -> list[slice]:
-    """Cut samples into batches; a single remaining sample joins the last batch (batch norm needs two)."""
+    """Slices of batches; a single remaining sample joins the last batch (batch norm needs two)."""
     starts = list(range(0, length, size))
     if len(starts) > 1 and length - starts[-1] == 1:
         starts.pop()
     return [slice(start, end) for start, end in zip(starts, [*starts[1:], length], strict=True)]
-
-
-def _one_hot(labels: np.ndarray, classes: int) -> np.ndarray:
-    targets = np.zeros((len(labels), classes), dtype=np.float32)
-    targets[np.arange(len(labels)), labels] = 1
-    return targets
 
 
 def _order(length: int, seed: int, *keys: Key) -> torch.Tensor:
@@ -193,21 +191,99 @@ def _order(length: int, seed: int, *keys: Key) -> torch.Tensor:
 
 
 def _steps(length: int, size: int, steps: int | None, seed: int, *keys: Key) -> Iterator[torch.Tensor]:
-    """Indices of the samples of `steps` batches, passing over the data as often as needed; None: one pass."""
-    taken = passes = 0
-    while steps is None or taken < steps:
-        order = _order(length, seed, *keys, passes)
-        for rows in cut(length, size):
-            if taken == steps:
-                return
-            yield order[rows]
-            taken += 1
-        passes += 1
-        if steps is None:
-            return
+    """Sample indices of `steps` batches from as many shuffled passes as needed; None: one pass."""
+    passes = range(1) if steps is None else itertools.count()
+    orders = (_order(length, seed, *keys, number) for number in passes)
+    return itertools.islice((order[rows] for order in orders for rows in cut(length, size)), steps)
 
 
 def _fast_tensor(x: np.ndarray) -> torch.Tensor:
-    """For torch, a view if already float32; images in channels-last, the format in which convolutions are fastest."""
+    """A tensor, a view if x is float32; images in channels-last format, in which convolutions are fastest."""
     tensor = torch.from_numpy(np.require(x, dtype=np.float32, requirements=["C", "W"]))
     return tensor.contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor
+
+
+# --- preprocessing of one agent's samples, fitted to its own training samples only
+
+
+class Preparation:
+    """An optional transformer, and imputation for models that do not accept missing values.
+
+    With a fitted transformer, and `fill` as returned by `fill_values`, it needs no training samples.
+    """
+
+    def __init__(self, transformer: Any, *, takes_missing: bool, owner: str, fill: np.ndarray | None = None) -> None:
+        for method in ("fit", "transform"):
+            if transformer is not None and not callable(getattr(transformer, method, None)):
+                raise DataError(
+                    f"prepare of {owner} must be a scikit-learn transformer.",
+                    f"{transformer!r}"[:80],
+                    "Pass for example sklearn.preprocessing.StandardScaler().",
+                )
+        # A copy, since several agents may be given the same transformer.
+        self.transformer, self.takes_missing, self._owner = copy.deepcopy(transformer), takes_missing, owner
+        self._naming = Naming(owner)  # of the training samples
+        self._training = np.empty((0, 0))  # after the transformer
+        self._fill = fill  # computed when first needed
+
+    def fill_values(self) -> np.ndarray | None:
+        """The imputed value of each feature; None for images and before `fit`."""
+        if self._fill is None and self._training.ndim == 2 and len(self._training):
+            from sklearn.impute import SimpleImputer
+
+            x = self._training
+            codes = np.array([len(np.unique(column[~np.isnan(column)])) <= _CODES for column in x.T])
+            median, frequent = (  # 0 for an empty column, which is the mean of standardised columns
+                SimpleImputer(strategy=strategy, keep_empty_features=True).fit(x).statistics_
+                for strategy in ("median", "most_frequent")
+            )
+            self._fill = np.where(codes, frequent, median)
+        return self._fill
+
+    def fit(self, x: np.ndarray, naming: Naming | None = None) -> np.ndarray:
+        """Fit to the agent's training samples, and return them prepared; `naming`: names of their columns."""
+        if self.transformer is not None:
+            self._naming = naming or self._naming
+            x = self._transformed(x, self._naming)
+        self._training, self._fill = x, None
+        return x if self.takes_missing else self.complete(x)
+
+    def __call__(self, x: np.ndarray) -> np.ndarray:
+        """Prepared samples; those that need no preparation are returned unchanged."""
+        if self.transformer is not None:
+            x = self._transformed(x)
+        return x if self.takes_missing else self.complete(x)
+
+    def complete(self, x: np.ndarray) -> np.ndarray:
+        """Impute missing values by the median or the most frequent value of the column."""
+        if x.ndim != 2 or not np.isnan(x).any():
+            return x
+        fill = self.fill_values()
+        return x if fill is None else np.where(np.isnan(x), fill, x).astype(x.dtype)
+
+    def _transformed(self, x: np.ndarray, fitting: Naming | None = None) -> np.ndarray:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", RuntimeWarning)  # an empty column has no mean
+                if fitting is not None:
+                    with by_number(self.transformer, fitting, x):
+                        self.transformer.fit(x)
+                made = self.transformer.transform(x)
+            made = made.toarray() if hasattr(made, "toarray") else made
+            made = np.ascontiguousarray(made, dtype=np.float32)
+        except CodistillError:
+            raise
+        except Exception as error:  # a transformer may be user code
+            raise DataError(
+                f"The transformer prepare of {self._owner} must work on its samples.",
+                f"{type(error).__name__}: {error}"[:300],
+                "Try prepare.fit_transform(x) alone.",
+            ) from error
+        if made.ndim != 2 or len(made) != len(x):
+            raise DataError(
+                f"The transformer prepare of {self._owner} must return one row of numbers per sample.",
+                f"shape {made.shape} for {len(x)} samples",
+                "Try prepare.fit_transform(x) alone.",
+            )
+        check_finite(made, f"the prepared samples of {self._owner}", missing=True)
+        return made

@@ -6,10 +6,12 @@ settings of `python -m trials.regret`, which also writes the file.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import tomllib
+import typing
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -17,8 +19,18 @@ from typing import Any
 
 import numpy as np
 
-from codistill.experiments.advice_candidates import Setting, raw_samples
+from codistill.core.errors import CodistillError
+from codistill.core.rng import generator, seed_libraries
+from codistill.data.validation import validate_samples
+from codistill.federation import Federation
 from codistill.learners.ability import Ability
+from codistill.nodes.agent import Agent, twin_of
+from codistill.nodes.record import record_of
+from codistill.protocol import Protocol
+from codistill.protocols import PROTOCOLS, Alone
+from codistill.protocols.alone import baseline_of
+from codistill.topology import Topology
+from codistill.wire.compression import Compression
 
 FEATURES = ("intercept", "own samples", "others' samples", "label skew", "input shift", "gradients", "real targets")
 # `python -m trials.regret` has not been run with these: they are expected to bring what the protocol does that they are
@@ -50,12 +62,11 @@ class Prior:
 
 
 def facts_of(setting: Setting) -> dict[str, AgentFacts]:
-    """The facts of agents whose data are at hand."""
     shifts = input_shifts(setting)
     return {
         agent.name: AgentFacts(
             samples=len(agent.shard),
-            counts=None if agent.class_mix is None else tuple(int(count) for count in agent.class_mix),
+            counts=None if (mix := record_of(agent).class_mix) is None else tuple(int(count) for count in mix),
             gradients=Ability.GRADIENTS in agent.learner.abilities,
             shift=shifts[agent.name],
         )
@@ -64,7 +75,6 @@ def facts_of(setting: Setting) -> dict[str, AgentFacts]:
 
 
 def expected_gains(protocol: str, facts: Mapping[str, AgentFacts], table: Mapping[str, Any] | None = None) -> Prior:
-    """The expectation for one protocol."""
     priors = read_prior() if table is None else table
     known = priors.get(protocol, UNKNOWN)
     if protocol not in priors and LIKE.get(protocol) in priors:
@@ -76,10 +86,7 @@ def expected_gains(protocol: str, facts: Mapping[str, AgentFacts], table: Mappin
 
 @cache
 def read_prior() -> dict[str, Any]:
-    """The fitted coefficients, by protocol."""
-    text = (resources.files("codistill.experiments") / "advice_prior.toml").read_text("utf-8")
-    known: dict[str, Any] = tomllib.loads(text)
-    return known
+    return tomllib.loads((resources.files("codistill.experiments") / "advice_prior.toml").read_text("utf-8"))
 
 
 def features(facts: Mapping[str, AgentFacts]) -> dict[str, np.ndarray]:
@@ -136,3 +143,266 @@ def input_shifts(setting: Setting, most: int = 200) -> dict[str, float]:
             seen = np.nan_to_num(forest.fit(x, mine).oob_decision_function_[:, 1], nan=0.5)
         shifts[str(name)] = float(np.clip(2 * roc_auc_score(mine, seen) - 1, 0, 1))
     return shifts
+
+
+# --- Expected gains with their uncertainty: what the probing runs say, and what was to be expected before.
+
+Losses = Mapping[str, np.ndarray]  # of each agent and held-out sample: 0-1 loss, or squared error for real values
+
+_POOLED = 4  # samples that the variance over all agents counts for in that of one agent
+_LARGEST_ERROR = 4.0  # of one sample, in standard deviations of the targets: a single one must not hide the others
+
+
+@dataclass(frozen=True)
+class Gain:
+    """An expected gain and its standard error, as a share: 0.01 is a point."""
+
+    mean: float
+    error: float
+
+    @property
+    def lowest(self) -> float:
+        """Less by a standard error."""
+        return self.mean - self.error
+
+
+NOTHING = Gain(0.0, 0.0)
+
+
+@dataclass(frozen=True)
+class Gains:
+    """What the agents are expected to gain with one protocol over staying alone."""
+
+    agents: dict[str, Gain]
+    mean: Gain
+
+    @property
+    def worst(self) -> tuple[str, Gain]:
+        return min(self.agents.items(), key=lambda item: item[1].mean)
+
+
+def differences(alone: Losses, together: Losses, deviation: float | None) -> dict[str, np.ndarray]:
+    """For every agent and held-out sample what it contributes to the gain; the mean over samples is the gain.
+
+    For classes the difference of the 0-1 losses. For real values the gain is (RMSE alone - RMSE together) / deviation
+    of the targets, and a - b = (a² - b²) / (a + b).
+    """
+    found = {}
+    for name in alone:
+        a, b = alone[name], together[name]
+        if deviation is None:
+            found[name] = a - b
+            continue
+        most = (_LARGEST_ERROR * deviation) ** 2
+        a, b = np.minimum(a, most), np.minimum(b, most)
+        both = math.sqrt(a.mean()) + math.sqrt(b.mean()) if len(a) else 0.0
+        found[name] = (a - b) / (both * deviation) if both else np.zeros(len(a))
+    return found
+
+
+def measured_gains(found: Mapping[str, np.ndarray], done: int, of: int, shortened: float = 1.0) -> dict[str, Gain]:
+    """Of each agent the mean and its standard error after some folds; without held-out samples the error is infinite.
+
+    Folds share most of their training samples, so their mean varies more than that of independent runs. Nadeau and
+    Bengio (2003): the variance of the mean of J folds is (1/J + held out / trained on) times that of one. A run that is
+    `shortened` to a part of its rounds tells less of the whole: its variance counts as many times.
+
+    With few samples that hardly differ, their variance says little: that of an agent is drawn towards the variance
+    over all agents, and that one counts a difference of +1 and one of -1 that were not seen.
+    """
+    overlap = shortened * (1 + done / (of - 1))  # J (1/J + 1/(k - 1)) for J of k folds
+    means = {name: float(d.mean()) if len(d) else 0.0 for name, d in found.items()}
+    squares = {name: float(((d - means[name]) ** 2).sum()) for name, d in found.items()}
+    pooled = (sum(squares.values()) + 2) / (sum(len(d) for d in found.values()) + 2)
+    gains = {}
+    for name, d in found.items():
+        variance = (squares[name] + _POOLED * pooled) / (len(d) + _POOLED)
+        gains[name] = Gain(means[name], math.sqrt(overlap * variance / len(d)) if len(d) else math.inf)
+    return gains
+
+
+def combined_gains(measured: Mapping[str, Gain], prior: Prior) -> Gains:
+    """The posterior of a normal model in two levels: the mean gain of all agents, then each agent around it.
+
+    mean ~ N(m, setting²), m the mean of the prior gains m_i; gain_i ~ N(mean + m_i - m, agent²); what is measured of
+    agent i ~ N(gain_i, error_i²).
+    """
+    before = float(np.mean(list(prior.gains.values())))
+    seen = {name: measured[name] for name in prior.gains if name in measured and math.isfinite(measured[name].error)}
+    mean = Gain(before, prior.setting)
+    if seen:
+        # What was measured of some agents only tells of the mean of all up to the spread between agents.
+        missing = 1 - len(seen) / len(prior.gains)
+        variance = sum(gain.error**2 for gain in seen.values()) / len(seen) ** 2 + missing * prior.agent**2 / len(seen)
+        offset = float(np.mean([gain.mean - prior.gains[name] + before for name, gain in seen.items()]))
+        mean = _product(mean, Gain(offset, math.sqrt(variance)))
+    agents = {}
+    for name, gain in prior.gains.items():
+        around = Gain(mean.mean + gain - before, math.hypot(prior.agent, mean.error))
+        agents[name] = _product(around, seen[name]) if name in seen else around
+    return Gains(agents, Gain(float(np.mean([gain.mean for gain in agents.values()])), mean.error))
+
+
+def _product(first: Gain, second: Gain) -> Gain:
+    a, b = max(first.error, 1e-9) ** -2, max(second.error, 1e-9) ** -2
+    return Gain((a * first.mean + b * second.mean) / (a + b), (a + b) ** -0.5)
+
+
+# --- Which protocols these agents can run, with equal local training, and why the others cannot.
+
+ALONE = Alone.name
+FITTED = "alone, fitted"  # the baseline of protocols that fit a model to the end in every round
+_LOCAL_TRAINING = ("local_epochs", "local_steps", "batch_size")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Setting:
+    """The agents that ask for advice, untouched, and what they share."""
+
+    agents: tuple[Agent, ...]
+    classes: int
+    rounds: int
+    seed: int = 0
+    public: np.ndarray | None = None
+    topology: Topology | None = None  # None: that of each protocol
+    compression: Compression | None = None
+
+    @property
+    def has_labels(self) -> bool:
+        """Whether the targets are classes, so that accuracy is measured; otherwise errors are."""
+        return self.agents[0].shard.labels is not None
+
+    def limited_to(self, samples: int) -> Setting:
+        """With at most so many samples of each agent, chosen by the seed; single samples of a class are kept."""
+        made = []
+        for agent in self.agents:
+            if len(agent.shard) > samples:
+                rows = generator(self.seed, agent.name, "advice").permutation(len(agent.shard))
+                if agent.shard.labels is not None:
+                    _, first = np.unique(agent.shard.labels[rows], return_index=True)  # one of each class comes first
+                    rows = np.concatenate([rows[first], np.delete(rows, first)])
+                agent = copy_of(agent, np.sort(rows[:samples]))
+                record_of(agent).encode_labels(self.classes)
+            made.append(agent)
+        return dataclasses.replace(self, agents=tuple(made))
+
+    def federation(self, agents: Sequence[Agent], protocol: Protocol, seed: int | None = None) -> Federation:
+        for agent in agents:  # what they choose for themselves, as far as this protocol leaves it to them
+            agent.choices = {key: agent.choices[key] for key in agent.choices if key in protocol.chosen_by_agents}
+        return Federation(
+            agents,
+            protocol,
+            public=self.public,
+            seed=self.seed if seed is None else seed,
+            classes=self.classes,
+            topology=None if protocol.is_baseline else self.topology,
+            compression=None if protocol.is_baseline else self.compression,
+        )
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Protocols that can run, by name; what the agents do alone; and the reasons why other protocols cannot run."""
+
+    protocols: dict[str, Protocol]
+    baselines: dict[str, Protocol]  # ALONE, and FITTED where that is other training
+    left_out: dict[str, str]
+
+    def baseline_of(self, name: str) -> str:
+        baseline = baseline_of(self.protocols[name])
+        return FITTED if FITTED in self.baselines and isinstance(baseline, Alone) and baseline.refit else ALONE
+
+
+def find_candidates(setting: Setting, like: Protocol | None = None) -> Candidates:
+    """Every protocol that these agents can run, trained locally as `like` says, the protocol of a recipe.
+
+    That protocol itself is a candidate as it is set there; all others have the defaults of their other settings.
+    """
+    # What a fit of each model that is trained step by step takes.
+    learners = [agent.learner for agent in setting.agents if Ability.GRADIENTS in agent.learner.abilities]
+    fitted = [getattr(learner, "epochs", None) for learner in learners]
+    if like is not None and hasattr(like, "local_steps"):
+        effort = {name: getattr(like, name) for name in _LOCAL_TRAINING if hasattr(like, name)}
+    else:
+        # Protocols whose models travel fit a model to the end in every round: the others get as many epochs in all.
+        most = max((1 if each is None else int(each) for each in fitted), default=1)
+        effort = {"local_epochs": max(1, math.ceil(most / setting.rounds)), "local_steps": None}
+    steps = effort.get("local_steps")
+    in_all = None
+    if steps is None:  # the same in gradient steps, for protocols that count only these: those of the average agent
+        epochs = effort.get("local_epochs", 1)
+        in_all = epochs * setting.rounds
+        samples = sum(len(agent.shard) for agent in setting.agents) / len(setting.agents)
+        steps = max(1, math.ceil(samples / effort.get("batch_size", 32)) * epochs)
+    baselines: dict[str, Protocol] = {ALONE: _with_training(Alone, effort, steps)}
+    if any(each != in_all for each in fitted):
+        baselines[FITTED] = Alone(refit=True)
+    found: dict[str, Protocol] = {}
+    left_out: dict[str, str] = {}
+    known: dict[str, Protocol | type[Protocol]] = {**PROTOCOLS}
+    if like is not None and not like.is_baseline and not like.pools_data:
+        known[like.name or type(like).__name__] = like
+    for name, protocol in known.items():
+        if protocol.is_baseline or protocol.pools_data:
+            continue
+        made = protocol if isinstance(protocol, Protocol) else _with_training(protocol, effort, steps)
+        reason = _why_not(setting, made)
+        if reason is None:
+            found[name] = made
+        else:
+            left_out[name] = reason
+    return Candidates(found, baselines, left_out)
+
+
+def copy_of(agent: Agent, rows: Any = slice(None)) -> Agent:
+    """An agent with some of the samples, which it prepares as in a run, and an untouched copy of the model."""
+    twin = twin_of(agent)
+    copied = Agent(
+        agent.name, twin.learner, raw_samples(agent)[rows], targets_of(agent)[rows], prepare=record_of(agent).prepare,
+        choices=agent.choices,
+    )  # fmt: skip
+    record_of(copied).named = record_of(agent).naming  # its samples have no names, and numbered labels
+    return copied
+
+
+def raw_samples(agent: Agent) -> np.ndarray:
+    """The samples of an agent before it prepares them: missing values are still missing."""
+    x = record_of(agent).data[0]
+    return validate_samples(x, targets_of(agent), agent.shard.classes, f"agent '{agent.name}'")[0]
+
+
+def targets_of(agent: Agent) -> np.ndarray:
+    """The labels of an agent's samples, or the real values to predict."""
+    return agent.shard.targets if agent.shard.labels is None else agent.shard.labels
+
+
+def _why_not(setting: Setting, protocol: Protocol) -> str | None:
+    """The reason why these agents cannot run a protocol; None if they can."""
+    if len(setting.agents) < 2:
+        return "a single agent has nobody to learn from"
+    if protocol.needs_public and setting.public is None:
+        return "it needs unlabelled public data that all agents share"
+    needs_hub = protocol.topology == "star" and not protocol.hub_is_optional
+    if needs_hub and setting.topology is not None and not setting.topology.hub:
+        return "it needs a hub, which the topology of the recipe does not have"
+    lacking = [agent for agent in setting.agents if protocol.needs not in agent.learner.abilities]
+    if lacking:
+        missing = protocol.needs & ~lacking[0].learner.abilities
+        others = f" and {len(lacking) - 1} more" if len(lacking) > 1 else ""
+        model = lacking[0].learner.describe()
+        return f"it needs the ability '{missing.words()}': lacking in {model} of '{lacking[0].name}'{others}"
+    try:
+        # Some checks fit a small model, which draws from the libraries' generators.
+        seed_libraries(setting.seed, "advice", protocol.name)
+        setting.federation([copy_of(agent) for agent in setting.agents], protocol)
+    except CodistillError as error:
+        return error.must.rstrip(".") + f": {error.found}"
+    return None
+
+
+def _with_training(protocol: type[Protocol], effort: dict[str, Any], steps: int) -> Protocol:
+    names = {field.name for field in dataclasses.fields(protocol)}
+    chosen = {name: value for name, value in effort.items() if name in names}
+    if chosen.get("local_steps", 0) is None and typing.get_type_hints(protocol)["local_steps"] is int:
+        chosen["local_steps"] = steps
+    return protocol(**chosen)

@@ -15,27 +15,38 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from codistill.errors import CodistillError, RecipeError, RuntimeFault, StorageError
-from codistill.experiments.cluster_options import ClusterOptions
+from codistill.core import __version__
+from codistill.core.errors import CodistillError, RecipeError, RuntimeFault, StorageError
+from codistill.core.files import open_patiently, subfolder
 from codistill.experiments.sweep_jobs import (
     BEFORE_LIMIT,
+    DONE,
+    FAILED,
     LOCAL,
     RAY,
+    SKIPPED,
     SLURM,
+    STOPPED,
+    Cell,
+    CellJob,
+    ClusterOptions,
     Job,
+    Outcome,
     alive_jobs,
+    finished_rows,
     how_to_cancel,
     is_controller,
+    job_folder,
+    last_lines,
     logs_folder,
     read_outcome,
+    write_job,
+    write_job_files,
 )
-from codistill.files import open_patiently, writing
-from codistill.runtimes.interrupt import GentleInterrupt
-from codistill.runtimes.parent import Parent
 from codistill.runtimes.ray_cluster import (
     CPU,
     GPU,
@@ -48,10 +59,7 @@ from codistill.runtimes.ray_cluster import (
     room,
     too_little,
 )
-from codistill.version import __version__
-
-if TYPE_CHECKING:  # not in the processes of Ray, which import this module but do not compute
-    from codistill.experiments.cell_job import CellJob
+from codistill.runtimes.workers import GentleInterrupt, Parent, default_workers
 
 _NO_LIMIT = 366 * 24 * 60  # minutes; submitit would end local jobs after two
 _ARRAY = 1000  # jobs in one array: what Slurm allows unless it is told otherwise
@@ -68,9 +76,10 @@ class JobSystem(ABC):
 
     name: str
 
-    def __init__(self, sweep: Path, options: ClusterOptions) -> None:
+    def __init__(self, sweep: Path, options: ClusterOptions, default: int) -> None:
         check_system(self.name)
         self._sweep, self._options = sweep, options
+        self._default = default  # jobs at once on this machine
 
     @abstractmethod
     def submit(self, jobs: Sequence[CellJob]) -> list[Job]:
@@ -112,10 +121,9 @@ class LocalJobs(JobSystem):
     name = LOCAL
 
     def __init__(self, sweep: Path, options: ClusterOptions, default: int) -> None:
-        super().__init__(sweep, options)
+        super().__init__(sweep, options, default)
         import submitit
 
-        self._at_once = options.at_once or default
         self._executor = submitit.LocalExecutor(logs_folder(sweep))
         self._executor.update_parameters(
             timeout_min=_NO_LIMIT, gpus_per_node=options.gpus or 0, stderr_to_stdout=True, setup=list(options.setup)
@@ -123,7 +131,6 @@ class LocalJobs(JobSystem):
         self._submitted: list[Any] = []
 
     def submit(self, jobs: Sequence[CellJob]) -> list[Job]:
-        """Start a process for each."""
         # They inherit that SIGINT is blocked: Ctrl-C, which a terminal sends to all, is for whoever waits for them.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
@@ -134,9 +141,8 @@ class LocalJobs(JobSystem):
         return [Job(LOCAL, job.job_id, str(job.paths.stdout)) for job in made]
 
     def room(self, running: int, waiting: int) -> int:
-        """Up to the number of jobs at once."""
         self._submitted = [job for job in self._submitted if not job.done()]  # which also reaps their processes
-        return max(0, min(waiting, self._at_once - running))
+        return max(0, min(waiting, (self._options.at_once or self._default) - running))
 
     def interrupted(self, jobs: Mapping[str, Job]) -> str:
         """They are ended: nobody expects processes that go on after Ctrl-C on one's own machine."""
@@ -160,7 +166,7 @@ class SlurmJobs(JobSystem):
     name = SLURM
 
     def __init__(self, sweep: Path, options: ClusterOptions, default: int) -> None:
-        super().__init__(sweep, options)
+        super().__init__(sweep, options, default)
         import submitit
 
         self._executor = submitit.SlurmExecutor(logs_folder(sweep))
@@ -241,7 +247,7 @@ class RayJobs(JobSystem):
     name = RAY
 
     def __init__(self, sweep: Path, options: ClusterOptions, default: int) -> None:
-        super().__init__(sweep, options)
+        super().__init__(sweep, options, default)
         self._tasks: dict[str, _Task] = {}  # by id of the job; those that have not ended
         self._ended: dict[str, str] = {}  # why the others may have no outcome
         self._tell: Callable[[str], None] = print
@@ -250,8 +256,7 @@ class RayJobs(JobSystem):
     def open(self, tell: Callable[[str], None]) -> None:
         """Join the cluster, or start one; a node must have all that a job asks for."""
         self._tell = tell
-        with writing(logs_folder(self._sweep)):
-            logs_folder(self._sweep).mkdir(parents=True, exist_ok=True)
+        subfolder(logs_folder(self._sweep))
         self._joined.enter_context(joined(self._options.address, store=_STORE))
         tell(cluster_line())
         job, nodes = Demand(1, _asked(self._options), "job"), alive_nodes()
@@ -270,13 +275,11 @@ class RayJobs(JobSystem):
         return made
 
     def _start(self, job: CellJob, log: str) -> Any:
-        ray = _ray()
         asked = _asked(self._options)
         options = {"num_cpus": asked.pop(CPU), "num_gpus": asked.pop(GPU, 0), "memory": asked.pop(MEMORY, None)}
+        name = f"codistill {Path(job.place).name}"
         # Attempts are counted here, where they can be reported: Ray would repeat a task that lacks memory for ever.
-        task = ray.remote(run_on_node).options(
-            **options, resources=asked, max_retries=0, name=f"codistill {Path(job.place).name}"
-        )
+        task = _ray().remote(run_on_node).options(**options, resources=asked, max_retries=0, name=name)
         return task.remote(json.dumps(asdict(job)), job.files, log, bool(self._options.gpus), __version__)
 
     def room(self, running: int, waiting: int) -> int:
@@ -286,9 +289,8 @@ class RayJobs(JobSystem):
 
     def alive(self, jobs: Mapping[str, Job]) -> Collection[str]:
         """Those whose tasks Ray has not ended; a task whose process or node has ended is started again."""
-        ray = _ray()
         ids = {task.ref: id for id, task in self._tasks.items()}
-        ended = ray.wait(list(ids), num_returns=len(ids), timeout=0, fetch_local=False)[0] if ids else []
+        ended = _ray().wait(list(ids), num_returns=len(ids), timeout=0, fetch_local=False)[0] if ids else []
         for ref in ended:
             self._look_at(ids[ref])
         others = [name for name, job in jobs.items() if job.id not in self._tasks and job.id not in self._ended]
@@ -296,11 +298,10 @@ class RayJobs(JobSystem):
 
     def _look_at(self, id: str) -> None:
         """A task has ended: with an outcome in its run's files, with a reason that it has none, or to be repeated."""
-        ray = _ray()
-        exceptions = ray.exceptions
+        exceptions = _ray().exceptions
         task, again = self._tasks[id], False
         try:
-            reason = ray.get(task.ref)
+            reason = _ray().get(task.ref)
         except exceptions.OutOfMemoryError as error:
             reason, again = f"Ray has ended it for want of memory: {_first(error)}", True
         except (exceptions.WorkerCrashedError, exceptions.NodeDiedError, exceptions.LocalRayletDiedError):
@@ -325,7 +326,6 @@ class RayJobs(JobSystem):
         return job.on != RAY
 
     def why(self, job: Job) -> str:
-        """As Ray, or the process of the run, have said."""
         return self._ended.get(job.id) or super().why(job)
 
     def interrupted(self, jobs: Mapping[str, Job]) -> str:
@@ -333,23 +333,20 @@ class RayJobs(JobSystem):
         return f"Jobs that waited or were running and have been ended: {self._cancel()}."
 
     def _cancel(self) -> int:
-        ray = _ray()
-        refs = [task.ref for task in self._tasks.values()]
-        for ref in refs:
-            ray.cancel(ref)
+        count = len(self._tasks)
+        for task in self._tasks.values():
+            _ray().cancel(task.ref)
         self.close()
-        return len(refs)
+        return count
 
     def close(self) -> None:
         """Wait for the tasks, which end a moment after the outcomes of their runs are there."""
-        ray = _ray()
         refs = [task.ref for task in self._tasks.values()]
         if refs:
-            ray.wait(refs, num_returns=len(refs), fetch_local=False)
+            _ray().wait(refs, num_returns=len(refs), fetch_local=False)
         self._tasks = {}
 
     def leave(self) -> None:
-        """Leave the cluster, or stop the one that was started."""
         self._joined.close()
 
 
@@ -377,7 +374,7 @@ def run_on_node(job: str, files: str, log: str, gpus: bool, version: str) -> str
     node = f"{platform.node()} ({_ray().util.get_node_ip_address()})"
     _check_node(node, Path(files), version)
     parent = Parent.here()
-    command = [sys.executable, "-u", "-m", "codistill.experiments.cell_job"]
+    command = [sys.executable, "-u", "-m", "codistill.experiments.sweep_jobs"]
     command += [job, str(parent.pid), str(parent.by_main_thread)]
     environment = os.environ if gpus else {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     # `ray.cancel` calls the handler of SIGINT: the run then ends at the end of its round.
@@ -401,7 +398,6 @@ def run_on_node(job: str, files: str, log: str, gpus: bool, version: str) -> str
 
 
 def _check_node(node: str, files: Path, version: str) -> None:
-    """On a node of Ray: it must have this codistill, and the folder of the sweep."""
     if version != __version__:
         raise RecipeError(
             "All nodes of a Ray cluster must have the same version of codistill.",
@@ -419,15 +415,10 @@ def _check_node(node: str, files: Path, version: str) -> None:
         time.sleep(_LOOK)
 
 
-SYSTEMS: dict[str, type[LocalJobs] | type[SlurmJobs] | type[RayJobs]] = {
-    LOCAL: LocalJobs,
-    SLURM: SlurmJobs,
-    RAY: RayJobs,
-}
+SYSTEMS: dict[str, type[JobSystem]] = {LOCAL: LocalJobs, SLURM: SlurmJobs, RAY: RayJobs}
 
 
 def check_system(name: str) -> None:
-    """What a system needs must be there."""
     if name == RAY:
         check_installed()
         return
@@ -442,3 +433,97 @@ def check_system(name: str) -> None:
             f"no {missing[0]}",
             "Log in to the cluster and give the command there; or use --on local.",
         )
+
+
+# --- The runs of a sweep as jobs, each told as it ends; jobs of an earlier attempt are waited for, not started again.
+
+PAUSE = {LOCAL: 0.2, SLURM: 10.0, RAY: 0.2}  # seconds between two looks at jobs
+
+
+@dataclass
+class SweepJobs:
+    """Has the runs of a sweep done by jobs; `failed` names those that have not succeeded."""
+
+    folder: Path
+    on: str
+    options: ClusterOptions
+    data_dir: str | None = field(default=None, kw_only=True)
+    tell: Callable[[str], None] = field(default=print, kw_only=True)
+    failed: list[str] = field(default_factory=list, init=False)
+
+    def run(self, cells: Sequence[Cell]) -> Iterator[tuple[Cell, Outcome]]:
+        # One job per core of this machine, but only one if a run uses several cores itself.
+        own_workers = any(cell.recipe.spec.runtime != "simulation" for cell in cells)
+        at_once = 1 if own_workers else default_workers(len(cells))
+        system = SYSTEMS[self.on](self.folder, self.options, at_once)
+        by_name: dict[str, Cell] = {}
+        for cell in cells:
+            rows = finished_rows(cell.recipe, cell.place)
+            if rows is None:
+                by_name[cell.place.name] = cell
+            else:
+                yield cell, rows
+        earlier = alive_jobs(self.folder, list(by_name))
+        running = {name: job for name, job in earlier.items() if system.waits_for(job)}
+        waiting = [cell for name, cell in by_name.items() if name not in running]
+        if by_name:
+            self.tell(
+                f"runs: {len(cells)}, of which done: {len(cells) - len(by_name)}, with a job that waits or runs: "
+                f"{len(running)}, to be submitted ({self.on}): {len(waiting)}"
+            )
+            try:
+                system.open(self.tell)
+                yield from self._run(system, by_name, running, waiting)
+            finally:
+                system.leave()
+
+    def _run(
+        self, system: JobSystem, by_name: Mapping[str, Cell], running: dict[str, Job], waiting: list[Cell]
+    ) -> Iterator[tuple[Cell, Outcome]]:
+        missing: set[str] = set()  # jobs that were neither there nor ended when they were looked at last
+        with GentleInterrupt(quiet=True) as interrupt:
+            while running or waiting:
+                now = waiting[: system.room(len(running), len(waiting))]
+                running |= self._submit(system, now) if now else {}
+                waiting = waiting[len(now) :]
+                # Before their outcomes: a job that is not alive any more has written its outcome, if it has one.
+                alive = system.alive(running)
+                for name, job in list(running.items()):
+                    lost = system.why(job) if name not in alive and name in missing else ""
+                    outcome = self._outcome_of(by_name[name], job, name in alive, lost)
+                    if outcome is not None:
+                        del running[name]
+                        yield by_name[name], outcome
+                missing = running.keys() - set(alive)
+                end = time.monotonic() + max((PAUSE[job.on] for job in running.values()), default=0)
+                while not interrupt.asked and time.monotonic() < end:
+                    time.sleep(_LOOK)
+                if interrupt.asked:
+                    self.tell(f"Stopped waiting. {system.interrupted(running)}")
+                    yield next(iter(by_name.values())), None
+                    return
+        system.close()
+
+    def _submit(self, system: JobSystem, cells: Sequence[Cell]) -> dict[str, Job]:
+        files = {cell.place.name: job_folder(self.folder, cell.place.name) for cell in cells}
+        calls = [write_job_files(cell, files[cell.place.name], self.data_dir) for cell in cells]
+        jobs = dict(zip(files, system.submit(calls), strict=True))
+        for name, job in jobs.items():
+            write_job(files[name], job)
+        return jobs
+
+    def _outcome_of(self, cell: Cell, job: Job, alive: bool, lost: str) -> Outcome:
+        """The outcome of a run whose job has ended, or was `lost` for some reason; None if it has not."""
+        ended = read_outcome(job_folder(self.folder, cell.place.name))
+        if ended is None and not lost:
+            return None
+        if alive and ended is not None and ended[0] in (STOPPED, FAILED):
+            return None  # it is about to end; or Slurm has stopped it, and has put it into the queue again
+        status, said = ended or ("", lost)
+        if status == SKIPPED:
+            return said
+        rows = finished_rows(cell.recipe, cell.place) if status == DONE else None
+        if rows is not None:
+            return rows
+        self.failed.append(cell.words)
+        return "\n".join([f"failed: {said}", *(f"    {line}" for line in last_lines(job.log)), f"    log: {job.log}"])

@@ -2,69 +2,70 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 from codistill.certs.credentials import Credentials
+from codistill.core.errors import CheckpointError, CodistillError, DataError, NetworkError, RecipeError
+from codistill.core.spec import RunSpec
+from codistill.data.labels import LabelEncoding
 from codistill.data.shard import PublicData
 from codistill.data.validation import encoded_samples
-from codistill.errors import CheckpointError, DataError, NetworkError, RecipeError
-from codistill.experiments.agent_file import AgentFile
-from codistill.experiments.recipe import Recipe, make_recipe
-from codistill.experiments.recipe_federation import agent_names, plan_of, topology_of
-from codistill.experiments.run import check_devices, make_folder, prepare, report_on, source_of
-from codistill.experiments.same_run import facts_of_code
-from codistill.experiments.saved_run import RECIPE, reopen
-from codistill.faults import Faults
-from codistill.federation.clock_checks import check_clock_runtime
-from codistill.federation.joining import AgentNode, PeerNode
-from codistill.federation.nodes import check_has_hub, with_agent
-from codistill.federation.result import ELSEWHERE, TrainedAgent
-from codistill.federation.serving import HubNode, describe_hub
-from codistill.federation.trained_model import is_onnx, save_model
-from codistill.files import own_folder
+from codistill.engine.description import RunDescription, agree_on_all_columns
+from codistill.engine.placement import set_default_device
+from codistill.engine.runtime import ShouldStop
+from codistill.engine.safeguard import Safeguard, as_safeguard
+from codistill.engine.store import check_vacant
+from codistill.experiments.building import agent_names, build, topology_of
+from codistill.experiments.recipe import Recipe, make_recipe, read_recipe
+from codistill.experiments.run import check_devices, labels_of, make_folder, prepare, report_on, samples_of, source_of
+from codistill.experiments.saved_run import RECIPE, facts_of_code, reopen
+from codistill.experiments.user_code import run_file
+from codistill.federation import run_on_this_machine
+from codistill.federation.checks import checked_run
+from codistill.federation.joining import AgentNode, PeerNode, policy_from, with_agent
+from codistill.federation.result import TrainedAgent, facts_of
+from codistill.federation.serving import HubNode, check_has_hub, describe_hub
+from codistill.federation.trained_model import Samples, is_onnx, save_model
+from codistill.network.log import HEALTH, EventLog
+from codistill.network.options import Network
+from codistill.network.policy import ANYTHING, Policy
+from codistill.network.terms import terms_of
+from codistill.nodes.agent import Agent
+from codistill.nodes.faults import Faults
+from codistill.nodes.record import record_of
+from codistill.protocol import Protocol
 from codistill.results.summary import Summary
-from codistill.runtimes.description import RunDescription, agree_on_all_columns
-from codistill.runtimes.network.event_log import HEALTH, EventLog
-from codistill.runtimes.network.options import Network
-from codistill.runtimes.network.terms import terms_of
-from codistill.runtimes.runtime import ShouldStop
-from codistill.runtimes.store import check_vacant
-from codistill.topology.facts import as_plain
-from codistill.version import versions
 
 
 def run_up(
     recipe: Recipe, folder: Path, *, data_dir: str | None, progress: bool, form: str, verbose: bool
 ) -> tuple[Summary, bool]:
     """A recipe on this machine, one process for each node; goes on with the run that is in the folder."""
-    check_clock_runtime(recipe.clock, "network")
     check_devices(recipe)
-    plan = plan_of(recipe)
-    plan.check_for_network()
-    federation, _ = prepare(recipe, folder, data_dir=data_dir, resume=_goes_on(recipe, folder, data_dir))
-    result = federation.run(
-        plan.rounds,
-        runtime="network",
-        device=recipe.runtime.device,
+    resume = _goes_on(recipe, folder, data_dir)
+    federation, _ = prepare(recipe, folder, _spec(recipe), data_dir=data_dir, resume=resume)
+    result = run_on_this_machine(
+        federation.description,
         network=recipe.network,
         node_logs=form if verbose else None,
-        evaluate_every=plan.evaluate_every,
-        evaluate_samples=plan.evaluate_samples,
-        alone=plan.baseline,
         folder=folder,
         resume=True,
-        checkpoint_every=plan.checkpoint_every,
         progress=progress and form == "text",
         observers=[EventLog("up", form=form, health=folder / HEALTH, quiet=not verbose)],
     )
     return report_on(folder), not result.interrupted
+
+
+def _spec(recipe: Recipe) -> RunSpec:
+    """The options of a recipe whose nodes talk over the network, wherever it says that it is computed."""
+    return replace(recipe.spec, runtime="network", idle="memory")
 
 
 def run_hub(
@@ -80,18 +81,15 @@ def run_hub(
 ) -> tuple[Summary, bool]:
     """The hub of a recipe; goes on with the run that is in the folder."""
     check_has_hub(recipe.protocol, topology_of(recipe))
-    check_clock_runtime(recipe.clock, "network")
-    plan_of(recipe).check_for_network()
-    resume = _goes_on(recipe, folder, data_dir)
-    own_folder(folder, 0o755)
+    resume, mode = _goes_on(recipe, folder, data_dir), 0o755
     if recipe.data.held_by_agents:
         description = describe_without_data(recipe)
         if not resume:
             check_vacant(folder)
-        make_folder(folder, source_of(recipe, data_dir), _facts(recipe, description), resume=resume)
+        make_folder(folder, source_of(recipe, data_dir), _facts(recipe, description), resume=resume, mode=mode)
     else:
-        federation, _ = prepare(recipe, folder, data_dir=data_dir, resume=resume)
-        description = replace(federation.description, plan=plan_of(recipe))
+        federation, _ = prepare(recipe, folder, _spec(recipe), data_dir=data_dir, resume=resume, mode=mode)
+        description = federation.description
     node = HubNode(description, listen, own, recipe.network, folder, progress=progress, log_format=form)
     complete = node.run_here(should_stop).complete
     return report_on(folder), complete
@@ -99,7 +97,7 @@ def run_hub(
 
 def check_can_save(mine: AgentFile, save: Path | None) -> None:
     """Before the first round: an agent with a safeguard answers with two models, which ONNX does not take."""
-    guarded = mine.safeguard is not None or mine.agent.safeguard is not None
+    guarded = mine.safeguard is not None or record_of(mine.agent).safeguard is not None
     if save is not None and is_onnx(save) and guarded:
         raise RecipeError(
             "Only an agent without a safeguard can be saved as ONNX.",
@@ -145,8 +143,6 @@ def join_peers(
 ) -> bool:
     """Take part as a peer, until all rounds are done (True) or the operator stops it; `save`: as in `join_hub`."""
     mine.policy.check_protocol(recipe.protocol)
-    check_clock_runtime(recipe.clock, "network")
-    plan_of(recipe).check_for_network()
     names = agent_names(recipe)
     if mine.agent.name not in names:
         raise NetworkError(
@@ -158,11 +154,9 @@ def join_peers(
     node = PeerNode(description, listen, dial, own, recipe.network, folder, progress, form, mine.policy)
     # Before anything else is written: a folder that already holds a health file would not be vacant.
     resume = _goes_on(recipe, folder, None)
-    own_folder(folder)
     models = {mine.agent.name: mine.agent.learner.describe()}
-    make_folder(
-        folder, recipe.source, {**_facts(recipe, description), "agents": models, "topology": None}, resume=resume
-    )
+    facts = {**_facts(recipe, description), "agents": models, "topology": None}
+    make_folder(folder, recipe.source, facts, resume=resume, mode=0o700)
     complete = node.run_here(should_stop).complete
     if complete:
         _finish(mine, description, save)
@@ -180,7 +174,7 @@ def _finish(mine: AgentFile, description: RunDescription | None, save: Path | No
 
 def _describe_peer(mine: AgentFile, recipe: Recipe) -> RunDescription:
     if mine.description is not None:
-        return replace(mine.description, plan=plan_of(recipe))
+        return checked_run(mine.description, _spec(recipe))
     description = describe_without_data(recipe)
     public = mine.public or description.public
     if public is not None:
@@ -197,15 +191,14 @@ def _describe_peer(mine: AgentFile, recipe: Recipe) -> RunDescription:
 
 
 def describe_without_data(recipe: Recipe) -> RunDescription:
-    """The run of a recipe whose agents hold their data."""
     return describe_hub(
         recipe.protocol,
         agent_names(recipe),
         classes=recipe.data.classes or recipe.data.class_names or (),
         task=recipe.data.task,
-        scores=recipe.evaluation.scores,
-        plan=plan_of(recipe),
-        public=read_public(recipe),
+        scores=recipe.scores,
+        spec=_spec(recipe),
+        public=_read_public(recipe),
         seed=recipe.seed,
         topology=topology_of(recipe),
         faults=recipe.faults,
@@ -222,15 +215,14 @@ def describe_terms(recipe: Recipe) -> RunDescription:
         topology=topology_of(recipe),
         classes=recipe.data.classes or len(recipe.data.class_names or ()),
         seed=recipe.seed,
-        plan=plan_of(recipe),
+        spec=recipe.spec,
         faults=Faults(recipe.faults, tuple(agent_names(recipe)), recipe.seed, recipe.participation),
         compression=recipe.compression,
         clock=recipe.clock,
     )
 
 
-def read_public(recipe: Recipe) -> PublicData | None:
-    """The public data of a recipe whose agents hold their data."""
+def _read_public(recipe: Recipe) -> PublicData | None:
     path = recipe.data.public_file
     if path is None:
         if recipe.protocol.needs_public:
@@ -265,10 +257,8 @@ def _goes_on(recipe: Recipe, folder: Path, data_dir: str | None) -> bool:
     """Whether the folder holds this very run; another one is not touched."""
     if not (folder / RECIPE).exists():
         return False
-    before, now = (
-        {key: value for key, value in json.loads(json.dumps(source)).items() if key != "network"}
-        for source in (reopen(folder).source, source_of(recipe, data_dir))
-    )  # how long nodes wait for one another changes nothing of what is learnt
+    before, now = json.loads(json.dumps([reopen(folder).source, source_of(recipe, data_dir)]))
+    before["network"] = now["network"] = None  # how long nodes wait for one another changes nothing of what is learnt
     if before != now:
         raise CheckpointError(
             f"{folder} must hold a run of this recipe, or nothing.",
@@ -279,16 +269,126 @@ def _goes_on(recipe: Recipe, folder: Path, data_dir: str | None) -> bool:
 
 
 def _facts(recipe: Recipe, description: RunDescription) -> dict[str, Any]:
-    return {
-        "agents": dict.fromkeys(agent_names(recipe), ELSEWHERE),
-        "counts": None,
-        "class_names": list(description.class_names),
-        "task": description.task,
-        "test_samples": 0 if description.test is None else len(description.test[0]),
-        "public": terms_of(description)["public"],
-        "topology": None if description.topology.hub else as_plain(description.topology),
-        "compression": None if recipe.compression is None else dataclasses.asdict(recipe.compression),
-        "seed": recipe.seed,
-        **facts_of_code(recipe),
-        "versions": versions(),
-    }
+    of_recipe = {"public": terms_of(description)["public"], **facts_of_code(recipe)}
+    facts = facts_of(replace(description, agents=()), of_recipe)
+    del facts["samples"]  # nobody but the agents knows them
+    return facts
+
+
+# --- An agent's own file: its model and its private data, which never leave its machine.
+
+
+@dataclass(frozen=True)
+class AgentFile:
+    """What an operator brings into a federation."""
+
+    agent: Agent
+    public: PublicData | None = None
+    test: tuple[Any, Any] | None = None  # not yet checked against the number of classes
+    protocol: type[Protocol] | None = None
+    finished: Callable[[Agent], Any] | None = None
+    policy: Policy = ANYTHING  # what it takes part in and what it releases
+    recipe: Recipe | None = None
+    description: RunDescription | None = None  # where a recipe has made it
+    safeguard: Safeguard | None = None
+    samples: Samples | None = None  # how a recipe's data were read, to be saved with the model
+    labels: LabelEncoding | None = None  # how a recipe's data name the classes
+
+
+def read_agent_file(
+    path: Path,
+    name: str,
+    *,
+    data_dir: str | None = None,
+    overrides: list[str] | None = None,
+    policy: Path | None = None,
+) -> AgentFile:
+    """What the file says of the agent of this name; `policy`: a file in place of the policy that it names."""
+    if path.suffix == ".toml":
+        return _from_recipe(path, name, data_dir, overrides or [], policy)
+    if path.suffix != ".py":
+        raise RecipeError(
+            "An agent's file is a Python file or a recipe.", f"'{path}'", "Name my_agent.py or recipe.toml."
+        )
+    try:
+        module = run_file(path, "agent_file")
+    except Exception as error:  # whatever the file does when it is run
+        raise RecipeError(
+            f"{path} must run.", f"{type(error).__name__}: {error}", "Check the path, and run it by itself."
+        ) from error
+    if not callable(getattr(module, "agent", None)):
+        raise RecipeError(
+            f"{path} must define agent(name).",
+            "no such function",
+            "Write: def agent(name): return codistill.Agent(...).",
+        )
+    agent = _call(path, module, "agent", name)
+    if not isinstance(agent, Agent):
+        raise RecipeError(
+            f"agent(name) of {path} must return an Agent.", f"{agent!r}"[:80], "Return codistill.Agent(...)."
+        )
+    if agent.name != name:
+        raise NetworkError(
+            "An agent's name is its certificate's name.",
+            f"'{agent.name}' in {path}, '{name}' in the certificate",
+            "Pass the name that agent(name) is given on to codistill.Agent.",
+        )
+    set_default_device(agent.learner, getattr(module, "device", None))
+    public = _call(path, module, "public") if hasattr(module, "public") else None
+    test = _call(path, module, "test") if hasattr(module, "test") else None
+    own = getattr(module, "protocol", None)
+    if own is not None and not (isinstance(own, type) and issubclass(own, Protocol)):
+        raise RecipeError(
+            f"protocol in {path} must be a class derived from Protocol.", f"{own!r}"[:80], "Name a class."
+        )
+    accepts = getattr(module, "accepts", None)
+    names = None if accepts is None else (accepts,) if isinstance(accepts, str) else tuple(map(str, accepts))
+    samples = None if public is None else PublicData(public, 0)
+    named = getattr(module, "policy", None)
+    if named is not None and not isinstance(named, str | Path):
+        raise RecipeError(f"policy in {path} must name a file.", f"{named!r}"[:80], 'Write: policy = "policy.toml".')
+    rules = policy_from(policy or (None if named is None else path.parent / named), names, own)
+    guard = as_safeguard(getattr(module, "safeguard", True))
+    return AgentFile(agent, samples, test, own, getattr(module, "finished", None), rules, safeguard=guard)
+
+
+def _from_recipe(path: Path, name: str, data_dir: str | None, overrides: list[str], policy: Path | None) -> AgentFile:
+    recipe = read_recipe(path, overrides)
+    if recipe.data.held_by_agents:
+        raise RecipeError(
+            "A recipe whose agents hold their data says nothing of this agent's model and data.",
+            f"{path} in place of an agent's file",
+            "Name your my_agent.py; among peers, give the recipe by --recipe.",
+        )
+    federation, data = build(recipe, data_dir)
+    mine = [agent for agent in federation.agents if agent.name == name]
+    if not mine:
+        raise NetworkError(
+            "The recipe must have an agent of the certificate's name.",
+            f"'{name}'; in the recipe: {', '.join(agent.name for agent in federation.agents)}",
+            "Make a certificate for one of these: codistill certs agent NAME.",
+        )
+    set_default_device(mine[0].learner, recipe.spec.device)
+    kind = type(recipe.protocol)
+    return AgentFile(
+        mine[0],
+        federation.public,
+        federation.test,
+        kind,
+        policy=policy_from(policy, None, kind),
+        recipe=recipe,
+        description=federation.description.of_agent(name),
+        samples=samples_of(recipe, data),
+        labels=labels_of(data),
+    )
+
+
+def _call(path: Path, module: ModuleType, function: str, *given: Any) -> Any:
+    try:
+        return getattr(module, function)(*given)
+    except CodistillError:
+        raise
+    except Exception as error:  # the operator's own code
+        raise DataError(
+            f"{function}() of {path} must work.", f"{type(error).__name__}: {error}"[:300], "Run the file by itself."
+        ) from error

@@ -2,43 +2,50 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 
-from codistill.data import loading as datasets
+from codistill.core.devices import CPU, check_device
+from codistill.core.errors import CheckpointError, CodistillError, RecipeError, nearest
+from codistill.core.files import locked, own_folder, write_atomically, writing
+from codistill.core.spec import RunSpec
+from codistill.data.labels import CLASSIFICATION, LabelEncoding, class_names
 from codistill.data.partition import counts
-from codistill.data.validation import digest
-from codistill.devices import CPU, check_device
-from codistill.errors import CheckpointError
-from codistill.experiments.recipe import Recipe, with_code
-from codistill.experiments.recipe_federation import build, hand_out, plan_of
-from codistill.experiments.same_run import check_code_of_run, facts_of_code
-from codistill.experiments.saved_run import RECIPE, read_facts, read_summary
-from codistill.federation import Federation
-from codistill.federation.clock_checks import check_clock_runtime
-from codistill.federation.result import Result
-from codistill.federation.run_facts import FACTS
-from codistill.files import locked, write_atomically, writing
+from codistill.data.validation import Dataset, digest
+from codistill.engine.store import check_vacant, content_of, nodes_in, read_body
+from codistill.experiments.building import agent_names, build, hand_out
+from codistill.experiments.recipe import Recipe, check_trusted, code_of, with_code
+from codistill.experiments.saved_run import RECIPE, check_code_of_run, facts_of_code, read_facts, read_summary, reopen
+from codistill.federation import Federation, run_on_this_machine
+from codistill.federation.checks import checked_run
+from codistill.federation.result import FACTS, facts_of
+from codistill.federation.trained_model import Samples, TrainedModel
+from codistill.network.state_store import find_states
+from codistill.nodes.record import record_of
 from codistill.results.summary import Summary
-from codistill.runtimes.network.terms import describe_public
-from codistill.runtimes.store import check_vacant
-from codistill.topology.facts import as_plain
-from codistill.version import versions
 
 REPORT, NETWORK = "report.html", "network.json"
 _CODE = ("protocol_code", "learner_code", "user_code")  # facts that are digests of one's own files
 
 
 def prepare(
-    recipe: Recipe, folder: Path, *, data_dir: str | None = None, resume: bool = False, trust_code: bool = False
-) -> tuple[Federation, datasets.Dataset]:
-    """Build a recipe's federation, and write into the folder of its run what it is; to resume, compare.
+    recipe: Recipe,
+    folder: Path,
+    spec: RunSpec | None = None,
+    *,
+    data_dir: str | None = None,
+    resume: bool = False,
+    trust_code: bool = False,
+    mode: int | None = None,
+) -> tuple[Federation, Dataset]:
+    """Build a recipe's federation, and write the facts of its run into the folder; to resume, compare them.
 
-    `trust_code`: files of one's own may have changed since the run began.
+    `spec`: the options with which it will run, checked here; None: it will not run. `trust_code`: files of one's own
+    may have changed since the run began. `mode`: see `make_folder`.
     """
     if not resume:
         check_vacant(folder)
@@ -46,19 +53,44 @@ def prepare(
         check_code_of_run(recipe, folder)
     recipe = with_code(recipe)
     federation, data = build(recipe, data_dir)
-    facts = _facts(recipe, federation, data)
-    make_folder(folder, source_of(recipe, data_dir), facts, resume=resume, trust_code=trust_code)
+    if spec is not None:
+        federation.description = checked_run(federation.description, spec)
+    # What its federation does not know, or not as the recipe says it.
+    of_recipe = {
+        "counts": counts(data.y, hand_out(recipe, data), data.classes).tolist() if data.y.ndim == 1 else None,
+        "class_names": list(data.class_names),
+        "digests": [digest(part) for part in (data.x, data.y, data.x_test, data.y_test)],
+        **facts_of_code(recipe),
+    }
+    facts = facts_of(federation.description, of_recipe)
+    make_folder(folder, source_of(recipe, data_dir), facts, resume=resume, trust_code=trust_code, mode=mode)
     return federation, data
 
 
 def make_folder(
-    folder: Path, source: dict[str, Any], facts: dict[str, Any], *, resume: bool, trust_code: bool = False
+    folder: Path,
+    source: dict[str, Any],
+    facts: dict[str, Any],
+    *,
+    resume: bool,
+    trust_code: bool = False,
+    mode: int | None = None,
 ) -> None:
-    """Write a run's recipe and facts into its folder; to resume, compare."""
+    """Write a run's recipe and facts into its folder; to resume, compare them.
+
+    `mode`: of the folder of a hub or a peer, which nobody else may write to.
+    """
+    if mode is not None:
+        own_folder(folder, mode)
     if resume:
         _check_facts(folder, facts, trust_code)
-    else:
-        _write_new(folder, source, facts)
+        return
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    with locked(folder):
+        check_vacant(folder)
+        write_atomically(folder / RECIPE, tomli_w.dumps(source).encode())
+        write_atomically(folder / FACTS, json.dumps(facts, indent=1).encode())
 
 
 def execute(
@@ -72,53 +104,29 @@ def execute(
 ) -> tuple[Summary, bool]:
     """Run a recipe in a folder; returns its results, and whether all rounds were done."""
     elsewhere = (folder / NETWORK).exists() or (folder / "agents").is_dir()
-    if resume and elsewhere and recipe.runtime.kind != "network":
+    if resume and elsewhere and recipe.spec.runtime != "network":
         raise CheckpointError(
             "A run between machines is resumed where it ran.",
             f"{folder} is the folder of a hub, or of 'codistill up'",
             "Give the same command again, with the same --out: it goes on from its checkpoint.",
         )
-    check_clock_runtime(recipe.clock, recipe.runtime.kind)
     check_devices(recipe)
-    if recipe.runtime.kind == "network":
-        plan_of(recipe).check_for_network()
-    federation, _ = prepare(recipe, folder, data_dir=data_dir, resume=resume, trust_code=trust_code)
-    result = _run(federation, recipe, folder, resume=resume, progress=progress)
-    return report_on(folder), not result.interrupted
-
-
-def _run(federation: Federation, recipe: Recipe, folder: Path, *, resume: bool, progress: bool) -> Result:
-    plan = plan_of(recipe)
-    return federation.run(
-        plan.rounds,
-        runtime=recipe.runtime.kind,
-        workers=recipe.runtime.workers,
-        device=recipe.runtime.device,
-        idle=recipe.runtime.idle,
-        network=recipe.network if recipe.runtime.kind == "network" else None,
-        ray=recipe.ray if recipe.runtime.kind == "ray" else None,
-        evaluate_every=plan.evaluate_every,
-        evaluate_samples=plan.evaluate_samples,
-        evaluate_agents=plan.evaluate_agents,
-        alone=plan.baseline,
-        folder=folder,
-        resume=resume,
-        checkpoint_every=plan.checkpoint_every,
-        features_at=plan.features_at,
-        progress=progress,
+    federation, _ = prepare(recipe, folder, recipe.spec, data_dir=data_dir, resume=resume, trust_code=trust_code)
+    result = run_on_this_machine(
+        federation.description, network=recipe.network, ray=recipe.ray, folder=folder, resume=resume, progress=progress
     )
+    return report_on(folder), not result.interrupted
 
 
 def check_devices(recipe: Recipe) -> None:
     """The devices that a recipe names must be on this machine: for who runs it, before there is a folder."""
-    if recipe.runtime.kind == "ray":
+    if recipe.spec.runtime == "ray":
         return  # agents compute on other machines, and say so there
-    for device in {recipe.runtime.device, *(entry.device or CPU for entry in recipe.agents)}:
+    for device in {recipe.spec.device, *(entry.device or CPU for entry in recipe.agents)}:
         check_device(device)
 
 
 def new_folder(parent: Path, stem: str) -> Path:
-    """A folder that is not there yet."""
     number = 1
     while (parent / f"{stem}-{number}").exists():
         number += 1
@@ -127,7 +135,7 @@ def new_folder(parent: Path, stem: str) -> Path:
 
 def report_on(folder: Path) -> Summary:
     """Write the report of a run; returns what it is made from."""
-    from codistill.reports.pages import write_report
+    from codistill.report.pages import write_report
 
     summary = read_summary(folder)
     write_report(summary, folder / REPORT)
@@ -137,21 +145,11 @@ def report_on(folder: Path) -> Summary:
 def source_of(recipe: Recipe, data_dir: str | None) -> dict[str, Any]:
     """The recipe's tables, with the data folder that was used: whoever resumes need not name it again."""
     data = recipe.data
-    tables_of_folder = [
-        path for path in (data.file, *(data.files or {}).values()) if path and not Path(path).is_absolute()
-    ]
-    if data_dir is None or data.dir is not None or not (data.by_name or tables_of_folder):
+    tables = filter(None, (data.file, *(data.files or {}).values()))
+    was_used = data.by_name or any(not Path(path).is_absolute() for path in tables)
+    if data_dir is None or data.dir is not None or not was_used:
         return recipe.source
     return {**recipe.source, "data": {**recipe.source["data"], "dir": str(Path(data_dir).resolve())}}
-
-
-def _write_new(folder: Path, source: dict[str, Any], facts: dict[str, Any]) -> None:
-    with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    with locked(folder):
-        check_vacant(folder)
-        write_atomically(folder / RECIPE, tomli_w.dumps(source).encode())
-        write_atomically(folder / FACTS, json.dumps(facts, indent=1).encode())
 
 
 def _check_facts(folder: Path, facts: dict[str, Any], trust_code: bool) -> None:
@@ -186,22 +184,84 @@ def _differs(key: str, before: Any, now: Any) -> bool:
     return json.dumps(before, sort_keys=True) != json.dumps(now, sort_keys=True)
 
 
-def _facts(recipe: Recipe, federation: Federation, data: datasets.Dataset) -> dict[str, Any]:
-    shards = [agent.shard for agent in federation.agents]
-    labelled = data.y.ndim == 1
-    table = counts(data.y, hand_out(recipe, data), data.classes).tolist() if labelled else None
-    return {
-        "agents": {agent.name: agent.learner.describe() for agent in federation.agents},
-        "samples": {agent.name: len(shard) for agent, shard in zip(federation.agents, shards, strict=True)},
-        "counts": table,
-        "class_names": list(data.class_names),
-        "task": federation.description.task,
-        "test_samples": len(data.x_test),
-        "public": describe_public(federation.public),
-        "digests": [digest(part) for part in (data.x, data.y, data.x_test, data.y_test)],
-        "topology": None if federation.topology.hub else as_plain(federation.topology),
-        "compression": None if recipe.compression is None else dataclasses.asdict(recipe.compression),
-        "seed": recipe.seed,
-        **facts_of_code(recipe),
-        "versions": versions(),
-    }
+# --- The trained models of a recipe's run, from its folder.
+
+
+def trained_in(
+    folder: Path, name: str, *, data_dir: str | None = None, trust_code: bool = False
+) -> tuple[TrainedModel, int]:
+    """An agent's model as it was at the last checkpoint of a run, and the number of rounds done by then.
+
+    The recipe says how the model is built and how its data were scaled, so the data must still be there. A protocol or
+    a learner in a file of one's own is run only with `trust_code`, and only if it is the file that the run began with.
+    """
+    recipe = reopen(folder)
+    names = agent_names(recipe)
+    if name not in names:
+        raise RecipeError(f"{folder} must be a run with the agent that is named.", f"'{name}'", nearest(name, names))
+    if recipe.data.held_by_agents:
+        raise CheckpointError(
+            "The models of agents that hold their data stay with them.",
+            f"{folder} is the folder of a hub or of a peer",
+            "At the agent: codistill join ... --save FILE; in Python: codistill.join(...).save(path).",
+        )
+    check_trusted(code_of(recipe), trust_code, f"The model of '{name}'")
+    done, saved = _newest_state(folder, name)
+    federation, data = prepare(recipe, folder, data_dir=data_dir, resume=True)
+    agent = next(agent for agent in federation.agents if agent.name == name)
+    try:
+        record_of(agent).resume(saved)
+    except CodistillError:
+        raise
+    except Exception as error:  # a state of another model: each library has its own way to say so
+        raise CheckpointError(
+            f"The checkpoint of {folder} must be that of its recipe.",
+            f"{type(error).__name__}: {error}"[:200],
+            "Use the versions of codistill and of the model's library that the run was made with.",
+        ) from None
+    description = federation.description
+    named = replace(description, encoding=labels_of(data) or description.encoding)
+    return TrainedModel(agent, named, samples_of(recipe, data)), done
+
+
+def samples_of(recipe: Recipe, data: Dataset) -> Samples:
+    return Samples(
+        columns=data.columns,
+        label=recipe.data.label,
+        unused=(*recipe.data.drop, *recipe.data.ids),
+        missing_values=tuple(recipe.data.missing_values),
+        scaling=data.scaling,
+    )
+
+
+def labels_of(data: Dataset) -> LabelEncoding | None:
+    """The classes named as in the data: a saved model answers with these names; None: they are no classes."""
+    if data.y.ndim != 1:
+        return None
+    short = all(len(name) <= 19 for name in data.class_names)  # integers of 64 bits; what is longer stays text
+    numbers = short and all(name.removeprefix("-").isdecimal() and str(int(name)) == name for name in data.class_names)
+    names = class_names([int(name) for name in data.class_names] if numbers else data.class_names)
+    return LabelEncoding(CLASSIFICATION, data.classes, names)
+
+
+def _newest_state(folder: Path, name: str) -> tuple[int, dict[str, Any]]:
+    """What an agent kept at the last checkpoint; of two, the newest that can be read."""
+    problem = "no checkpoint there"
+    for path in sorted((folder / "checkpoints").glob("round-*.state"), reverse=True):
+        try:
+            content = read_body(path, "a checkpoint")
+            nodes = nodes_in(content, path)
+            if name in nodes:
+                return content["round"], content_of(nodes[name])
+        except CheckpointError as error:
+            problem = error.found
+    # Under a hub, such as in 'codistill up', agents keep their own states.
+    home = folder / "agents" / name
+    states = [state for state in find_states(home) if state.back_to is None] if home.is_dir() else []
+    for state in sorted(states, key=lambda each: each.done, reverse=True):
+        return state.done, read_body(state.path, "a state")
+    raise CheckpointError(
+        f"{folder} must hold a checkpoint with the model of agent '{name}'.",
+        problem,
+        "Run it with checkpoints: --set runtime.checkpoint_every=1.",
+    )

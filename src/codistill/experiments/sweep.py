@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import copy
 import itertools
-import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from codistill.errors import RecipeError, nearest
-from codistill.experiments.overrides import apply_overrides, put
-from codistill.experiments.recipe import Recipe, make_recipe, read_tables
-from codistill.experiments.recipe_federation import topology_of
-from codistill.experiments.sweep_fields import ABSENT, known_settings, leave_out, on_all_values
-from codistill.settings import check_settings, from_table, setting
+from codistill.core.errors import RecipeError, nearest
+from codistill.core.files import lock, write_atomically, writing
+from codistill.core.settings import check_settings, from_table, setting
+from codistill.core.text import csv_text
+from codistill.experiments.building import topology_of
+from codistill.experiments.recipe import Recipe, apply_overrides, make_recipe, protocol_settings, put, read_tables
+from codistill.experiments.sweep_jobs import Cell, Outcome, check_no_jobs, outcome_of
+from codistill.experiments.user_code import is_own
+from codistill.results.agents import metric_name, score_text
+from codistill.results.records import Row
+from codistill.results.scores import as_score
 
 VARIANTS = "variants"  # the axis whose values change several fields at once
+ABSENT = "-"  # the label of a field that a run's protocol does not have
 
 
 @dataclass(frozen=True)
@@ -37,7 +44,6 @@ class Axis:
         return self.key.rpartition(".")[2]
 
     def words(self, label: str) -> str:
-        """A value as a person reads it, with its key."""
         return label if self.named else f"{self.name}={label}"
 
 
@@ -78,9 +84,6 @@ class Sweep:
     folder: Path  # of the recipe: paths in it are relative to this
     compare: Compare = field(default_factory=Compare)
 
-    def __len__(self) -> int:
-        return len(self.runs)
-
     @cached_property
     def runs(self) -> tuple[tuple[dict[str, str], Recipe], ...]:
         """Every combination: its labels by field, and its recipe."""
@@ -88,19 +91,30 @@ class Sweep:
 
     @cached_property
     def notes(self) -> tuple[str, ...]:
-        """Which settings are left out where, for the user."""
         found = {(key, tables["protocol"]["name"]): None for _, tables, keys in self._combinations for key in keys}
         return tuple(f"{key} is left out for {name}, which has no such setting" for key, name in found)
 
     @cached_property
     def _combinations(self) -> list[tuple[dict[str, str], dict[str, Any], list[str]]]:
-        """Of each run its labels, its tables, and the settings that were left out; no run twice."""
+        """Of each run its labels, its tables, and the settings that were left out; no run twice.
+
+        Left out of a run is what its protocol does not have but another one of the sweep does. What none of them has
+        stays, and is refused as a mistake.
+        """
         combinations = list(itertools.product(*(axis.values for axis in self.axes)))
         all_tables = [self._tables(labels) for labels in combinations]
-        known = known_settings(all_tables, self.folder)
+        known: dict[str, set[str]] = {}  # what the [protocol] tables may hold, by name
+        for name in filter(None, map(_protocol_name, all_tables)):
+            if name not in known:
+                known[name] = protocol_settings(str(self.folder / name) if is_own(name) else name)
+        known_to_some = set().union(*known.values())
         found: dict[tuple[str, ...], tuple[dict[str, str], dict[str, Any], list[str]]] = {}
         for labels, tables in zip(combinations, all_tables, strict=True):
-            odd = leave_out(tables, known)
+            odd = []
+            if (own := _protocol_name(tables)) is not None:
+                foreign = [key for key in tables["protocol"] if key in known_to_some - known[own]]
+                tables["protocol"] = {key: item for key, item in tables["protocol"].items() if key not in foreign}
+                odd = [f"protocol.{key}" for key in foreign]
             chosen = {
                 axis.key: ABSENT if axis.key in odd else label for axis, label in zip(self.axes, labels, strict=True)
             }
@@ -108,25 +122,53 @@ class Sweep:
         return list(found.values())
 
     def _tables(self, labels: Sequence[str]) -> dict[str, Any]:
-        """The recipe's tables with one value of each axis."""
         tables = copy.deepcopy(self.tables)
         for axis, label in zip(self.axes, labels, strict=True):
             value = copy.deepcopy(axis.values[label])
             for key, item in value.items() if axis.key == VARIANTS else ((axis.key, value),):
-                _change(tables, key, item)
+                # A table changes what it names and keeps the rest, such as a protocol's number of rounds.
+                if isinstance(item, dict) and isinstance(tables.get(key), dict):
+                    item = {**tables[key], **item}
+                put(tables, key, item)
         return tables
 
     def words(self, labels: Mapping[str, str]) -> str:
-        """A combination as a person reads it."""
         named = {axis.key: axis for axis in self.axes}
         return ", ".join(named[key].words(label) for key, label in labels.items() if label != ABSENT)
 
+    @cached_property
+    def lines(self) -> Axis:
+        """The axis whose values are compared with one another: the protocols, variants, or else the last axis."""
+        found = {axis.key: axis for axis in self.axes if axis.key != "seed"} or {axis.key: axis for axis in self.axes}
+        return found.get("protocol") or found.get(VARIANTS) or list(found.values())[-1]
+
+    @cached_property
+    def panels(self) -> list[Axis]:
+        """All other axes; what is averaged over (the seed) is none."""
+        return [axis for axis in self.axes if axis.key not in ("seed", self.lines.key)]
+
+    @property
+    def shown_keys(self) -> list[str]:
+        """The fields that distinguish results; not the seed, over which they are averaged."""
+        return [axis.key for axis in (*self.panels, self.lines)]
+
+    def parts(self, table: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
+        """The figures of one combination of all axes but the compared one, with its title."""
+        for labels in itertools.product(*(axis.values for axis in self.panels)):
+            part, chosen = table, list(zip(self.panels, labels, strict=True))
+            for axis, label in chosen:
+                part = part[part[axis.key] == label]
+            yield ", ".join(axis.words(label) for axis, label in chosen) or "all", part
+
     def on_all_values(self, table: pd.DataFrame) -> pd.DataFrame:
-        """Figures with those of runs without some field at each of its values."""
+        """Figures with those of runs without some field once at each of its values: they are compared with all."""
         attributes = table.attrs
-        spread = on_all_values({axis.key: list(axis.values) for axis in self.axes}, table)
-        spread.attrs = attributes
-        return spread
+        for axis in self.axes:
+            if axis.key in table and (absent := table[axis.key].eq(ABSENT)).any():
+                copies = [table[absent].assign(**{axis.key: label}) for label in axis.values]
+                table = pd.concat([table[~absent], *copies], ignore_index=True)
+        table.attrs = attributes
+        return table
 
     @property
     def test_part(self) -> str:
@@ -136,29 +178,10 @@ class Sweep:
         return " or ".join(sorted(parts))
 
 
-def lines_of(sweep: Sweep) -> Axis:
-    """The axis whose values are compared with one another: the protocols, variants, or else the last axis."""
-    return _compared(sweep.axes)
-
-
-def _compared(axes: Sequence[Axis]) -> Axis:
-    found = {axis.key: axis for axis in axes if axis.key != "seed"} or {axis.key: axis for axis in axes}
-    return found.get("protocol") or found.get(VARIANTS) or list(found.values())[-1]
-
-
-def panels_of(sweep: Sweep) -> list[Axis]:
-    """All other axes; what is averaged over (the seed) is none."""
-    return [axis for axis in sweep.axes if axis.key not in ("seed", lines_of(sweep).key)]
-
-
-def panels(sweep: Sweep, table: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
-    """The figures of one combination of all axes but the compared one, with its title."""
-    axes = panels_of(sweep)
-    for labels in itertools.product(*(axis.values for axis in axes)):
-        part = table
-        for axis, label in zip(axes, labels, strict=True):
-            part = part[part[axis.key] == label]
-        yield ", ".join(axis.words(label) for axis, label in zip(axes, labels, strict=True)) or "all", part
+def _protocol_name(tables: Mapping[str, Any]) -> str | None:
+    protocol = tables.get("protocol")
+    name = protocol.get("name") if isinstance(protocol, dict) else None
+    return name if isinstance(name, str) else None
 
 
 def read_sweep(path: Path, overrides: Sequence[str] = (), *, quick: bool = False) -> Sweep:
@@ -169,9 +192,7 @@ def read_sweep(path: Path, overrides: Sequence[str] = (), *, quick: bool = False
         raise RecipeError("A quick form needs a table [quick].", f"none in {path}", "Run it without --quick.")
     for key, value in changes.items() if quick else ():
         put(tables, key, value)
-    # After the quick form: a person has the last word.
-    for note in apply_overrides(tables, overrides, path.resolve().parent):
-        print(f"note: {note}", file=sys.stderr)
+    apply_overrides(tables, overrides, path.resolve().parent)  # after the quick form: a person has the last word
     axes, compare = tables.pop("sweep", None), tables.pop("compare", {})
     if not isinstance(axes, dict) or not axes:
         raise RecipeError(
@@ -179,18 +200,11 @@ def read_sweep(path: Path, overrides: Sequence[str] = (), *, quick: bool = False
             f"none in {path}",
             "Write for example [sweep] and below it \"seed\" = [0, 1, 2]; or use 'codistill run'.",
         )
-    made = tuple(_axis(key, values) for key, values in axes.items())
-    sweep = Sweep(made, tables, path.resolve().parent, _compare(compare, _compared(made)))
+    sweep = Sweep(tuple(_axis(key, values) for key, values in axes.items()), tables, path.resolve().parent)
+    sweep = replace(sweep, compare=_compare(compare, sweep.lines))
     for _, recipe in sweep.runs:
         topology_of(recipe)  # every recipe is checked before any runs, and so is its graph
     return sweep
-
-
-def _change(tables: dict[str, Any], key: str, value: Any) -> None:
-    """Set a field; a table changes what it names and keeps the rest, such as a protocol's number of rounds."""
-    if isinstance(value, dict) and isinstance(tables.get(key), dict):
-        value = {**tables[key], **value}
-    put(tables, key, value)
 
 
 def _axis(key: str, values: Any) -> Axis:
@@ -205,7 +219,10 @@ def _axis(key: str, values: Any) -> Axis:
     if isinstance(values, list) and values:
         labels = _labels(values)
         if len(set(labels)) == len(labels):
-            return Axis(key, dict(zip(labels, map(_without_label, values), strict=True)))
+            plain = [
+                {k: v for k, v in each.items() if k != "label"} if isinstance(each, dict) else each for each in values
+            ]
+            return Axis(key, dict(zip(labels, plain, strict=True)))
     raise RecipeError(
         f"sweep.{key} must be a list of different values, or a table of named ones.",
         f"{values!r}"[:100],
@@ -244,5 +261,82 @@ def _compare(table: Any, compared: Axis) -> Compare:
     return compare
 
 
-def _without_label(value: Any) -> Any:
-    return {key: item for key, item in value.items() if key != "label"} if isinstance(value, dict) else value
+# --- The runs of a sweep and their table: what is done is not run again, what is impossible is reported.
+
+TABLE = "sweep.csv"
+
+RunCells = Callable[[Sequence[Cell]], Iterable[tuple[Cell, Outcome]]]
+
+
+def execute_sweep(
+    sweep: Sweep,
+    folder: Path,
+    *,
+    data_dir: str | None = None,
+    tell: Callable[[str], None] = print,
+    run: RunCells | None = None,
+) -> pd.DataFrame | None:
+    """Run what is not done yet; returns a row per run, round and agent, or None if it was interrupted.
+
+    Impossible combinations are reported and skipped. `run` has the runs done, in any order; by default they are done
+    here, one after the other.
+    """
+    for note in sweep.notes:
+        tell(f"note: {note}")
+    cells = [Cell(labels, sweep.words(labels), recipe, folder / slug(labels)) for labels, recipe in sweep.runs]
+    places: dict[Path, Cell] = {}
+    for cell in cells:
+        if cell.recipe.spec.runtime == "ray":
+            raise RecipeError(
+                "Each run of a sweep is computed on one machine.",
+                "runtime.kind = 'ray'",
+                "Use the runtime 'processes', or start each run by itself.",
+            )
+        other = places.setdefault(cell.place, cell)
+        if other is not cell:
+            raise RecipeError(
+                "The runs of a sweep must have folders of their own.",
+                f"'{cell.place.name}' for both {other.words} and {cell.words}",
+                "Name the values by labels that differ in their letters or digits.",
+            )
+    found: dict[Path, list[Row]] = {}
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    with writing(folder, "Wait for the sweep that uses it to end, or choose another --out."):
+        handle = lock(folder)
+    with closing(handle):
+        if run is None:
+            check_no_jobs(folder, [cell.place.name for cell in cells])
+        here = ((cell, outcome_of(cell.recipe, cell.place, data_dir)) for cell in cells)
+        for ended, (cell, outcome) in enumerate(here if run is None else run(cells), 1):
+            if outcome is None:
+                return None
+            said = outcome if isinstance(outcome, str) else _score_words(sweep, cell, outcome)
+            tell(f"[{ended}/{len(cells)}] {cell.words}: {said}")
+            if not isinstance(outcome, str):
+                found[cell.place] = outcome
+        if not found:
+            raise RecipeError("A sweep must hold at least one possible run.", "none", "See what was said above.")
+        frame = pd.concat([_frame(cell, found[cell.place]) for cell in cells if cell.place in found], ignore_index=True)
+        write_atomically(folder / TABLE, csv_text(frame).encode())
+    return frame
+
+
+def _score_words(sweep: Sweep, cell: Cell, rows: list[Row]) -> str:
+    recipe = cell.recipe
+    honest = [row for row in rows if row["round"] == recipe.spec.rounds and not row.get("lies")]
+    metric = as_score(recipe.scores[0] if recipe.scores else "accuracy").name
+    key, where = (f"own_{metric}", " on own data") if sweep.compare.own else (metric, "")
+    last = [row[key] for row in honest if key in row]
+    said = f"{metric_name(metric)} {score_text(metric, sum(last) / len(last))}{where}" if last else "done"
+    return said + (f" (of the {len(honest)} honest agents)" if any(row.get("lies") for row in rows) else "")
+
+
+def _frame(cell: Cell, rows: list[Row]) -> pd.DataFrame:
+    # With a hub, all that agents receive is from it; between peers every message is in somebody's `sent`.
+    frame = pd.DataFrame([{**cell.labels, **row} for row in rows])
+    return frame.assign(from_hub=frame["received"]) if topology_of(cell.recipe).hub else frame
+
+
+def slug(labels: Mapping[str, str]) -> str:
+    return "_".join(re.sub(r"[^\w.+-]+", "", label) for label in labels.values()).lstrip(".") or "run"

@@ -16,11 +16,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from codistill.errors import RecipeError, nearest
+from codistill.core.errors import RecipeError, nearest, own_line
+from codistill.core.settings import setting
 from codistill.protocol import Protocol
 from codistill.protocols import PROTOCOLS
-from codistill.settings import setting
-from codistill.source_lines import own_line
 
 _loaded: dict[tuple[str, bytes], ModuleType] = {}  # by path and content
 
@@ -70,7 +69,7 @@ def load_own(name: str) -> Any:
     return getattr(module, attribute)
 
 
-def files_of(names: Iterable[Any]) -> dict[Path, str | None]:
+def files_of(names: Iterable[Any]) -> dict[str, str | None]:
     """Every file that is run for such names, with its SHA-256: the files, and modules beside them that they import.
 
     None of them is run. A file that cannot be read has no digest.
@@ -84,7 +83,7 @@ def files_of(names: Iterable[Any]) -> dict[Path, str | None]:
         content = _content(path)
         found[path] = None if content is None else hashlib.sha256(content).hexdigest()
         waiting += [] if content is None else _imported_beside(path, content)
-    return dict(sorted(found.items()))
+    return {str(path): found[path] for path in sorted(found)}
 
 
 def _content(path: Path) -> bytes | None:
@@ -109,8 +108,7 @@ def _imported_beside(path: Path, content: bytes) -> Iterator[Path]:
             yield from (each for each in (place.with_suffix(".py"), place / "__init__.py") if each.is_file())
 
 
-def shown_files(files: dict[Path, str | None]) -> str:
-    """Files with their digests, for a person."""
+def shown_files(files: dict[str, str | None]) -> str:
     return ", ".join(
         f"{path} ({'not readable' if code is None else f'SHA-256 {code}'})" for path, code in files.items()
     )
@@ -135,19 +133,17 @@ class UnreadProtocol(Protocol):
 
     @property
     def class_name(self) -> str:
-        """The name of its class."""
         return self.place.rpartition(":")[2]
 
 
 def protocol_class(name: str) -> type[Protocol]:
-    """A protocol by its name, or one's own as 'file.py:Class'."""
     if name in PROTOCOLS:
         return PROTOCOLS[name]
     if not is_own(name):
         raise RecipeError(
-            "A protocol must be on the list of 'codistill protocols', or be your own as 'file.py:Class'.",
-            f"'{name}'",
-            nearest(name, PROTOCOLS),
+            f"Unknown protocol '{name}'.",
+            "",
+            f"{nearest(name, PROTOCOLS)} See 'codistill protocols'; your own is named as 'file.py:Class'.",
         )
     cls = load_own(name)
     if not (isinstance(cls, type) and issubclass(cls, Protocol)):

@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import numpy as np
 
-from codistill.agent import Agent
+from codistill.core.errors import DataError, LearnerError, RecipeError, nearest
+from codistill.core.spec import RunSpec, features_stay, present_only
 from codistill.data.labels import LabelEncoding, agree_on_labels, has_several_labels, several_labels
 from codistill.data.shard import PublicData
 from codistill.data.validation import check_shape, plain_samples
-from codistill.errors import DataError, LearnerError, RecipeError, nearest
+from codistill.engine.description import RunDescription
+from codistill.engine.evaluation import check_features
+from codistill.learners import PlainLearner
 from codistill.learners.ability import Ability
-from codistill.learners.plain import PlainLearner
 from codistill.learners.torch import TorchLearner
+from codistill.nodes.agent import Agent
+from codistill.nodes.clock import Clock
+from codistill.nodes.record import record_of
 from codistill.protocol import Protocol
-from codistill.topology import Topology
+from codistill.protocols import PROTOCOLS
+from codistill.topology import KINDS, Topology
 from codistill.wire.compression import Compression
+
+T = TypeVar("T")
 
 
 def as_agents(agents: Sequence[Agent]) -> list[Agent]:
@@ -28,24 +38,15 @@ def as_agents(agents: Sequence[Agent]) -> list[Agent]:
         given = list(agents)
     except TypeError:
         raise RecipeError("Agents must be given as a list.", _shown(agents), "Write [agent, ...].") from None
-    _check_agents(given)
-    return given
-
-
-def _check_agents(agents: list[Agent]) -> None:
-    if not agents:
+    if not given:
         raise RecipeError("A federation must have at least one agent.", "none", "Add agents.")
-    for agent in agents:
-        if not isinstance(agent, Agent):
-            raise RecipeError(
-                "Every agent must be an Agent.", _shown(agent), "Write codistill.Agent(name, model, x, y)."
-            )
-    names = [agent.name for agent in agents]
-    twice = sorted({name for name in names if names.count(name) > 1})
+    for agent in given:
+        of_class(Agent, agent, "Every agent must be an Agent.", "Write codistill.Agent(name, model, x, y).")
+    twice = [name for name, times in Counter(agent.name for agent in given).items() if times > 1]
     if twice:
         raise RecipeError("Every agent must have a name of its own.", f"'{twice[0]}' more than once", "Rename one.")
     owners: dict[int, str] = {}
-    for agent in agents:
+    for agent in given:
         for part in (agent.learner, _wrapped(agent.learner)):
             other = owners.setdefault(id(part), agent.name)
             if other != agent.name:
@@ -54,6 +55,14 @@ def _check_agents(agents: list[Agent]) -> None:
                     f"agents '{other}' and '{agent.name}' share one",
                     "Make one for each, or give each a copy.deepcopy(model).",
                 )
+    return given
+
+
+def of_class(kind: type[T], given: Any, must: str, do: str) -> T:
+    """The given object, if it is of this class."""
+    if not isinstance(given, kind):
+        raise RecipeError(must, _shown(given), do)
+    return given
 
 
 def _shown(given: Any) -> str:
@@ -76,16 +85,11 @@ def _wrapped(learner: Any) -> Any:
 
 
 def as_protocol(given: Any) -> Protocol:
-    """A protocol with its settings."""
-    if not isinstance(given, Protocol):
-        raise RecipeError(
-            "The protocol must be an instance of a Protocol.", _shown(given), "Write for example codistill.FedMD()."
-        )
-    return given
+    must = "The protocol must be an instance of a Protocol."
+    return of_class(Protocol, given, must, "Write for example codistill.FedMD().")
 
 
 def as_names(given: Any) -> tuple[str, ...]:
-    """Names of agents, each once."""
     if isinstance(given, str) or not all(isinstance(name, str) for name in given) or len(set(given)) < len(given):
         raise RecipeError("Agents must be named in a list, each once.", _shown(given), 'Write ["north", "south"].')
     if not given:
@@ -94,30 +98,17 @@ def as_names(given: Any) -> tuple[str, ...]:
 
 
 def as_compression(given: Any) -> Compression | None:
-    """How messages are compressed, if at all."""
-    if given is not None and not isinstance(given, Compression):
-        raise RecipeError(
-            "compression must be a Compression.", _shown(given), "Write compression=codistill.Compression(bits=8)."
-        )
-    return given
+    do = "Write compression=codistill.Compression(bits=8)."
+    return None if given is None else of_class(Compression, given, "compression must be a Compression.", do)
 
 
 def as_seed(seed: Any) -> int:
-    """A seed as a Python integer."""
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
         raise RecipeError("seed must be an integer of at least 0.", repr(seed), "Choose another seed.")
     return int(seed)  # numpy's integers are other keys of randomness than Python's
 
 
-def as_count(count: Any, name: str) -> int:
-    """A positive Python integer."""
-    if isinstance(count, bool) or not isinstance(count, int | np.integer) or count < 1:
-        raise RecipeError(f"{name} must be an integer of at least 1.", repr(count), "Change it, or leave it out.")
-    return int(count)
-
-
 def as_public_data(public: Any, seed: int) -> PublicData:
-    """Public data from samples."""
     try:
         len(plain_samples(public, "the public data"))  # a sparse matrix has no length
     except TypeError:
@@ -128,7 +119,6 @@ def as_public_data(public: Any, seed: int) -> PublicData:
 
 
 def check_pair(test: Any, owner: str) -> None:
-    """Test data are samples and labels."""
     if test is not None and not (isinstance(test, tuple | list) and len(test) == 2):
         raise DataError(
             f"{owner} must be a pair of samples and labels.",
@@ -137,20 +127,21 @@ def check_pair(test: Any, owner: str) -> None:
         )
 
 
-def as_classes(given: Any) -> int | list[Any] | None:
-    """How many classes there are, or their names; None: as the labels say."""
-    if given is None or isinstance(given, int | np.integer):
-        return None if given is None else as_count(given, "classes")
-    if isinstance(given, str) or not isinstance(given, Iterable):
-        return as_count(given, "classes")
-    return list(given)
+def as_classes(given: Any) -> int | list[Any]:
+    """How many classes there are, or their names."""
+    if isinstance(given, Iterable) and not isinstance(given, str):
+        return list(given)
+    if isinstance(given, bool) or not isinstance(given, int | np.integer) or given < 1:
+        raise RecipeError(
+            "classes must be an integer of at least 1, or names.", repr(given), "Write classes=3, or leave it out."
+        )
+    return int(given)
 
 
 def agree_on_all_labels(
     agents: Sequence[Agent], test: tuple[Any, Any] | None, classes: Any, task: str | None
 ) -> LabelEncoding:
-    """One encoding for the labels of all agents and of all tests."""
-    said = {agent.task: agent.name for agent in agents if agent.task is not None}
+    said = {record_of(agent).task: agent.name for agent in agents if record_of(agent).task is not None}
     said |= {} if task is None else {task: "the federation"}
     if len(said) > 1:
         raise RecipeError(
@@ -158,13 +149,14 @@ def agree_on_all_labels(
             " and ".join(f"{name} for '{owner}'" for name, owner in said.items()),
             "Say it once: Federation(..., task=...).",
         )
-    given = [(f"agent '{agent.name}'", agent._data[1]) for agent in agents]
-    given += [(f"the test data of agent '{agent.name}'", agent._test[1]) for agent in agents if agent._test is not None]
+    given = [(f"agent '{agent.name}'", record_of(agent).data[1]) for agent in agents]
+    tests = [(f"the test data of agent '{agent.name}'", record_of(agent).given_test) for agent in agents]
+    given += [(owner, pair[1]) for owner, pair in tests if pair is not None]
     given += [] if test is None else [("the test set", test[1])]
     return agree_on_labels(
         given,
         task=next(iter(said), None),
-        classes=as_classes(classes),
+        classes=None if classes is None else as_classes(classes),
         regressors=regressors(agents),
         has_classifier=any(agent.learner.probabilistic for agent in agents),
     )
@@ -181,13 +173,7 @@ def regressors(agents: Sequence[Agent]) -> list[str]:
     ]
 
 
-def _abilities(agent: Agent) -> Ability:
-    """What an agent's model can do with its targets: any regressor can learn one column of real values."""
-    single = agent.shard.targets.shape[1] == 1 and getattr(agent.learner, "classifies", None) is False
-    return agent.learner.abilities | (Ability.PREDICT if single else Ability.LABELS)
-
-
-def check_targets(agents: Sequence[Agent]) -> None:
+def _check_targets(agents: Sequence[Agent]) -> None:
     """A model that predicts class probabilities is given labels, or soft labels."""
     from codistill.learners.sklearn import SklearnLearner
 
@@ -212,25 +198,12 @@ def check_targets(agents: Sequence[Agent]) -> None:
         )
 
 
-def check_choices(agents: Sequence[Agent], protocol: Protocol) -> None:
-    """What an agent chooses for itself must be a setting that the protocol leaves to agents, and a valid one."""
-    for agent in agents if not protocol.is_baseline else ():  # a baseline takes of them what it has
-        for name in agent.choices:
-            if name not in protocol.chosen_by_agents:
-                raise RecipeError(
-                    f"Agent '{agent.name}' may choose only what {protocol.name} leaves to its agents.",
-                    f"'{name}'",
-                    nearest(name, protocol.chosen_by_agents) if protocol.chosen_by_agents else "Remove its choices.",
-                )
-        protocol.chosen(agent.choices)
-
-
-def check_topology(topology: Topology, names: Sequence[str], protocol: Protocol) -> None:
-    """A topology of one's own must join these agents in a way that the protocol can use."""
-    if not isinstance(topology, Topology):
-        raise RecipeError(
-            "The topology must be a Topology.", repr(topology), "Write for example codistill.Topology.ring(names)."
-        )
+def as_topology(given: Any, names: Sequence[str], protocol: Protocol) -> Topology:
+    """A topology of these agents that the protocol can use: the given one, or that of the protocol."""
+    if given is None:
+        return KINDS[protocol.topology](names)
+    do = "Write for example codistill.Topology.ring(names)."
+    topology = of_class(Topology, given, "The topology must be a Topology.", do)
     if sorted(topology.names) != sorted(names):
         raise RecipeError(
             "The topology must have the federation's agents, each once.",
@@ -250,30 +223,37 @@ def check_topology(topology: Topology, names: Sequence[str], protocol: Protocol)
             "a star, with links to the hub only",
             "Use complete or ring, or leave it out.",
         )
+    return topology
 
 
 def check_shapes(
     agents: Sequence[Agent], test: tuple[np.ndarray, np.ndarray] | None, public: PublicData | None
 ) -> None:
-    """All samples of a federation have one shape."""
-    first = agents[0]
-    for agent in agents[1:]:
-        check_shape(np.empty((0, *agent.shape)), first.shape, f"agent '{agent.name}'", f"agent '{first.name}'")
-    shared = ([("the test set", test[0])] if test else []) + ([("the public data", public.x)] if public else [])
-    for owner, x in shared:
-        check_shape(x, first.shape, owner, f"agent '{first.name}'")
+    shapes = [(f"agent '{agent.name}'", record_of(agent).shape) for agent in agents]
+    shapes += [("the test set", test[0].shape[1:])] if test else []
+    shapes += [("the public data", public.x.shape[1:])] if public else []
+    first, wanted = shapes[0]
+    for owner, shape in shapes[1:]:
+        check_shape(shape, wanted, owner, first)
 
 
 def check_abilities(agents: Sequence[Agent], protocol: Protocol, public: PublicData | None) -> None:
-    """Every learner can do what the protocol needs; the error names a way out."""
     if protocol.needs_public and public is None:
         raise RecipeError(
             f"{protocol.name} needs unlabelled public data that all agents share.",
             "none",
             "Pass public=..., or set [data] public in the recipe; or use a protocol without: avgkd, fedavg.",
         )
-    check_targets(agents)
-    check_choices(agents, protocol)
+    _check_targets(agents)
+    for agent in agents if not protocol.is_baseline else ():  # a baseline takes of their choices what it has
+        for name in agent.choices:
+            if name not in protocol.chosen_by_agents:
+                raise RecipeError(
+                    f"Agent '{agent.name}' may choose only what {protocol.name} leaves to its agents.",
+                    f"'{name}'",
+                    nearest(name, protocol.chosen_by_agents) if protocol.chosen_by_agents else "Remove its choices.",
+                )
+        protocol.chosen(agent.choices)
     for agent in agents:
         _check_needs(agent, protocol)
         agent.learner.check(agent.shard.x, agent.shard.targets, agent.name)
@@ -284,15 +264,66 @@ def check_abilities(agents: Sequence[Agent], protocol: Protocol, public: PublicD
 
 
 def _check_needs(agent: Agent, protocol: Protocol) -> None:
-    """An agent's learner has the abilities that the protocol needs."""
-    has = _abilities(agent)
+    # Any regressor can learn one column of real values.
+    single = agent.shard.targets.shape[1] == 1 and getattr(agent.learner, "classifies", None) is False
+    has = agent.learner.abilities | (Ability.PREDICT if single else Ability.LABELS)
     missing = protocol.needs & ~has
     if missing:
-        from codistill.protocols import PROTOCOLS
-
         fitting = [name for name, other in PROTOCOLS.items() if other.needs in has and not other.pools_data]
         raise LearnerError(
             f"{protocol.name} needs learners with the ability '{protocol.needs.words()}'.",
             f"agent '{agent.name}' has {agent.learner.describe()}, which lacks '{missing.words()}'",
             f"{agent.learner.advice(missing)} Protocols that work with it as it is: {', '.join(fitting)}.",
         )
+
+
+def as_clock(given: Any, protocol: Protocol, names: Sequence[str]) -> Clock | None:
+    if given is None:
+        return None
+    clock = of_class(Clock, given, "clock must be a Clock.", "Write clock=codistill.Clock(...).")
+    clock.check_names(names)
+    if clock.asynchronous and not protocol.asynchronous:
+        able = ", ".join(name for name, other in PROTOCOLS.items() if other.asynchronous)
+        raise RecipeError(
+            "A run without rounds needs a protocol that can use what others sent some time ago.",
+            f"clock.asynchronous with {protocol.name}, which waits for the others of its round",
+            f"Use one of {able}; or leave out 'asynchronous'. A protocol of your own says asynchronous = True.",
+        )
+    return clock
+
+
+def checked_run(description: RunDescription, spec: RunSpec) -> RunDescription:
+    """The run with these options, which must suit its agents, its protocol and its clock."""
+    runtime, protocol, clock = spec.runtime, description.protocol, description.clock
+    description = replace(description, spec=spec)
+    # Between machines nobody collects features, and every agent evaluates itself.
+    if runtime == "network" and spec.evaluate_agents != "all":
+        raise present_only(f"evaluate_agents = '{spec.evaluate_agents}'")
+    if runtime == "network" and spec.features_at:
+        raise features_stay(f"features_at = {list(spec.features_at)}")
+    check_features(description)
+    if runtime in ("network", "ray") and protocol.pools_data:
+        raise RecipeError(
+            f"{protocol.name} pools the data of all agents, which never leave their processes here.",
+            protocol.name,
+            "Run it in the runtime 'simulation', as a baseline; a recipe by 'codistill run'.",
+        )
+    if runtime == "ray" and description.watchers:
+        raise RecipeError(
+            "watchers are called where messages are sent: in a Ray cluster in other processes, mostly elsewhere.",
+            f"{len(description.watchers)} of them, in the runtime 'ray'",
+            "Use the runtime 'simulation', where all messages pass this process; the messages are the same.",
+        )
+    if clock is not None and runtime in ("processes", "ray"):
+        raise RecipeError(
+            "A run with a clock cannot be computed in worker processes, nor in a Ray cluster.",
+            f"a clock, in the runtime '{runtime}'",
+            "Use the runtime 'simulation' or, without rounds, 'network'.",
+        )
+    if clock is not None and runtime == "network" and clock.offline:
+        raise RecipeError(
+            "clock.offline is not supported over the network.",
+            f"clock.offline of '{clock.offline[0].agent}', in the runtime '{runtime}'",
+            "Remove it, or use the runtime 'simulation'.",
+        )
+    return description

@@ -2,54 +2,46 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from codistill.agent import Agent
-from codistill.arguments import checked_arguments
 from codistill.certs.credentials import Credentials
+from codistill.core import __version__
+from codistill.core.devices import check_fork
+from codistill.core.errors import CodistillError, NetworkError, RecipeError
+from codistill.core.files import locked, own_folder
+from codistill.core.settings import clear_argument_errors
 from codistill.data.shard import PublicData
-from codistill.devices import check_fork
-from codistill.errors import CodistillError, NetworkError, RecipeError
-from codistill.federation.auditing import Audit, check_countable, policy_from
-from codistill.federation.checks import (
-    as_public_data,
-    check_pair,
-)
-from codistill.federation.nodes import (
-    BackgroundNode,
-    check_agent,
-    check_no_pooling,
-    credentials_for,
-    open_store,
-)
-from codistill.federation.result import TrainedAgent
-from codistill.files import locked, own_folder
+from codistill.engine.description import RunDescription
+from codistill.engine.observers import Progress
+from codistill.engine.placement import devices_of
+from codistill.engine.runtime import Outcome, ShouldStop, load_nodes, never, run, save_nodes, warm_up
+from codistill.engine.safeguard import Safeguard, as_safeguard
+from codistill.federation.checks import as_public_data, check_abilities, check_pair, check_shapes, of_class
+from codistill.federation.result import NOT_BEGUN, TrainedAgent, open_store
+from codistill.federation.serving import BackgroundNode, credentials_for
+from codistill.network.agent import RemoteAgent, probe
+from codistill.network.connections import Connections
+from codistill.network.log import HEALTH, EventLog
+from codistill.network.options import Network
+from codistill.network.peer import check_neighbours, neighbours, open_peer
+from codistill.network.policy import ANYTHING, DAILY, AuditLog, Policy, audited, make_policy, read_policy
+from codistill.network.terms import Terms, description_under, hello_of, terms_of
+from codistill.network.transport import Transport
+from codistill.nodes.agent import Agent
+from codistill.nodes.record import record_of
 from codistill.protocol import Protocol
-from codistill.runtimes.description import RunDescription
-from codistill.runtimes.forked import Channel, ForkedProcess
-from codistill.runtimes.network.audited_transport import audited
-from codistill.runtimes.network.connections import Connections
-from codistill.runtimes.network.diagnosis import probe
-from codistill.runtimes.network.event_log import HEALTH, EventLog
-from codistill.runtimes.network.opening import check_neighbours, neighbours, open_peer
-from codistill.runtimes.network.options import Network
-from codistill.runtimes.network.policy import ANYTHING, Policy
-from codistill.runtimes.network.remote_agent import RemoteAgent
-from codistill.runtimes.network.terms import Terms, description_under, hello_of, terms_of
-from codistill.runtimes.network.transport import Transport
-from codistill.runtimes.observers.progress import Progress
-from codistill.runtimes.placement import devices_of
-from codistill.runtimes.running import Outcome, run
-from codistill.runtimes.runtime import ShouldStop, load_nodes, never, save_nodes, warm_up
-from codistill.runtimes.safeguard import Safeguard, as_safeguard
+from codistill.protocols import PROTOCOLS
+from codistill.runtimes.workers import Channel, ForkedProcess
 from codistill.topology import HUB
 
 
-@checked_arguments
+@clear_argument_errors
 def join(
     agent: Agent,
     hub: str,
@@ -77,11 +69,15 @@ def join(
     With a `folder` its states are kept there, and it goes on with them when it joins the same run again; everything
     that it releases is listed in audit.jsonl there.
     """
-    if not isinstance(agent, Agent):
-        raise RecipeError("Only an Agent can join.", f"{agent!r}"[:80], "Write codistill.Agent(name, model, x, y).")
+    of_class(Agent, agent, "Only an Agent can join.", "Write codistill.Agent(name, model, x, y).")
     check_pair(test, "The test set")
     own = credentials_for("agent", [hub], certs, insecure=insecure)
-    _check_name(agent.name, own)
+    if own is not None and own.name != agent.name:
+        raise NetworkError(
+            "An agent's name is its certificate's name.",
+            f"'{agent.name}', certificate of '{own.name}'",
+            "Name the agent as its certificate, or pass its own folder as certs=...",
+        )
     rules, home = policy_from(policy, accepts, protocol), None if folder is None else Path(folder)
     check_countable(rules, home)
     node = AgentNode(
@@ -112,7 +108,6 @@ class AgentNode:
     safeguard: Safeguard | None = None
 
     def run_here(self, should_stop: ShouldStop = never) -> tuple[bool, RunDescription | None]:
-        """Take part in this process, which can fork no node afterwards; True if the run is over."""
         self.policy.check_hub(self.hub)
         health = None if self.folder is None else self.folder / HEALTH
         log = EventLog(self.agent.name, form=self.log_format, health=health, quiet=self.quiet)
@@ -121,8 +116,7 @@ class AgentNode:
                 own_folder(self.folder)
                 stack.enter_context(locked(self.folder))  # two processes would overwrite each other's states
             stack.callback(log.closed)
-            audit = Audit.open(self.folder, self.policy, log, stack)
-            audit.start(self.agent.name, self.own, {HUB: self.hub})
+            audit = Audit(self, self.agent.name, log, stack, {HUB: self.hub})
             if not audit.wait_for_allowance(should_stop):
                 return False, None
             complete, description = self._take_part(audit, log, should_stop)
@@ -157,7 +151,7 @@ class AgentNode:
         try:
             remote = RemoteAgent(
                 connections, hello_of(self.agent, self.public), settle, self.folder, should_stop, log.progress,
-                self.policy, lambda run, at: audit.joined(told, self.own, (HUB,), run, at),
+                self.policy, lambda run, at: audit.joined(told, (HUB,), run, at),
             )  # fmt: skip
             complete = remote.run()
         finally:
@@ -165,12 +159,12 @@ class AgentNode:
         return complete, joined[0] if joined else None
 
     def describe(self, terms: Terms) -> RunDescription:
-        """The run under the hub's terms, with this agent checked and introduced."""
+        """The run under the hub's terms, with this agent, checked and bound to it."""
         if self.public is not None:
             self.public.seed = int(terms["seed"])
         description = description_under(terms, self.agent, self.public, self.test, self.protocol)
         self.policy.check_protocol(description.protocol)  # before anything is made for a protocol that is not accepted
-        introduced = check_agent(replace(description, safeguard=self.safeguard).introduce())
+        introduced = check_agent(replace(description, safeguard=self.safeguard).bind_nodes())
         self.policy.check(introduced)
         return introduced
 
@@ -191,7 +185,7 @@ class AgentNode:
             )
         description = self.describe(content["terms"])
         load_nodes([self.agent], content["saved"])
-        self.agent.learned = True
+        record_of(self.agent).learned = True
         return TrainedAgent(self.agent, description)
 
 
@@ -211,7 +205,6 @@ class PeerNode:
 
     def __post_init__(self) -> None:
         name, topology = self.description.names[0], self.description.topology
-        check_no_pooling(self.description.protocol)
         if topology.hub:
             raise NetworkError(
                 f"{self.description.protocol.name} has a hub.", "--listen and --peer", "Join it by --hub HOST:PORT."
@@ -220,20 +213,21 @@ class PeerNode:
         self.policy.check(self.description)
 
     def run_here(self, should_stop: ShouldStop = never) -> Outcome:
-        """Take part in this process, until all rounds are done or it is asked to stop."""
         name = self.description.names[0]
         warm_up()
         log = EventLog(name, form=self.log_format, health=self.folder / HEALTH)
         with ExitStack() as stack:
             own_folder(self.folder)
             store = open_store(self.folder, stack)
-            audit = Audit.open(self.folder, self.policy, log, stack)
-            audit.start(name, self.own, self.dial)
+            audit = Audit(self, name, log, stack, self.dial)
             if not audit.wait_for_allowance(should_stop):
-                return Outcome(0, complete=False, rows=[], outputs=None, baseline_rows=None, seconds=0.0)
+                return NOT_BEGUN
             terms = terms_of(self.description)
-            audit.joined(terms, self.own, neighbours(self.description.topology, name), None, 0)
-            self._probe(log)
+            audit.joined(terms, neighbours(self.description.topology, name), None, 0)
+            for other, address in self.dial.items():
+                trouble = probe(address, other, self.own)
+                if trouble:
+                    log.tell(f"{trouble}; trying again until '{other}' does")
             runtime = open_peer(
                 self.description, self.network, self.own, self.listen, self.dial, log, audit.log, self.policy
             )
@@ -241,17 +235,105 @@ class PeerNode:
             shown = [Progress(title)] if self.progress and self.log_format == "text" else []
             return run(self.description, runtime, store=store, observers=[log, *shown], should_stop=should_stop)
 
-    def _probe(self, log: EventLog) -> None:
-        for other, address in self.dial.items():
-            trouble = probe(address, other, self.own)
-            if trouble:
-                log.tell(f"{trouble}; trying again until '{other}' does")
+
+def check_agent(description: RunDescription) -> RunDescription:
+    """Raise unless the agent has the data and the abilities that the run needs."""
+    agents = description.agents
+    check_shapes(agents, description.test, description.public)
+    try:
+        check_abilities(agents, description.protocol, description.public)
+    except CodistillError as error:
+        error.add_note(f"The federation runs {description.protocol.name}.")
+        raise
+    return description
 
 
-def _check_name(name: str, own: Credentials | None) -> None:
-    if own is not None and own.name != name:
-        raise NetworkError(
-            "An agent's name is its certificate's name.",
-            f"'{name}', certificate of '{own.name}'",
-            "Name the agent as its certificate, or pass its own folder as certs=...",
+def with_agent(description: RunDescription, agent: Agent) -> RunDescription:
+    """The same run with this agent's data and model, checked and bound to it."""
+    return check_agent(replace(description, agents=(agent,), hub=None, reported=(agent.name,)).bind_nodes())
+
+
+# --- An agent's policy and audit log at the start of its part in a federation and at each join.
+
+_POLL = 1.0  # seconds between checks while waiting for the next day
+
+
+def policy_from(
+    given: str | Path | Mapping[str, Any] | None, accepts: Sequence[str] | None, own: type[Protocol] | None = None
+) -> Policy:
+    """The policy in a file or in tables, for the protocols in `accepts` only if that is given."""
+    policy = (
+        make_policy(given or {}, own) if given is None or isinstance(given, Mapping) else read_policy(Path(given), own)
+    )
+    return policy.accepting(accepts)
+
+
+def check_countable(policy: Policy, folder: Path | None) -> None:
+    """Limits that hold across restarts need a folder to count in."""
+    counted = [rule for rule in ("rounds", *DAILY) if getattr(policy, rule) is not None]
+    if counted and folder is None:
+        raise RecipeError(
+            f"{counted[0]} of a policy is counted in the audit log, which is in the agent's folder.",
+            "no folder",
+            "Pass folder=..., or leave that rule out.",
         )
+
+
+class Audit:
+    """The log of one agent, if it has a folder, and its policy.
+
+    It begins with the start of a process: who it is, whom it connects to, and its policy. The folder is locked, and the
+    log open until the stack is closed.
+    """
+
+    def __init__(
+        self, node: AgentNode | PeerNode, name: str, events: EventLog, stack: ExitStack, links: Mapping[str, str]
+    ) -> None:
+        self.log = None if node.folder is None else AuditLog(node.folder)
+        self._policy, self._events, self._own = node.policy, events, node.own
+        cut = 0 if self.log is None else self.log.cut
+        if cut:
+            events.tell(f"audit log: its last line was cut off after {cut} bytes and is removed; it was not sent")
+        events.tell(f"policy: {node.policy}")
+        if self.log is not None:
+            stack.callback(self.log.close)
+            self.log.append(
+                "started", node=name, version=__version__,
+                certificate=None if node.own is None else node.own.common_name,
+                links=dict(links), policy=node.policy.plain(), policy_digest=node.policy.digest,
+                **({"cut": cut} if cut else {}),
+            )  # fmt: skip
+
+    def wait_for_allowance(self, should_stop: ShouldStop) -> bool:
+        """Wait until the day is over on which a daily limit was reached; False if asked to stop before that."""
+        told = False
+        while self.log is not None:
+            self.log.usage.begin(datetime.now(UTC).date().isoformat())
+            rule = self._policy.waits(self.log.usage)
+            if rule is None:
+                break
+            if not told:
+                told = True
+                self._events.tell(f"waiting until the day is over (UTC): its policy has {rule}")
+                self._events.state(status="waiting")
+            if should_stop():
+                return False
+            time.sleep(_POLL)
+        return True
+
+    def joined(self, terms: Terms, others: Sequence[str], run: str | None, at: int) -> None:
+        """Log the terms under which everything after this line is released, and tell the head of the log."""
+        if self.log is None:
+            return
+        certificates = {} if self._own is None else {name: self._own.accepted_common_name(name) for name in others}
+        kind = PROTOCOLS.get(str(terms["protocol"].get("name")))
+        self.log.append(
+            "joined", run=run, at=at, exchanges=None if kind is None else kind.exchanges, certificates=certificates,
+            terms=terms,
+        )  # fmt: skip
+        self._events.tell(f"audit log: {self.log}")
+
+    def refused(self, error: CodistillError) -> None:
+        """Log that this agent does not take part under the terms that it was told."""
+        if self.log is not None:
+            self.log.append("refused", why=f"{error}"[:1000])

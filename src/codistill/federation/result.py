@@ -2,46 +2,69 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from codistill.data.labels import CLASSIFICATION
-from codistill.data.named_columns import Names, column_names, listed
+from codistill.core import versions
+from codistill.core.devices import CPU
+from codistill.core.errors import DataError
+from codistill.core.files import write_atomically
+from codistill.core.settings import from_table
+from codistill.core.text import parse_json
+from codistill.data.frames import Names, column_names, listed
+from codistill.data.labels import CLASSIFICATION, LabelEncoding
 from codistill.data.validation import as_floats, check_finite, plain_samples
-from codistill.errors import DataError
-from codistill.results.feature_space import FeatureSpace
-from codistill.results.html_table import html_table
-from codistill.results.outputs import Outputs, are_probabilities
+from codistill.engine.description import RunDescription
+from codistill.engine.runtime import Outcome
+from codistill.engine.store import RunFolder
+from codistill.network.terms import describe_public
+from codistill.nodes.faults import Fault
+from codistill.nodes.record import record_of
+from codistill.results.outputs import are_probabilities
 from codistill.results.records import Row
+from codistill.results.scores import Score, find_score
 from codistill.results.summary import Summary
+from codistill.topology.graphs import as_plain
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from codistill.agent import Agent
     from codistill.learners.ability import AnyLearner
-    from codistill.runtimes.description import RunDescription
+    from codistill.nodes.agent import Agent
 
+NOT_BEGUN = Outcome(0, complete=False, rows=[], outputs=None, baseline_rows=None, seconds=0.0)
 ELSEWHERE = "on its own machine"  # in the place of a model that this process does not see
 
 
 class TrainedAgent:
-    """An agent after the run: it predicts as its protocol says, with the methods of scikit-learn."""
+    """An agent after the run: it predicts as its protocol says, and is a fitted estimator to scikit-learn.
+
+    Like `sklearn.frozen.FrozenEstimator` it stays as it is: `fit` trains nothing, and a clone of it is itself. So
+    scores, displays, `permutation_importance` and `cross_val_predict` take it, and each of them only predicts.
+    """
+
+    _kind = "trained"
 
     def __init__(self, agent: Agent, description: RunDescription) -> None:
         self.name = agent.name
         self._kept, self._description = agent, description
-        self._noted = False  # that columns are taken by position
+        self._encoding = description.encoding or LabelEncoding(description.task, description.classes)
+        self._noted: set[str] = set()  # what was said once
 
     @property
     def _agent(self) -> Agent:
         """The agent, with its state in memory: until it is first asked for, that may be in a file."""
-        if self._kept.recall is not None:
-            self._kept.recall()
+        reload = record_of(self._kept).reload
+        if reload is not None:
+            reload()
         return self._kept
 
     @property
@@ -51,44 +74,36 @@ class TrainedAgent:
 
     @property
     def is_classifier(self) -> bool:
-        """Whether the targets are classes: some agent or some test set at hand has labels."""
-        if self._description.encoding is not None:
-            return self._description.encoding.task == CLASSIFICATION
-        agents = self._description.agents or (self._kept,)
-        tests = [self._description.test, *(agent.test for agent in agents)]
-        return any(agent.shard.labels is not None for agent in agents) or any(
-            test is not None and test[1].ndim == 1 for test in tests
-        )
+        """Whether the targets are classes, not real values."""
+        return self._encoding.task == CLASSIFICATION
 
     def predict(self, x: Any) -> np.ndarray:
-        """(n,) the class of each sample, as the labels were given; for real-valued targets (n, outputs) the values.
+        """(n,) the class of each sample, as the labels were given; (n,) or (n, outputs) values for real-valued targets.
 
         Labels 0, 1, 2 and so on are answered by such integers, any others (strings, booleans, 1 to 3) as they are.
         """
-        answers = self.decision_function(x)
+        answers = self.answers(x)
         if not self.is_classifier:
-            return answers
-        encoding, chosen = self._description.encoding, answers.argmax(axis=1)
-        return chosen if encoding is None else encoding.decode(chosen)
+            return answers[:, 0] if answers.shape[1] == 1 else answers
+        return self._encoding.decode(answers.argmax(axis=1))
 
     @property
     def classes_(self) -> np.ndarray:
         """(C,) the classes in the order of the columns of `predict_proba`, as the labels were given."""
-        encoding, codes = self._description.encoding, np.arange(self._description.classes)
-        return codes if encoding is None else encoding.decode(codes)
+        return self._encoding.decode(np.arange(self._description.classes))
 
     @property
     def feature_names_in_(self) -> np.ndarray:
         """(d,) the names of the columns in their order; no such attribute where samples were plain arrays."""
-        if not self._agent.column_names:
+        if not record_of(self._agent).column_names:
             raise AttributeError(f"Agent '{self.name}' has no feature_names_in_: it was trained on a plain array.")
-        return np.array(self._agent.column_names, dtype=object)
+        return np.array(record_of(self._agent).column_names, dtype=object)
 
     def predict_proba(self, x: Any) -> np.ndarray:
         """(n, C) class probabilities.
 
         A model without probabilities, such as a regressor on labels, has none here either: an error says so, and
-        `decision_function` gives what it answers.
+        `answers` gives what it answers.
         """
         if not self.is_classifier:
             raise DataError(
@@ -96,19 +111,24 @@ class TrainedAgent:
                 f"agent '{self.name}' predicts real values",
                 "Use predict(x).",
             )
-        answers = self.decision_function(x)
+        answers = self.answers(x)
         if not are_probabilities(answers):
             raise DataError(
                 "Probabilities must be at least 0 and add up to 1.",
                 f"agent '{self.name}' ({self.learner.describe()}) answers otherwise",
-                "Use predict(x) for classes, or decision_function(x) for what it answers.",
+                "Use predict(x) for classes, or answers(x) for what it answers.",
             )
         return answers
 
     def decision_function(self, x: Any) -> np.ndarray:
+        """(n, C) the answers for each class; for two classes (n,) those for the second less those for the first."""
+        answers = self.answers(x)
+        return answers[:, 1] - answers[:, 0] if self.is_classifier and answers.shape[1] == 2 else answers
+
+    def answers(self, x: Any) -> np.ndarray:
         """(n, C) what the protocol answers, as it is: probabilities, scores or real values."""
-        wanted, what = self._agent.shape, f"the samples for agent '{self.name}'"
-        known, given = self._agent.column_names, column_names(x, what)
+        wanted, what = record_of(self._agent).shape, f"the samples for agent '{self.name}'"
+        known, given = record_of(self._agent).column_names, column_names(x, what)
         if len(wanted) == 1 and set(given) == set(map(str, range(wanted[0]))):
             known = known or tuple(map(str, range(wanted[0])))  # columns of arrays by their numbers
         self._note_positions(known, given)
@@ -125,16 +145,94 @@ class TrainedAgent:
         check_finite(samples, "the samples", missing=samples.ndim == 2)
         if not len(samples):  # models need a row to answer: the answer to one of its own says the form of all others
             return self._description.answer(self._agent, self._agent.shard.x[:1])[:0]
-        return self._description.answer(self._agent, self._agent.prepared(samples))
+        return self._description.answer(self._agent, record_of(self._agent).prepared(samples))
 
     def _note_positions(self, known: Names, given: Names) -> None:
         """Say once that columns are taken by position, where an array meets a data frame."""
-        if bool(known) != bool(given) and not self._noted:
-            self._noted = True
+        if bool(known) != bool(given):
             met = (
                 f"a plain array, taken as {listed(known)}" if known else "a data frame, but it was trained on an array"
             )
-            print(f"note: agent '{self.name}' predicts columns by position: {met}", file=sys.stderr)
+            self._note(f"agent '{self.name}' predicts columns by position: {met}")
+
+    def _note(self, text: str) -> None:
+        """Say something once."""
+        if text not in self._noted:
+            self._noted.add(text)
+            print(f"note: {text}", file=sys.stderr)
+
+    # --- as an estimator of scikit-learn --------------------------------------------------------------
+
+    def score(self, x: Any, y: Any, sample_weight: Any = None) -> float:
+        """The accuracy; for real values R². As of any estimator of scikit-learn, `y` as the labels were given."""
+        from sklearn.metrics import accuracy_score, r2_score
+
+        function = accuracy_score if self.is_classifier else r2_score
+        return float(function(y, self.predict(x), sample_weight=sample_weight))
+
+    @property
+    def n_features_in_(self) -> int:
+        """The number of columns of a table; no such attribute where samples have another shape, such as images."""
+        shape = record_of(self._kept).shape
+        if len(shape) != 1:
+            raise AttributeError(f"Agent '{self.name}' has no n_features_in_: its samples have the shape {shape}.")
+        return shape[0]
+
+    def fit(self, x: Any, y: Any = None, **options: Any) -> TrainedAgent:
+        """Nothing: it is trained, and stays as it is."""
+        self._note(f"agent '{self.name}' is trained and stays as it is: fit does nothing")
+        return self
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """None: how it was trained is in its run."""
+        return {}
+
+    def set_params(self, **options: Any) -> TrainedAgent:
+        """Refused, but for no options: a trained agent has none."""
+        if options:
+            raise DataError(
+                "A trained agent has no options.",
+                listed(list(options)),
+                "Change them before the run, and run it again.",
+            )
+        return self
+
+    def __sklearn_clone__(self) -> TrainedAgent:
+        return self
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return self._kept.learner.ready
+
+    def __sklearn_tags__(self) -> Any:
+        from sklearn.utils import ClassifierTags, InputTags, RegressorTags, Tags, TargetTags
+
+        return Tags(
+            estimator_type="classifier" if self.is_classifier else "regressor",
+            target_tags=TargetTags(required=False),
+            classifier_tags=ClassifierTags() if self.is_classifier else None,
+            regressor_tags=None if self.is_classifier else RegressorTags(),
+            input_tags=InputTags(allow_nan=len(record_of(self._kept).shape) == 1),
+        )
+
+    def __repr__(self) -> str:
+        return f"<{self._kind} agent '{self.name}' ({self._description.protocol.name}): {self._described}>"
+
+    @property
+    def _described(self) -> str:
+        kind = f"{self._description.classes} classes" if self.is_classifier else "real values"
+        return f"{self._kept.learner.describe()}, {kind}"
+
+    def _repr_html_(self) -> str:
+        shape = record_of(self._kept).shape
+        rows = {
+            "agent": self.name,
+            "protocol": self._description.protocol.name,
+            "model": self._kept.learner.describe(),
+            "samples": f"{shape[0]} features" if len(shape) == 1 else f"shape {shape}",
+            "predicts": listed([str(name) for name in self.classes_]) if self.is_classifier else "real values",
+        }
+        cells = "".join(f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>" for name, text in rows.items())
+        return f"<table>{cells}</table>"
 
     def save(self, path: str | Path) -> Path:
         """Write the model with which it predicts to a file, which `codistill.load` opens; returns the file's path."""
@@ -146,26 +244,15 @@ class TrainedAgent:
 class Result:
     """The outcome of `Federation.run` or `serve`. On a hub `agents` is empty: their models stay with them."""
 
-    def __init__(
-        self,
-        description: RunDescription,
-        rows: Sequence[Row],
-        alone_rows: Sequence[Row] | None,
-        outputs: Outputs | None,
-        seconds: float,
-        *,
-        interrupted: bool,
-        events: Sequence[str] = (),
-        features: Sequence[FeatureSpace] = (),
-    ) -> None:
+    def __init__(self, description: RunDescription, outcome: Outcome, alone_rows: Sequence[Row] | None) -> None:
         self.agents = {agent.name: TrainedAgent(agent, description) for agent in description.agents}
-        self.rows = list(rows)
+        self.rows = list(outcome.rows)
         self.alone_rows = None if alone_rows is None else list(alone_rows)
-        self.events = list(events)  # of the rounds that were run now: refused messages, absent agents, remarks
-        self.outputs = outputs  # the agents' answers on average, after the last round
-        self.features = {each.round: each for each in features}  # by round of `features_at`
-        self.seconds = seconds
-        self.interrupted = interrupted  # not all rounds are done: stopped by an observer or an operator
+        self.events = list(outcome.events)  # of the rounds that were run now: refused messages, absent agents, remarks
+        self.outputs = outcome.outputs  # the agents' answers on average, after the last round
+        self.features = {each.round: each for each in outcome.features}  # by round of `features_at`
+        self.seconds = outcome.seconds
+        self.interrupted = not outcome.complete  # not all rounds are done: stopped by an observer or an operator
         self._description = description
 
     def frame(self) -> pd.DataFrame:
@@ -177,16 +264,14 @@ class Result:
     def summary(self) -> Summary:
         """Everything that is shown of a run."""
         description = self._description
-        mixes = [agent.class_mix for agent in description.agents]
-        known = [mix for mix in mixes if mix is not None]
-        models = {agent.name: agent.learner.describe() for agent in description.agents}
+        models, counts = _of_agents(description)
         return Summary(
             title=description.protocol.name,
             protocol=description.protocol.name,
-            agents={name: models.get(name, ELSEWHERE) for name in description.names},
+            agents=models,
             rows=self.rows,
             alone_rows=self.alone_rows,
-            counts=np.stack(known) if known and len(known) == len(mixes) else None,
+            counts=counts,
             class_names=description.class_names,
             seconds=self.seconds,
             test_samples=0 if description.test is None else len(description.test[0]),
@@ -199,7 +284,7 @@ class Result:
 
     def report(self, path: str | Path) -> Path:
         """Write a self-contained HTML page."""
-        from codistill.reports.pages import write_report
+        from codistill.report.pages import write_report
 
         return write_report(self.summary(), Path(path))
 
@@ -208,4 +293,97 @@ class Result:
 
     def _repr_html_(self) -> str:
         """The table of all agents, for a notebook."""
-        return html_table(self.summary().table())
+        return self.summary().table().html()
+
+
+def _of_agents(description: RunDescription) -> tuple[dict[str, str], np.ndarray | None]:
+    """The model of each agent, and its samples of each class; None where those of some agent are unknown."""
+    models = {agent.name: agent.learner.describe() for agent in description.agents}
+    mixes = [record_of(agent).class_mix for agent in description.agents]
+    known = [mix for mix in mixes if mix is not None]
+    counts = np.stack(known) if known and len(known) == len(mixes) else None
+    return {name: models.get(name, ELSEWHERE) for name in description.names}, counts
+
+
+# The file run.json in a run's folder: agents, data, protocol and versions.
+
+FACTS = "run.json"
+_OF_A_SCORE = ("name", "greater_is_better", "task", "title", "percent")
+
+
+def open_store(
+    folder: Path | None, stack: ExitStack, description: RunDescription | None = None, *, resume: bool = True
+) -> RunFolder | None:
+    """The folder of a run, if it has one, locked until the stack is closed.
+
+    With a `description` it gets run.json, by which it is compared and reported on, unless a recipe has written that.
+    """
+    if folder is None:
+        return None
+    store = RunFolder(folder)
+    stack.callback(store.close)
+    store.open(resume=resume)
+    if description is not None and not (folder / FACTS).exists():
+        write_atomically(folder / FACTS, json.dumps(facts_of(description), indent=1, default=str).encode())
+    return store
+
+
+def write_devices(folder: Path, devices: Mapping[str, str]) -> None:
+    """Write on which device each agent computes, unless all use the CPU; a resume does not change it."""
+    if set(devices.values()) <= {CPU}:
+        return
+    with suppress(ValueError, TypeError):  # that the file is damaged is said by those who need what is in it
+        facts = parse_json((folder / FACTS).read_bytes())
+        if "devices" not in facts:
+            write_atomically(folder / FACTS, json.dumps({**facts, "devices": devices}, indent=1).encode())
+
+
+def faults_in(facts: dict[str, Any]) -> tuple[Fault, ...]:
+    """The faults that were injected into a run that was made in Python."""
+    return tuple(
+        from_table(Fault, {key: value for key, value in table.items() if value is not None}, "faults")
+        for table in facts.get("faults", [])
+    )
+
+
+def scores_in(facts: dict[str, Any]) -> tuple[Score, ...]:
+    """The scores of a run that was made in Python; functions of one's own are in no file."""
+    return tuple(
+        find_score(table["name"]) or Score(function=_not_here, **{key: table[key] for key in _OF_A_SCORE})
+        for table in facts.get("scores", [])
+    )
+
+
+def _not_here(y: np.ndarray, answers: np.ndarray) -> None:
+    """In the place of a function of one's own: rows hold what it returned."""
+
+
+def facts_of(description: RunDescription, of_recipe: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """What run.json says of a run.
+
+    `of_recipe`: what the run of a recipe says besides, or otherwise; without, the facts hold what a recipe would say.
+    """
+    models, counts = _of_agents(description)
+    protocol, compression, clock = description.protocol, description.compression, description.clock
+    facts = {
+        "agents": models,
+        "samples": {agent.name: len(agent.shard) for agent in description.agents},
+        "counts": None if counts is None else counts.tolist(),
+        "class_names": list(description.class_names),
+        "task": description.task,
+        "test_samples": 0 if description.test is None else len(description.test[0]),
+        "public": describe_public(description.public),
+        "topology": None if description.topology.hub else as_plain(description.topology),
+        "compression": None if compression is None else dataclasses.asdict(compression),
+        "seed": description.seed,
+        "versions": versions(),
+    }
+    if of_recipe is not None:
+        return {**facts, **of_recipe}
+    return {
+        **facts,
+        "scores": [{key: getattr(score, key) for key in _OF_A_SCORE} for score in description.task_scores],
+        "faults": [dataclasses.asdict(fault) for fault in description.faults.injected],
+        "clock": None if clock is None else dataclasses.asdict(clock),
+        "protocol": {"name": protocol.name or type(protocol).__name__, "settings": dataclasses.asdict(protocol)},
+    }

@@ -11,48 +11,51 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 
-from codistill.agent import Agent
-from codistill.arguments import checked_arguments
+from codistill.core import __version__
+from codistill.core.errors import CheckpointError, CodistillError, LearnerError, RecipeError
+from codistill.core.files import writing
+from codistill.core.settings import clear_argument_errors, from_table
+from codistill.data.columns import Columns
+from codistill.data.frames import as_frame, column_names
 from codistill.data.labels import CLASSIFICATION, REGRESSION, LabelEncoding
-from codistill.data.named_columns import column_names
-from codistill.data.preparation import Preparation
-from codistill.errors import CheckpointError, CodistillError, LearnerError, RecipeError
-from codistill.faults import Faults
+from codistill.data.shard import Preparation
+from codistill.data.split import Scaling
+from codistill.engine.description import RunDescription
+from codistill.engine.safeguard import SafeguardedAnswer
+from codistill.engine.store import read_body, write_body
 from codistill.federation.result import TrainedAgent
-from codistill.federation.saved_samples import Samples, load_preparation, save_preparation
-from codistill.files import writing
 from codistill.learners.ability import AnyLearner, Learner
-from codistill.learners.portable.saved_learner import load_learner, save_learner
+from codistill.learners.portable.saved_learner import load_learner, load_transformer, save_learner, save_transformer
+from codistill.nodes.agent import Agent, twin_of
+from codistill.nodes.faults import Faults
+from codistill.nodes.record import record_of
 from codistill.protocol import Protocol
 from codistill.protocols import PROTOCOLS
 from codistill.protocols.alone import baseline_of
-from codistill.runtimes.description import RunDescription
-from codistill.runtimes.plan import Plan
-from codistill.runtimes.safeguard import SafeguardedAnswer
-from codistill.runtimes.state_file import read_body, write_body
-from codistill.settings import from_table
 from codistill.topology import Topology
-from codistill.version import __version__
 
 FORMAT = "codistill model 1"
 _LARGEST = 1 << 26  # values of a sample, and classes
 
 
 class TrainedModel(TrainedAgent):
-    """A model from a file, with the methods of scikit-learn: `predict`, `predict_proba`, `decision_function`.
+    """A model from a file: a fitted estimator to scikit-learn, as an agent is after its run.
 
     It takes samples as they were before codistill scaled them: what a recipe did to the columns is part of the model.
     """
 
+    _kind = "loaded"
+
     def __init__(self, agent: Agent, description: RunDescription, samples: Samples) -> None:
         super().__init__(agent, description)
         self.samples = samples
-        self.shape: tuple[int, ...] = agent.shape
+        self.shape: tuple[int, ...] = record_of(agent).shape
 
     @property
     def protocol(self) -> str:
@@ -64,12 +67,11 @@ class TrainedModel(TrainedAgent):
         """The names of the classes as text, in the order of the columns of `predict_proba`."""
         return self._description.class_names
 
-    def decision_function(self, x: Any) -> np.ndarray:
-        """(n, C) what the protocol answers, as it is: probabilities, scores or real values."""
+    def answers(self, x: Any) -> np.ndarray:
         what = f"the samples for agent '{self.name}'"
         if self.samples.columns is not None:
             self._note_positions(tuple(self.samples.columns.feature_names()), column_names(x, what))
-        return super().decision_function(self.samples.features(x, self.shape, what))
+        return super().answers(self.samples.features(x, self.shape, what))
 
     @property
     def feature_names_in_(self) -> np.ndarray:
@@ -78,13 +80,13 @@ class TrainedModel(TrainedAgent):
             return super().feature_names_in_
         return np.array(list(self.samples.columns.columns), dtype=object)
 
-    def __repr__(self) -> str:
-        kind = f"{self._description.classes} classes" if self.is_classifier else "real values"
-        return f"<trained model of agent '{self.name}' ({self.protocol}): {self.learner.describe()}, {kind}>"
+    @property
+    def n_features_in_(self) -> int:
+        """The number of columns of a table, as they were; no such attribute for images."""
+        return super().n_features_in_ if self.samples.columns is None else len(self.samples.columns.columns)
 
 
 def is_onnx(path: str | Path) -> bool:
-    """Whether a file's name says that it is an ONNX model."""
     return Path(path).suffix.lower() == ".onnx"
 
 
@@ -95,29 +97,50 @@ def save_model(trained: TrainedAgent, path: str | Path, *, samples: Samples | No
 
         return save_onnx(trained, path, samples=samples)
     agent, description = trained._agent, trained._description
-    protocol, encoding = description.protocol, description.encoding
+    protocol, names = description.protocol, trained._encoding.names
+    preparation, guard, alone = record_of(agent).prepared, safeguard_in_use(trained), description.baseline_protocol
+    transformer = preparation.transformer
     if not agent.learner.ready:
         raise LearnerError(
             f"The model of agent '{agent.name}' must be trained before it is saved.",
             f"{agent.learner.describe()}, which has not been trained",
             "Run at least one round in which this agent is present.",
         )
+    safeguard = None
+    if guard is not None and alone is not None:
+        safeguard = {
+            "own": save_learner(guard.own.learner),
+            "state": _state_for_predictions(alone, guard.own),
+            "weight": guard.weight,
+            "threshold": guard.threshold,
+            "seen": guard.seen,
+            "factors": guard.factors,
+        }
     content = {
         "format": FORMAT,
         "codistill": __version__,
         "agent": agent.name,
-        "protocol": {"name": protocol.name, "class": _class_of(protocol), "settings": _settings_of(protocol)},
+        "protocol": {
+            "name": protocol.name,
+            "class": _class_of(protocol),
+            # Of a protocol that `load` can make by its name; one's own is passed to `load`.
+            "settings": dataclasses.asdict(protocol) if PROTOCOLS.get(protocol.name) is type(protocol) else {},
+        },
         "roster": list(description.topology.names),
         "state": _state_for_predictions(protocol, agent),
         "classes": agent.shard.classes,
         "is_classifier": trained.is_classifier,
-        "labels": None if encoding is None or encoding.names is None else list(encoding.names),
-        "shape": list(agent.shape),
+        "labels": None if names is None else list(names),
+        "shape": list(record_of(agent).shape),
         "prepared_shape": list(agent.shard.x.shape[1:]),
         "samples": known_samples(trained, samples).as_plain(),
-        "preparation": save_preparation(agent.prepared, f"agent '{agent.name}'"),
+        "preparation": {
+            "transformer": None if transformer is None else save_transformer(transformer, f"agent '{agent.name}'"),
+            "takes_missing": preparation.takes_missing,
+            "fill": preparation.fill_values(),
+        },
         "learner": save_learner(agent.learner),
-        "safeguard": _safeguard_of(trained),
+        "safeguard": safeguard,
     }
     target = Path(path)
     with writing(target):
@@ -130,31 +153,18 @@ def known_samples(trained: TrainedAgent, given: Samples | None) -> Samples:
     """What is known of the samples: as given, as the file said, or by the agent's own data frame."""
     if given is None and isinstance(trained, TrainedModel):
         return trained.samples
-    return given or Samples.of(trained._agent)
+    names = record_of(trained._agent).column_names
+    return given or Samples(columns=Columns(dict.fromkeys(names, "number")) if names else None)
 
 
 def safeguard_in_use(trained: TrainedAgent) -> SafeguardedAnswer | None:
     """What mixes the taught answer with that of the agent's own model; None if nothing does."""
-    guard: SafeguardedAnswer | None = trained._agent.safeguard
+    guard: SafeguardedAnswer | None = record_of(trained._agent).safeguard
     used = guard is not None and guard.ready and trained._description.baseline_protocol is not None
     return guard if used else None
 
 
-def _safeguard_of(trained: TrainedAgent) -> dict[str, Any] | None:
-    guard, alone = safeguard_in_use(trained), trained._description.baseline_protocol
-    if guard is None or alone is None:
-        return None
-    return {
-        "own": save_learner(guard.own.learner),
-        "state": _state_for_predictions(alone, guard.own),
-        "weight": guard.weight,
-        "threshold": guard.threshold,
-        "seen": guard.seen,
-        "factors": guard.factors,
-    }
-
-
-@checked_arguments
+@clear_argument_errors
 def load(path: str | Path, *, model: Any = None, protocol: Protocol | None = None, prepare: Any = None) -> TrainedModel:
     """Open a model that `save` or `codistill export` has written; nothing in the file is executed.
 
@@ -168,8 +178,8 @@ def load(path: str | Path, *, model: Any = None, protocol: Protocol | None = Non
 
         return load_onnx(path)
     content = read_body(Path(path), "a saved model")
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
-        found = content.get("format") if isinstance(content, dict) else None
+    found = content.get("format") if isinstance(content, dict) else None
+    if found != FORMAT:
         kind = "a checkpoint of a run, or of an agent" if found is None else repr(found)[:80]
         raise CheckpointError(
             f"{path} must be a saved model of this version of codistill.",
@@ -182,7 +192,7 @@ def load(path: str | Path, *, model: Any = None, protocol: Protocol | None = Non
         raise
     except Exception as error:  # a file that was changed by others than codistill can fail in any way
         raise CheckpointError(
-            f"{path} must be as it was written.", f"{type(error).__name__}: {error}"[:200], "Save the model again."
+            f"{path} is corrupted.", f"{type(error).__name__}: {error}"[:200], "Save the model again."
         ) from None
 
 
@@ -194,15 +204,21 @@ def _model_of(content: dict[str, Any], model: Any, own: Protocol | None, prepare
     if labels is not None and len(labels) != classes:
         raise ValueError(f"{len(labels)} names of {classes} classes")
     samples = Samples.from_plain(content["samples"], shape)
-    preparation = load_preparation(content["preparation"], prepared, f"agent '{name}'", prepare)
+    saved = content["preparation"]
+    transformer = None if saved["transformer"] is None else load_transformer(saved["transformer"], prepare)
+    fill = None if saved["fill"] is None else np.asarray(saved["fill"], dtype=np.float64)
+    if fill is not None and fill.shape != prepared:
+        raise ValueError(f"values for missing ones of shape {fill.shape} for samples of shape {prepared}")
+    preparation = Preparation(
+        transformer, takes_missing=saved["takes_missing"] is True, owner=f"agent '{name}'", fill=fill
+    )
     if preparation(np.zeros((2, *shape), np.float32)).shape != (2, *prepared):
         raise ValueError(f"a model of {prepared} features for samples of shape {shape}")
     guard = content["safeguard"]
     # Two models from one that the caller has made: a copy for each.
     fresh = [copy.deepcopy(model) for _ in range(2)]
     made = assemble(
-        name, load_learner(content["learner"], prepared, classes, fresh[0]), shape, classes, samples,
-        None if labels is None else tuple(labels),
+        name, load_learner(content["learner"], prepared, classes, fresh[0]), shape, classes, samples, labels,
         is_classifier=content["is_classifier"] is True, protocol=_protocol_of(content["protocol"], own),
         roster=tuple(str(each) for each in content["roster"]), prepared_shape=prepared,
         preparation=preparation,
@@ -211,7 +227,7 @@ def _model_of(content: dict[str, Any], model: Any, own: Protocol | None, prepare
     agent.state = content["state"]
     if guard is not None:
         learner = load_learner(guard["own"], prepared, classes, fresh[1])
-        agent.safeguard = _loaded_safeguard(agent, learner, guard)
+        record_of(agent).safeguard = _loaded_safeguard(agent, learner, guard)
     return made
 
 
@@ -222,7 +238,7 @@ def _loaded_safeguard(agent: Agent, learner: Learner, saved: dict[str, Any]) -> 
         each.shape != (agent.classes,) for each in (seen, seen if factors is None else factors)
     ):
         raise ValueError(f"a safeguard of weight {weight} for {seen.shape} classes")
-    own = agent.twin()
+    own = twin_of(agent)
     own.learner, own.state, own.shard = cast(AnyLearner, learner), saved["state"], agent.shard
     own.classes, own.topology = agent.classes, Topology.silent((agent.name,))
     return SafeguardedAnswer(own, weight, None if threshold is None else float(threshold), seen, factors)
@@ -240,7 +256,7 @@ def assemble(
     shape: tuple[int, ...],
     classes: int,
     samples: Samples,
-    labels: tuple[Any, ...] | None,
+    labels: Sequence[Any] | None,
     *,
     is_classifier: bool,
     protocol: Protocol,
@@ -249,14 +265,16 @@ def assemble(
     preparation: Preparation,
 ) -> TrainedModel:
     """A trained model around a learner, without any data; `labels`: the classes, where they are not numbers from 0."""
-    encoding = LabelEncoding(CLASSIFICATION if is_classifier else REGRESSION, classes, labels)
+    names = None if labels is None else tuple(labels)
+    encoding = LabelEncoding(CLASSIFICATION if is_classifier else REGRESSION, classes, names)
     # In the place of the private data, which are in no file: one row of zeros, which nothing reads.
     agent = Agent(name, learner, np.zeros((1, *prepared_shape), np.float32), np.zeros((1, classes)))
-    agent.settle(classes, LabelEncoding(REGRESSION, classes))
-    agent.prepared, agent.shape = preparation, shape
-    agent.class_mix, agent.classes, agent.topology = None, classes, Topology.silent(roster)
+    record = record_of(agent)
+    record.encode_labels(classes, LabelEncoding(REGRESSION, classes))
+    record.prepared, record.shape, record.class_mix = preparation, shape, None
+    agent.classes, agent.topology = classes, Topology.silent(roster)
     description = RunDescription(
-        protocol=protocol, topology=agent.topology, classes=classes, seed=0, plan=Plan(),
+        protocol=protocol, topology=agent.topology, classes=classes, seed=0,
         faults=Faults((), roster, 0), agents=(agent,), encoding=encoding,
     )  # fmt: skip
     return TrainedModel(agent, description, samples)
@@ -268,11 +286,6 @@ def _state_for_predictions(protocol: Protocol, agent: Agent) -> dict[str, Any]:
         return {}
     names = agent.state if protocol.predicts_with is None else protocol.predicts_with
     return {name: agent.state[name] for name in names if name in agent.state}
-
-
-def _settings_of(protocol: Protocol) -> dict[str, Any]:
-    """Of a protocol that `load` can make by its name; one's own is passed to `load`."""
-    return dataclasses.asdict(protocol) if PROTOCOLS.get(protocol.name) is type(protocol) else {}
 
 
 def _class_of(protocol: Protocol) -> str | None:
@@ -298,3 +311,57 @@ def _protocol_of(saved: dict[str, Any], own: Protocol | None) -> Protocol:
         "no protocol=",
         "Pass an instance of it: codistill.load(path, protocol=...).",
     )
+
+
+# --- What is done to a sample before a trained model sees it: columns, scaling and preparation, as plain values and
+# back.
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Samples:
+    """What is known of the samples that a model takes."""
+
+    columns: Columns | None = None  # how the columns of a table become features; None: their names are unknown
+    label: str | None = None  # the column of a table that holds the labels
+    unused: tuple[str, ...] = ()  # columns of a table that are neither features nor labels
+    missing_values: tuple[str, ...] = ()  # cells of a table that count as empty
+    scaling: Scaling | None = None  # done to the features before they are prepared
+
+    def features(self, x: Any, shape: tuple[int, ...], owner: str) -> Any:
+        """Samples as the agent was given them, from a frame or an array as they were before they were scaled."""
+        columns, frame = self.columns, None if self.columns is None else as_frame(x)
+        if columns is not None and frame is not None:
+            # With numbered columns, a frame can be taken by position, as an array.
+            fits = frame.shape[1] == columns.numbers == len(columns.columns)
+            if column_names(x, owner) or not fits:
+                x = columns.transform(frame, owner)
+        if self.scaling is None:
+            return x
+        try:
+            array = np.asarray(x, dtype=np.float64)
+        except (TypeError, ValueError):
+            return x  # told by what checks the samples next
+        return self.scaling.apply(array, owner) if array.shape[1:] == shape else x
+
+    def as_plain(self) -> dict[str, Any]:
+        scaling = self.scaling
+        return {
+            "columns": None if self.columns is None else self.columns.as_plain(),
+            "label": self.label,
+            "unused": list(self.unused),
+            "missing_values": list(self.missing_values),
+            "scaling": None if scaling is None else {"shift": scaling.shift, "divisor": scaling.divisor},
+        }
+
+    @classmethod
+    def from_plain(cls, saved: dict[str, Any], shape: tuple[int, ...]) -> Samples:
+        """What `as_plain` returned; a ValueError or DataError if it does not belong to samples of `shape`."""
+        scaling, columns = saved["scaling"], saved["columns"]
+        schema = None if columns is None else Columns.from_plain(columns)
+        if schema is not None and (len(schema.feature_names()),) != shape:
+            raise ValueError(f"{len(schema.feature_names())} features for samples of shape {shape}")
+        return cls(
+            columns=schema, label=saved["label"], unused=tuple(map(str, saved["unused"])),
+            missing_values=tuple(map(str, saved["missing_values"])),
+            scaling=None if scaling is None else Scaling(np.asarray(scaling["shift"]), np.asarray(scaling["divisor"])),
+        )  # fmt: skip

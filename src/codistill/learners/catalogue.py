@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import importlib
 import importlib.util
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sklearn.base import BaseEstimator
+from sklearn.base import BaseEstimator, clone
 from sklearn.pipeline import Pipeline, make_pipeline
+from torch import nn
 
-from codistill.errors import LearnerError, nearest
+from codistill.core.errors import CodistillError, LearnerError, nearest, own_line
+from codistill.core.settings import check_settings, from_table, setting
 from codistill.learners import as_learner, zoo
 from codistill.learners.ability import Learner
 from codistill.learners.kernel_ridge import KernelRidge
-from codistill.learners.optimisers import OPTIMISERS
-from codistill.learners.own_models import call_own, make_own
 from codistill.learners.torch import PRECISIONS, TorchLearner
-from codistill.settings import check_settings, from_table, setting
+from codistill.learners.trained_module import OPTIMISERS
 
 # Short names for what people use most; any other estimator by its full name.
 ALIASES = {
@@ -79,7 +81,6 @@ class Entry:
 
 
 def entries() -> list[Entry]:
-    """All names that a recipe may use."""
     known = [Entry(name, "torch", zoo.describe(name)) for name in zoo.names()]
     known += [Entry(alias, path.split(".")[0], path.rpartition(".")[2]) for alias, path in ALIASES.items()]
     known.append(Entry("pipeline", "sklearn", 'Several estimators, e.g. steps = ["StandardScaler", "ridge"].'))
@@ -91,8 +92,8 @@ def make_learner(
     kind: str, options: Mapping[str, Any], shape: tuple[int, ...], classes: int, own: LoadOwn | None = None
 ) -> Learner:
     """The learner of a recipe: options of a torch learner are those of training and of the architecture."""
-    if own is not None and _is_own(kind):
-        return make_own(own(kind), kind, options, shape, classes, _TRAINING)
+    if own is not None and kind.rpartition(":")[0].endswith(".py"):
+        return make_own(own(kind), kind, options, shape, classes)
     if kind == "pipeline":
         return as_learner(_pipeline(options, own))
     if kind in zoo.names():
@@ -102,39 +103,28 @@ def make_learner(
         unknown = [key for key in rest if key not in zoo.defaults(kind)]
         if unknown:
             known = {*_TRAINING, *zoo.defaults(kind)}
-            raise LearnerError(f"'{kind}' must be given options it has.", f"'{unknown[0]}'", nearest(unknown[0], known))
-        return TorchLearner(_module(kind, shape, classes, rest), **training)
+            raise LearnerError(f"Unknown option '{unknown[0]}' for {kind}.", "", nearest(unknown[0], known))
+        try:
+            module = zoo.build(kind, shape, classes, **rest)
+        except (RuntimeError, TypeError, ValueError, OverflowError, MemoryError) as error:
+            # torch refuses sizes that are no sizes, or too large for the memory, in its own way.
+            raise LearnerError(
+                f"'{kind}' cannot use the value of an option.",
+                f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no memory'}"[:200],
+                "Change the value, such as a smaller number of units.",
+            ) from None
+        return TorchLearner(module, **training)
     if kind == "kernel_ridge":
-        c = options.get("c", 0)
-        if isinstance(c, bool) or not isinstance(c, int | float):
-            raise LearnerError("c of kernel_ridge must be a number of at least 0.", repr(c), "Change it.")
         return KernelRidge(**options)
     path = ALIASES.get(kind, kind)
     if path.split(".")[0] not in _LIBRARIES:
         names = {entry.name for entry in entries()}
         raise LearnerError(
-            "A learner must be on the list of 'codistill learners', a full name such as sklearn.svm.SVC, "
-            "or your own as 'file.py:Name'.",
-            f"'{kind}'",
-            nearest(kind, names),
+            f"Unknown learner '{kind}'.",
+            "",
+            f"{nearest(kind, names)} See 'codistill learners'; others are named as sklearn.svm.SVC or 'file.py:Name'.",
         )
     return as_learner(_estimator(path, options))
-
-
-def _module(kind: str, shape: tuple[int, ...], classes: int, options: Mapping[str, Any]) -> Any:
-    """A module of the zoo; torch refuses sizes that are no sizes, or too large for the memory, in its own way."""
-    try:
-        return zoo.build(kind, shape, classes, **options)
-    except (RuntimeError, TypeError, ValueError, OverflowError, MemoryError) as error:
-        raise LearnerError(
-            f"'{kind}' must be given options it can use.",
-            f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no memory'}"[:200],
-            "Change the value, such as a smaller number of units.",
-        ) from None
-
-
-def _is_own(kind: str) -> bool:
-    return kind.rpartition(":")[0].endswith(".py")
 
 
 def _pipeline(options: Mapping[str, Any], own: LoadOwn | None) -> Pipeline:
@@ -143,7 +133,7 @@ def _pipeline(options: Mapping[str, Any], own: LoadOwn | None) -> Pipeline:
     wrong = [key for key in options if key != "steps"]
     if not isinstance(steps, list) or len(steps) < 2 or wrong:
         raise LearnerError(
-            "A pipeline must say its steps, a list of at least two, and nothing else.",
+            "A pipeline needs 'steps', a list of at least two, and nothing else.",
             f"'{wrong[0]}'" if wrong else f"{steps!r}"[:80],
             'Example: steps = ["StandardScaler", {kind = "logistic_regression", C = 1.0}].',
         )
@@ -167,7 +157,7 @@ def _step(step: Any, own: LoadOwn | None) -> Any:
             "Name an estimator.",
         )
     options = {key: value for key, value in step.items() if key != "kind"} if isinstance(step, dict) else {}
-    if own is not None and _is_own(kind):
+    if own is not None and kind.rpartition(":")[0].endswith(".py"):
         return call_own(own(kind), kind, options)
     known = {
         cls: f"{place}.{cls}" for place in _STEPS for cls in dir(importlib.import_module(place)) if cls[0].isupper()
@@ -205,11 +195,69 @@ def _estimator(path: str, options: Mapping[str, Any]) -> Any:
     except TypeError as error:
         known = list(inspect.signature(cls).parameters)
         unknown = next((key for key in options if key not in known), None)
-        found, do = (str(error), "Check its options.") if unknown is None else (f"'{unknown}'", nearest(unknown, known))
-        raise LearnerError(f"{name} must be given options it has.", found, do) from None
+        if unknown is not None:
+            raise LearnerError(f"Unknown option '{unknown}' for {name}.", "", nearest(unknown, known)) from None
+        raise LearnerError(f"{name} cannot be made from these options.", str(error), "Check its options.") from None
     try:
         if hasattr(estimator, "_parameter_constraints"):
             estimator._validate_params()  # as its own fit would, but before the run
     except ValueError as error:
-        raise LearnerError(f"{name} must be given options it can use.", str(error), "Change the value.") from None
+        raise LearnerError(f"{name} cannot use the value of an option.", str(error), "Change the value.") from None
     return estimator
+
+
+# --- A model of a user's own file as a learner: a class or a function with options, or a model as it stands.
+
+_SHAPE, _FEATURES = ("shape", "in_shape", "input_shape"), ("features", "in_features", "n_features")
+_CLASSES = ("classes", "num_classes", "n_classes", "out_features")
+
+
+def make_own(given: Any, name: str, options: Mapping[str, Any], shape: tuple[int, ...], classes: int) -> Learner:
+    """The learner in a class, a function or a model of one's own.
+
+    Arguments called shape, features or classes (or in_shape, in_features, num_classes, ...) are passed where the
+    options do not say them. For a torch module, options that it does not take itself are those of training.
+    """
+    build = given if isinstance(given, type) or inspect.isroutine(given) else None
+    parameters = inspect.signature(build).parameters if build is not None else {}
+    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    takes = {key for key, parameter in parameters.items() if parameter.kind in by_name}
+    takes_all = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
+    task = {
+        **dict.fromkeys(_SHAPE, shape),
+        **dict.fromkeys(_FEATURES, math.prod(shape)),
+        **dict.fromkeys(_CLASSES, classes),
+    }
+    own = {key: value for key, value in task.items() if key in takes}
+    own |= {key: value for key, value in options.items() if key in takes or (takes_all and key not in _TRAINING)}
+    rest = {key: value for key, value in options.items() if key not in own}
+    if build is not None:
+        model = call_own(build, name, own)
+    else:  # every agent has a model of its own
+        model = clone(given) if isinstance(given, BaseEstimator) else copy.deepcopy(given)
+    training = _TRAINING if isinstance(model, nn.Module) else ()
+    unknown = [key for key in rest if key not in training]
+    if unknown:
+        known = {*takes, *training}
+        raise LearnerError(f"Unknown option '{unknown[0]}' for {name}.", "", nearest(unknown[0], known))
+    if isinstance(model, nn.Module):
+        return TorchLearner(model, **rest)
+    try:
+        return as_learner(model)
+    except LearnerError as error:
+        must = f"'{name}' must be a torch module, a scikit-learn estimator, a Learner, an object with fit and predict, "
+        raise LearnerError(f"{must}or make one.", error.found, "Name such a class, function or model.") from None
+
+
+def call_own(build: Callable[..., Any], name: str, options: Mapping[str, Any]) -> Any:
+    """What a class or a function of one's own makes; an error says the line of the file."""
+    try:
+        return build(**options)
+    except CodistillError:
+        raise
+    except Exception as error:  # the user's own code
+        raise LearnerError(
+            f"'{name}' must make a model from its options.",
+            f"{type(error).__name__}: {error}"[:300] + (f", at {line}" if (line := own_line(error)) else ""),
+            "Check its options, and run the file by itself.",
+        ) from error

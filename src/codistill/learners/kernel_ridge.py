@@ -9,11 +9,11 @@ import numpy as np
 import scipy.linalg
 from sklearn.metrics.pairwise import pairwise_kernels
 
-from codistill.arguments import checked_arguments
-from codistill.errors import LearnerError
-from codistill.learners.ability import Ability, Learner
-from codistill.learners.portable.model_limits import BLOCK
-from codistill.message import Message
+from codistill.core.errors import LearnerError
+from codistill.core.settings import clear_argument_errors
+from codistill.learners.ability import Ability, Learner, not_fitted
+from codistill.learners.portable.models import BLOCK, export_kernel
+from codistill.wire.message import Message
 
 
 class KernelRidge(Learner):
@@ -25,7 +25,7 @@ class KernelRidge(Learner):
     `reveal_inputs=True`.
     """
 
-    @checked_arguments
+    @clear_argument_errors
     def __init__(
         self,
         kernel: str = "rbf",
@@ -35,8 +35,9 @@ class KernelRidge(Learner):
         reveal_inputs: bool = False,
         **kernel_options: Any,
     ) -> None:
-        if c < 0:
-            raise LearnerError("c, the regularisation, must be at least 0.", repr(c), "Choose 0 for minimum norm.")
+        if isinstance(c, bool) or not isinstance(c, int | float | np.number) or c < 0:
+            must = "c, the regularisation, must be a number of at least 0."
+            raise LearnerError(must, repr(c), "Choose 0 for minimum norm.")
         self.kernel, self.c, self.kernel_options = kernel, c, kernel_options
         self._federation_samples = samples
         self.reveal_inputs = reveal_inputs
@@ -60,12 +61,18 @@ class KernelRidge(Learner):
             coefficients = scipy.linalg.pinvh(gram) @ wanted
         else:
             ridge = self.c * (self._federation_samples or len(inputs))
-            coefficients = _solve(gram + ridge * np.eye(len(inputs)), wanted)
+            matrix = gram + ridge * np.eye(len(inputs))
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("error", scipy.linalg.LinAlgWarning)
+                    coefficients = scipy.linalg.solve(matrix, wanted, assume_a="pos")
+            except (scipy.linalg.LinAlgError, scipy.linalg.LinAlgWarning):
+                # The matrix is not safely positive definite (a sigmoid kernel, a tiny c).
+                coefficients = scipy.linalg.pinvh(matrix) @ wanted
         self._inputs, self._coefficients = inputs, np.ascontiguousarray(coefficients)
 
     @property
     def ready(self) -> bool:  # type: ignore[override]
-        """Whether it has been fitted."""
         return self._inputs is not None
 
     def predict(self, x: np.ndarray) -> np.ndarray:
@@ -74,7 +81,7 @@ class KernelRidge(Learner):
         Rows are taken in blocks, so that memory is bounded however many inputs a received model has.
         """
         if self._inputs is None or self._coefficients is None:
-            raise LearnerError("A model must be fitted before it predicts.", "kernel ridge without data", "Fit it.")
+            raise not_fitted(self)
         if not len(x):
             return np.zeros((0, self._coefficients.shape[1]))
         rows = np.asarray(x, dtype=np.float64).reshape(len(x), -1)
@@ -96,44 +103,27 @@ class KernelRidge(Learner):
             ) from None
 
     def check(self, x: np.ndarray, targets: np.ndarray, owner: str) -> None:
-        """The kernel must be known, and take such samples."""
         first = np.asarray(x[:1], dtype=np.float64).reshape(1, -1)
         self._gram(first, first)
 
     def state(self) -> dict[str, Any]:
-        """Inputs and coefficients."""
         return {"inputs": self._inputs, "coefficients": self._coefficients, "samples": self._federation_samples}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Return to saved inputs and coefficients."""
         self._inputs, self._coefficients = state["inputs"], state["coefficients"]
         self._federation_samples = state["samples"]
 
     def export(self) -> Message:
         """Inputs and coefficients, if the owner agreed to reveal the inputs."""
-        from codistill.learners.portable.kernel_models import export_kernel
-
         return export_kernel(self)
 
     def describe(self) -> str:
-        """The kernel's name."""
         return f"kernel ridge ({self.kernel if isinstance(self.kernel, str) else 'own kernel'})"
 
     def advice(self, missing: Ability) -> str:
-        """Why it does not travel."""
         if missing == Ability.PORTABLE:
             return (
                 "A kernel model holds its owner's training inputs, so it does not travel "
                 "unless its owner sets reveal_inputs."
             )
         return super().advice(missing)
-
-
-def _solve(matrix: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """A⁻¹ y by Cholesky; where A is not safely positive definite (a sigmoid kernel, a tiny c), A⁺ y."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", scipy.linalg.LinAlgWarning)
-            return np.asarray(scipy.linalg.solve(matrix, wanted, assume_a="pos"))
-    except (scipy.linalg.LinAlgError, scipy.linalg.LinAlgWarning):
-        return np.asarray(scipy.linalg.pinvh(matrix) @ wanted)

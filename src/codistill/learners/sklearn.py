@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 from sklearn.base import BaseEstimator, clone, is_classifier, is_regressor
+from sklearn.calibration import CalibratedClassifierCV
+from sklearn.compose import ColumnTransformer
 from sklearn.ensemble import BaggingRegressor
 from sklearn.exceptions import DataConversionWarning
+from sklearn.model_selection import GridSearchCV, RandomizedSearchCV
+from sklearn.neighbors import KNeighborsClassifier, RadiusNeighborsClassifier
 from sklearn.neural_network import MLPRegressor
 from sklearn.pipeline import Pipeline
 from sklearn.utils import get_tags
 
-from codistill.data.named_options import Naming, by_number, check_names
-from codistill.errors import LearnerError
-from codistill.learners.ability import Ability, Learner
-from codistill.learners.estimator_options import (
-    has_sample_weight,
-    ignoring_feature_names,
-    silence_lightgbm,
-    use_one_thread,
-)
-from codistill.learners.missing_values import takes_missing, without_empty_columns
-from codistill.learners.portable.constant_models import ConstantModel, class_frequencies, export_constant
-from codistill.message import Message
+from codistill.core.errors import LearnerError
+from codistill.data.frames import Naming, by_number, check_names
+from codistill.learners.ability import Ability, Learner, not_fitted
+from codistill.learners.portable.estimators import export_estimator, may_travel, why_not_to_travel
+from codistill.learners.portable.models import class_frequencies, export_constant
+from codistill.learners.portable.skops_archive import dump_estimator, load_own_estimator
+from codistill.learners.portable.trees import is_boosted
+from codistill.wire.message import Message
 
+_COPIES = 10  # of each row, for a classifier that takes no weights
 _TRIAL_ROWS = 20  # of each class: enough for the folds of cross-validation and for early stopping
 
 
@@ -33,9 +36,12 @@ class SklearnLearner(Learner):
     """An estimator that learns soft targets.
 
     A regressor gets them as a multi-output fit. A classifier gets weighted copies of each row: row i with
-    label c and sample weight targets[i, c]; for plain labels that is the data as it is. A classifier that cannot be
-    fitted to what there is of each class (one class only, or one sample of a class where folds need more) answers
-    with the class frequencies until it is fitted to targets that suffice.
+    label c and sample weight targets[i, c]; for plain labels that is the data as it is. Where its fit takes no
+    sample_weight, it gets ten copies of each row, whose labels are shared out by targets[i]. A search of options, such
+    as GridSearchCV, is done on the likeliest labels, and the model that it finds is fitted to the soft ones: copies of
+    one row must not be on both sides of a split. A classifier that cannot be fitted to what there is of each class (one
+    class only, or one sample of a class where folds need more) answers with the class frequencies until it is fitted to
+    targets that suffice.
     """
 
     def __init__(self, estimator: BaseEstimator) -> None:
@@ -50,62 +56,49 @@ class SklearnLearner(Learner):
         use_one_thread(estimator)
         self._is_lightgbm = silence_lightgbm(estimator)
         self.block: int | None = None  # rows to predict at a time, if this is a received model
-        self._columns = 0
+        self.columns = 0  # outputs it was fitted on
         self._seen: np.ndarray | None = None  # labels behind the estimator's codes, if it takes no gaps
-        self._constant: ConstantModel | None = None  # answers in place of an estimator that could not be fitted
-        self._weight_name = _sample_weight_name(estimator)
+        self._frequencies: np.ndarray | None = None  # the answer in place of an estimator that could not be fitted
+        last = _last_step(estimator)
+        self._takes_soft_targets = (
+            has_sample_weight(last) or not _compares_rows(estimator) if self.classifies else _fits_many_columns(last)
+        )
         self._naming = Naming()
         self.takes_missing = takes_missing(estimator)
-        self.abilities = Ability.LABELS
-        if self._takes_soft_targets():
-            self.abilities |= Ability.PREDICT
-        from codistill.learners.portable.sklearn_models import may_travel
-
+        self.abilities = Ability.PREDICT if self._takes_soft_targets else Ability.LABELS
         if may_travel(estimator):
             self.abilities |= Ability.PORTABLE
 
-    def _takes_soft_targets(self) -> bool:
-        if self.classifies:
-            return self._weight_name is not None
-        return _fits_many_columns(self.estimator)
-
     def take_names(self, naming: Naming, x: np.ndarray) -> None:
         """Take the names that its options may use: of columns, and of classes in `class_weight`."""
-        self._naming = naming
-        check_names(self.estimator, naming, x)
+        if not self.ready:  # else it has taken them before
+            self._naming = naming
+            check_names(self.estimator, naming, x)
 
     def fit(self, x: np.ndarray, targets: np.ndarray) -> None:
-        """Fit anew on soft labels or real values."""
         rows = without_empty_columns(np.asarray(x).reshape(len(x), -1))
-        self._columns = targets.shape[1]
-        self._constant = None
+        self.columns = targets.shape[1]
+        self._frequencies = None
         with by_number(self.estimator, self._naming, rows):
-            self._fit(rows, targets)
-
-    def _fit(self, rows: np.ndarray, targets: np.ndarray) -> None:
-        if not self.classifies:
-            self._fit_regressor(rows, targets)
-            return
-        try:
-            if _is_one_hot(targets):
-                self._fit_labels(rows, targets.argmax(axis=1))
-            else:
-                self._fit_weighted_copies(rows, targets)
-        except (LearnerError, Warning):  # a warning, where Python is told to raise these
-            raise
-        except Exception:
-            if not self._fits_more_classes(rows):
-                raise  # not for want of classes
-            self._constant = ConstantModel(class_frequencies(targets))
+            if not self.classifies:
+                self._fit_regressor(rows, targets)
+                return
+            try:
+                if _is_one_hot(targets):
+                    self._fit_labels(self.estimator, rows, targets.argmax(axis=1))
+                else:
+                    self._fit_soft_labels(rows, targets)
+            except (LearnerError, Warning):  # a warning, if Python turns these into errors
+                raise
+            except Exception:
+                # Could it be fitted to these rows if they had more classes, with enough samples of each?
+                if not any(self._fits(rows, classes) for classes in sorted({2, min(self.columns, 10)} - {1})):
+                    raise  # not for want of classes
+                self._frequencies = class_frequencies(targets)
 
     @property
     def is_constant(self) -> bool:  # type: ignore[override]
-        """Whether it answers with class frequencies, since the last targets were too poor in classes to be fitted."""
-        return self._constant is not None
-
-    def _fits_more_classes(self, rows: np.ndarray) -> bool:
-        """Whether the estimator could be fitted to these rows if they had more classes, with enough samples of each."""
-        return any(self._fits(rows, classes) for classes in sorted({2, min(self._columns, 10)} - {1}))
+        return self._frequencies is not None
 
     def _fits(self, rows: np.ndarray, classes: int) -> bool:
         labels = np.arange(classes * _TRIAL_ROWS) % classes
@@ -123,36 +116,45 @@ class SklearnLearner(Learner):
         wanted = targets.astype(np.float64)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DataConversionWarning)  # a single column is meant to be one
-            self.estimator.fit(rows, wanted if self._takes_soft_targets() else wanted[:, 0])
+            self.estimator.fit(rows, wanted if self._takes_soft_targets else wanted[:, 0])
 
     def _check_columns(self, targets: np.ndarray) -> None:
-        if targets.shape[1] > 1 and not self._takes_soft_targets():
+        if targets.shape[1] > 1 and not self._takes_soft_targets:
             raise self._cannot("its fit takes one output column only")
 
-    def _fit_labels(self, rows: np.ndarray, labels: np.ndarray, **weights: np.ndarray) -> None:
+    def _fit_labels(self, estimator: Any, rows: np.ndarray, labels: np.ndarray, **weights: np.ndarray) -> None:
         self._seen = None
         try:
-            self.estimator.fit(rows, labels, **weights)
+            estimator.fit(rows, labels, **weights)
         except ValueError:
             # Some (XGBoost) take no labels but 0 .. k-1, and a shard need not hold every class.
             seen, codes = np.unique(labels, return_inverse=True)
             if len(seen) == seen[-1] + 1:
                 raise
-            self.estimator.fit(rows, codes, **weights)
+            estimator.fit(rows, codes, **weights)
             self._seen = seen
 
-    def _fit_weighted_copies(self, rows: np.ndarray, targets: np.ndarray) -> None:
-        if self._weight_name is None:
-            raise self._cannot("its fit takes no sample_weight")
+    def _fit_soft_labels(self, rows: np.ndarray, targets: np.ndarray) -> None:
+        if not self._takes_soft_targets:
+            raise self._cannot("copies of a row, one for each of its labels, would be its nearest neighbours")
         if targets.min() < 0:
             raise LearnerError(
                 f"{self.describe()} is a classifier and needs targets of at least 0.",
                 f"a target of {targets.min():.4g}",
                 "Use a regressor for real-valued targets.",
             )
-        row, label = np.nonzero(targets)
-        weights = targets[row, label].astype(np.float64)
-        self._fit_labels(rows[row], label, **{self._weight_name: weights})
+        estimator, last = self.estimator, _last_step(self.estimator)
+        if isinstance(last, GridSearchCV | RandomizedSearchCV):
+            self._fit_labels(estimator, rows, targets.argmax(axis=1))
+            rows = rows if last is estimator else estimator[:-1].transform(rows)
+            estimator, last = last.best_estimator_, _last_step(last.best_estimator_)
+        if has_sample_weight(last):
+            row, label = np.nonzero(targets)
+            name = "sample_weight" if last is estimator else f"{estimator.steps[-1][0]}__sample_weight"
+            self._fit_labels(estimator, rows[row], label, **{name: targets[row, label].astype(np.float64)})
+        else:
+            row, label = labelled_copies(targets)
+            self._fit_labels(estimator, rows[row], label)
 
     def _cannot(self, reason: str) -> LearnerError:
         must = "A model must be able to learn soft targets."
@@ -160,32 +162,29 @@ class SklearnLearner(Learner):
 
     @property
     def ready(self) -> bool:  # type: ignore[override]
-        """Whether it has been fitted."""
-        return self._columns > 0
+        return self.columns > 0
 
     def predict(self, x: np.ndarray) -> np.ndarray:
         """Class probabilities with a column for every class, seen or not; real values for a regressor."""
-        if not len(x) and self._columns:
-            return np.zeros((0, self._columns), dtype=np.float32)
+        if not len(x) and self.columns:
+            return np.zeros((0, self.columns), dtype=np.float32)
         rows = np.asarray(x).reshape(len(x), -1)
-        if not self._columns:
-            raise LearnerError(
-                "A model must be fitted before it predicts.",
-                f"{self.describe()} has not seen any data yet",
-                "Run at least one round in which this agent is present.",
-            )
+        if not self.columns:
+            raise not_fitted(self)
         if self.block and len(rows) > self.block:
             return np.concatenate([self.predict(rows[i : i + self.block]) for i in range(0, len(rows), self.block)])
-        if self._constant is not None:
-            return self._constant.predict(rows)
-        with ignoring_feature_names(self._is_lightgbm):
+        if self._frequencies is not None:
+            return np.tile(self._frequencies, (len(rows), 1))
+        with warnings.catch_warnings() if self._is_lightgbm else nullcontext():
+            if self._is_lightgbm:  # it gives names to the columns of arrays, which scikit-learn misses in the next ones
+                warnings.filterwarnings("ignore", "X does not have valid feature names", UserWarning)
             return self._predict(rows)
 
     def _predict(self, rows: np.ndarray) -> np.ndarray:
         if not self.classifies:
             values = np.asarray(self.estimator.predict(rows), dtype=np.float32)
-            return values.reshape(len(rows), self._columns)
-        answer = np.zeros((len(rows), self._columns), dtype=np.float32)
+            return values.reshape(len(rows), self.columns)
+        answer = np.zeros((len(rows), self.columns), dtype=np.float32)
         classes = self.seen_classes
         if len(classes) == 1:
             answer[:, classes[0]] = 1.0  # it knows no other class
@@ -200,39 +199,24 @@ class SklearnLearner(Learner):
         return labels if self._seen is None else self._seen[labels]
 
     def state(self) -> dict[str, Any]:
-        """The fitted estimator in a format made for safe loading."""
-        from codistill.learners.portable.estimator_state import dump_estimator
-
-        state = {"columns": self._columns, "seen": self._seen, "estimator": dump_estimator(self.estimator)}
-        return state if self._constant is None else state | {"frequencies": self._constant.frequencies}
+        state = {"columns": self.columns, "seen": self._seen, "estimator": dump_estimator(self.estimator)}
+        return state if self._frequencies is None else state | {"frequencies": self._frequencies}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Return to a fitted estimator of one's own checkpoint."""
-        from codistill.learners.portable.estimator_state import load_own_estimator
-
         self.take(load_own_estimator(state["estimator"], self.estimator), state)
 
     def take(self, estimator: BaseEstimator, state: dict[str, Any]) -> None:
-        """Answer by a fitted estimator, with what its state says besides."""
         self.estimator = estimator
-        self._columns, self._seen = state["columns"], state["seen"]
-        self._constant = ConstantModel(state["frequencies"]) if "frequencies" in state else None
+        self.columns, self._seen = state["columns"], state["seen"]
+        self._frequencies = state.get("frequencies")
 
     def export(self) -> Message:
-        """The fitted estimator, for those types that hold no training rows."""
-        from codistill.learners.portable.sklearn_models import export_estimator
-
-        return export_estimator(self) if self._constant is None else export_constant(self._constant)
+        return export_estimator(self) if self._frequencies is None else export_constant(self._frequencies)
 
     @property
     def seen_classes(self) -> np.ndarray:
         """The classes that a fitted classifier knows, in the order of its probabilities."""
         return self._labels(self.estimator.classes_)
-
-    @property
-    def columns(self) -> int:
-        """Number of outputs it was fitted on."""
-        return self._columns
 
     def describe(self) -> str:
         """The estimator's class; of a pipeline, its last step."""
@@ -244,37 +228,36 @@ class SklearnLearner(Learner):
             self._check_columns(targets)
             return
         if _is_one_hot(targets) and len(np.unique(targets.argmax(axis=1))) == 1:
-            trial = SklearnLearner(clone(self.estimator))
-            trial._naming = self._naming
             try:
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")  # a fit of a few rows need not converge
-                    trial.fit(x[: 2 * _TRIAL_ROWS], targets[: 2 * _TRIAL_ROWS])
+                self._trial(x[: 2 * _TRIAL_ROWS], targets[: 2 * _TRIAL_ROWS])
             except Exception as error:  # the estimator may be its owner's code
-                raise self._unfitted(error, owner) from None
+                raise self._failed(error, owner) from None
 
     def check_travel(self, x: np.ndarray, owner: str) -> None:
         """Boosting of other libraries must have no option that plain trees do not say; a trial on few rows shows it."""
-        from codistill.learners.portable.boosted_models import is_boosted
-
         if not is_boosted(self.estimator):
             return
-        trial, rows = SklearnLearner(clone(self.estimator)), np.arange(2 * _TRIAL_ROWS)
-        trial._naming = self._naming
+        rows = np.arange(2 * _TRIAL_ROWS)
         classes = 3 if "multi" in str(self.estimator.get_params().get("objective")) else 2
-        targets = np.eye(classes)[rows % classes] if self._takes_soft_targets() else rows[:, None].astype(np.float64)
+        targets = np.eye(classes)[rows % classes] if self._takes_soft_targets else rows[:, None].astype(np.float64)
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                trial.fit(x[rows % len(x)], targets)
-            trial.export()
+            self._trial(x[rows % len(x)], targets).export()
         except LearnerError as error:
             must = f"{self.describe()} of agent '{owner}' {error.must}"
             raise LearnerError(must, error.found, error.do) from None
         except Exception as error:
-            raise self._unfitted(error, owner) from None
+            raise self._failed(error, owner) from None
 
-    def _unfitted(self, error: Exception, owner: str) -> LearnerError:
+    def _trial(self, x: np.ndarray, targets: np.ndarray) -> SklearnLearner:
+        """A copy that was fitted to a few rows, which need not converge."""
+        trial = SklearnLearner(clone(self.estimator))
+        trial._naming = self._naming
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            trial.fit(x, targets)
+        return trial
+
+    def _failed(self, error: Exception, owner: str) -> LearnerError:
         return LearnerError(
             f"{self.describe()} of agent '{owner}' must be able to learn from its samples.",
             f"{type(error).__name__}: {' '.join(str(error).split())[:200]}",
@@ -282,26 +265,40 @@ class SklearnLearner(Learner):
         )
 
     def advice(self, missing: Ability) -> str:
-        """What would work instead."""
         if Ability.PREDICT in missing:
             return self._way_out()
         if missing == Ability.PORTABLE:
-            from codistill.learners.portable.sklearn_models import why_not_to_travel
-
             return why_not_to_travel(self.estimator)
         return f"Use a torch module, or a protocol that needs no '{missing.words()}'."
 
     def _way_out(self) -> str:
         if self.classifies:
-            return (
-                "Use its regressor counterpart, or a classifier whose fit takes sample_weight "
-                "(LogisticRegression, forests, boosting, SVC)."
-            )
+            return "Use KNeighborsRegressor, which learns soft labels as they are, or another classifier."
         return "Wrap it: sklearn.multioutput.MultiOutputRegressor(...), or use a forest or ridge regressor."
+
+
+def labelled_copies(targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Ten copies of each row with hard labels, as its soft label shares them out: (n,) the rows, (n,) their labels.
+
+    Each class gets the whole number below ten times its share, and what is left goes to the largest remainders.
+    """
+    shares = _COPIES * targets.astype(np.float64)
+    counts = np.floor(shares)
+    left = np.rint(shares.sum(axis=1)) - counts.sum(axis=1)
+    place = np.argsort(np.argsort(counts - shares, axis=1, kind="stable"), axis=1)  # 0: the largest remainder
+    counts = (counts + (place < left[:, None])).astype(int)
+    row, label = np.nonzero(counts)
+    return np.repeat(row, counts[row, label]), np.repeat(label, counts[row, label])
 
 
 def _last_step(estimator: Any) -> Any:
     return estimator.steps[-1][1] if isinstance(estimator, Pipeline) else estimator
+
+
+def _compares_rows(estimator: Any) -> bool:
+    """Whether it answers, or some part of it, with the labels of the nearest rows."""
+    parts = [estimator, *options_of(estimator).values()]
+    return any(isinstance(part, KNeighborsClassifier | RadiusNeighborsClassifier) for part in parts)
 
 
 def _fits_many_columns(regressor: Any) -> bool:
@@ -312,12 +309,98 @@ def _fits_many_columns(regressor: Any) -> bool:
     return isinstance(last, MLPRegressor) or bool(get_tags(last).target_tags.multi_output)
 
 
-def _sample_weight_name(estimator: Any) -> str | None:
-    if isinstance(estimator, Pipeline):
-        name, last = estimator.steps[-1]
-        return f"{name}__sample_weight" if has_sample_weight(last) else None
-    return "sample_weight" if has_sample_weight(estimator) else None
-
-
 def _is_one_hot(targets: np.ndarray) -> bool:
     return bool(((targets == 0) | (targets == 1)).all() and (targets.sum(axis=1) == 1).all())
+
+
+# --- Options and signatures of estimators, of scikit-learn and of others: threads, log lines, sample weights.
+
+_LOG_OPTIONS = ("verbosity", "verbose", "verbose_eval")  # of LightGBM
+
+
+def options_of(estimator: Any) -> dict[str, Any]:
+    """The options of an estimator and of its parts, by scikit-learn's names for them."""
+    try:
+        return dict(estimator.get_params())
+    except (RuntimeError, AttributeError) as error:  # an __init__(self, *args, **options), or one that keeps nothing
+        raise LearnerError(
+            f"{type(estimator).__name__} must name its options in __init__ and keep each as an attribute of that name.",
+            " ".join(str(error).split())[:200],
+            "Write them out: def __init__(self, C=1.0, ...).",
+        ) from None
+
+
+def use_one_thread(estimator: Any) -> None:
+    """Agents compute with one thread each. For scikit-learn None means one thread, for others all of them."""
+    parameters = options_of(estimator)
+    for name, value in parameters.items():
+        path, _, last = name.rpartition("__")
+        if last == "n_jobs":
+            owner = parameters[path] if path else estimator
+            of_options = next(base for base in type(owner).__mro__ if "__init__" in vars(base))
+            if value not in ({None, 1} if of_options.__module__.startswith("sklearn.") else {1}):
+                estimator.set_params(**{name: 1})
+
+
+def silence_lightgbm(estimator: Any) -> bool:
+    """Have LightGBM log errors only, unless its owner chose otherwise; returns whether there is any LightGBM in it."""
+    parts = {"": estimator} | {f"{name}__": part for name, part in options_of(estimator).items()}
+    found = {
+        prefix: part
+        for prefix, part in parts.items()
+        if hasattr(part, "get_params")
+        and any(base.__module__.split(".")[0] == "lightgbm" for base in type(part).__mro__)
+    }
+    for prefix, part in found.items():
+        if not any(name in part.get_params() for name in _LOG_OPTIONS):
+            estimator.set_params(**{f"{prefix}verbosity": -1})
+    return bool(found)
+
+
+def has_sample_weight(estimator: Any) -> bool:
+    """Whether `fit` takes sample_weight; a fit(self, *args, **options) takes what the one that it overrides takes."""
+    bases: tuple[Any, ...] = type(estimator).__mro__
+    overridden = [base.fit for base in bases if "fit" in vars(base)]
+    if isinstance(estimator, CalibratedClassifierCV) and estimator.estimator is not None:
+        return has_sample_weight(estimator.estimator)  # without them it would fit that one to unweighted copies
+    for function in (estimator.fit, *overridden):
+        parameters = inspect.signature(function).parameters
+        if "sample_weight" in parameters:
+            return True
+        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+            return False
+    return False
+
+
+# --- Which scikit-learn estimators take samples with missing values (NaN), and columns without any value.
+
+
+def takes_missing(estimator: Any) -> bool:
+    """Whether an estimator takes NaN, by its tags; a pipeline does if a step fills it in before one that does not."""
+    for step in _steps(estimator):
+        if _fills_in(step):
+            return True
+        if not get_tags(step).input_tags.allow_nan:
+            return False
+    return True
+
+
+def without_empty_columns(rows: np.ndarray) -> np.ndarray:
+    """Rows to fit to, with 0 in each column that has no value: nothing can be learnt from it, but some fits fail."""
+    empty = np.isnan(rows).all(axis=0)
+    return np.where(empty, rows.dtype.type(0), rows) if empty.any() else rows
+
+
+def _steps(estimator: Any) -> list[Any]:
+    """The steps of a pipeline, and of the pipelines in it."""
+    if not isinstance(estimator, Pipeline):
+        return [] if estimator is None or estimator == "passthrough" else [estimator]
+    return [inner for _, step in estimator.steps for inner in _steps(step)]
+
+
+def _fills_in(step: Any) -> bool:
+    """Whether no NaN is left after this step."""
+    if isinstance(step, ColumnTransformer):
+        parts = [part for _, part, _ in step.transformers] + [step.remainder]
+        return all(part == "drop" or any(map(_fills_in, _steps(part))) for part in parts)
+    return type(step).__module__.startswith("sklearn.impute")

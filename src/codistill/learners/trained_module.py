@@ -3,32 +3,25 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
+from math import isfinite
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
+from torch.optim.adam import adam
+from torch.optim.adamw import adamw
+from torch.optim.sgd import sgd
 
-from codistill.devices import has_mixed_precision, resolved
-from codistill.errors import LearnerError
+from codistill.core.devices import HOST, OnDevice, has_mixed_precision, in_host_memory, resolved
+from codistill.core.errors import LearnerError
 from codistill.learners.ability import GradientLearner
-from codistill.learners.frozen_copies import FrozenCopies
-from codistill.learners.host_views import HostViews, renewed
-from codistill.learners.module_memory import (
-    FreedTensor,
-    bytes_of,
-    distinct_tensors,
-    first_names,
-    free,
-    initial_values,
-)
-from codistill.learners.optimisers import MakeOptimiser, lay_out_alike, make_optimiser, moments_of
-from codistill.learners.short_steps import ShortSteps
-from codistill.learners.tensors import all_finite, moments_in
-from codistill.on_device import HOST, OnDevice, in_host_memory
+
+MakeOptimiser = Callable[[Iterator[nn.Parameter]], torch.optim.Optimizer]
+OPTIMISERS = ("adam", "adamw", "sgd")
 
 
 class TrainedModule(GradientLearner):
@@ -37,11 +30,8 @@ class TrainedModule(GradientLearner):
     def __init__(
         self,
         module: nn.Module,
-        *,
         optimiser: str | MakeOptimiser,
-        lr: float,
-        weight_decay: float,
-        momentum: float,
+        options: dict[str, float],  # of `make_optimiser`
         device: str | None,
         precision: str,
     ) -> None:
@@ -54,15 +44,14 @@ class TrainedModule(GradientLearner):
         self.precision = precision
         self._place = HOST  # where the module is
         self._placed_by: tuple[str | None, str | None] | None = None  # by what that was said
-        self._make_optimiser = optimiser
-        self._lr, self._weight_decay, self._momentum = lr, weight_decay, momentum
+        self._make_optimiser, self._optimiser_options = optimiser, options
         self._optimiser: torch.optim.Optimizer | None = None
         self._short_steps: ShortSteps | None = None  # of the last optimiser
         self._views: HostViews | None = None  # of the weights
         self._views_of_moments: HostViews | None = None
         self._initial = initial_values(module)
         self._copies = FrozenCopies(module)
-        self._freed: list[FreedTensor] = []
+        self._freed: list[tuple[torch.Tensor, tuple[int, ...], tuple[int, ...]]] = []  # without memory, and its layout
         self._channels_last = any(isinstance(part, nn.Conv2d) for part in module.modules())
         if self._channels_last:
             module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -70,7 +59,6 @@ class TrainedModule(GradientLearner):
     # --- the device -----------------------------------------------------------------------------
 
     def place(self) -> None:
-        """Move the module, and the optimiser's state, to the device: called in the process that trains it."""
         said = self.assigned, self.device
         if said == self._placed_by:
             return
@@ -87,14 +75,10 @@ class TrainedModule(GradientLearner):
             self._restore_optimiser(memory)
 
     def computing(self) -> AbstractContextManager[Any]:
-        """While it is entered, torch computes in this thread where the module is."""
         return nullcontext() if self._place == HOST else OnDevice(self._place)
 
     def _uploaded(self, x: torch.Tensor) -> torch.Tensor:
         return x if self._place == HOST else x.to(self._place)
-
-    def _copied(self, x: torch.Tensor) -> torch.Tensor:
-        return x.clone() if self._place == HOST else x.to(self._place)
 
     def module_in_host_memory(self) -> nn.Module:
         """The module or, where it is on a device, a copy."""
@@ -111,24 +95,10 @@ class TrainedModule(GradientLearner):
 
     @property
     def optimiser(self) -> torch.optim.Optimizer:
-        """The optimiser, made when first needed."""
         if self._optimiser is None:
-            self._optimiser = make_optimiser(
-                self._make_optimiser,
-                self.module.parameters(),
-                lr=self._lr,
-                weight_decay=self._weight_decay,
-                momentum=self._momentum,
-            )
+            parameters = self.module.parameters()
+            self._optimiser = make_optimiser(self._make_optimiser, parameters, **self._optimiser_options)
         return self._optimiser
-
-    def _short_steps_of(self, optimiser: torch.optim.Optimizer) -> ShortSteps | None:
-        """A shorter way to take its steps, where there is one."""
-        if self._place != HOST or not isinstance(self._make_optimiser, str):
-            return None
-        if self._short_steps is None or self._short_steps.optimiser is not optimiser:
-            self._short_steps = ShortSteps(optimiser)
-        return self._short_steps
 
     def set_lr(self, factor: float, lr: float | None = None) -> None:
         """Set the learning rate of all parameters; the owner's own is kept beside it."""
@@ -138,6 +108,10 @@ class TrainedModule(GradientLearner):
 
     def reset_optimiser(self) -> None:
         """An optimiser as it was made first, with the learning rate that was set last."""
+        if isinstance(self._make_optimiser, str):  # faster than a new one, which would have the same options
+            if self._optimiser is not None:
+                self._optimiser.state.clear()
+            return
         before, self._optimiser = self._optimiser, None
         if before is not None and len(before.param_groups) == len(self.optimiser.param_groups):
             for group, old in zip(self.optimiser.param_groups, before.param_groups, strict=True):
@@ -165,7 +139,9 @@ class TrainedModule(GradientLearner):
 
     @cached_property
     def _first_names(self) -> dict[str, str]:
-        return first_names(self.module)
+        """The other names of tensors that have several (tied weights), and the first name of each."""
+        first, state = dict[int, str](), self.module.state_dict(keep_vars=True)
+        return {name: first[id(value)] for name, value in state.items() if first.setdefault(id(value), name) != name}
 
     def _weight_views(self) -> HostViews | None:
         self._views = renewed(self._views, [*self._tensors.values()]) if self._place == HOST else None
@@ -190,12 +166,10 @@ class TrainedModule(GradientLearner):
         return finite and self.has_finite_weights()
 
     def has_finite_weights(self) -> bool:
-        """Parameters and buffers."""
         views = self._weight_views()
         return all_finite(self._tensors.values()) if views is None else views.are_finite()
 
     def load(self, weights: dict[str, np.ndarray]) -> None:
-        """Take over parameters and buffers; names left out keep their values."""
         own = self._tensors
         if self._first_names:
             weights = {self._first_names.get(name, name): value for name, value in weights.items()}
@@ -219,14 +193,13 @@ class TrainedModule(GradientLearner):
     # --- state ----------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """Weights and the optimiser's state."""
         memory = self._optimiser.state_dict() if self._optimiser else None
         return {"weights": dict(self.module.state_dict()), "optimiser": memory}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Return to saved weights and optimiser state."""
-        while self._freed:
-            self._freed.pop().allocate()
+        for tensor, size, stride in self._freed:
+            tensor.data = torch.empty_strided(size, stride, dtype=tensor.dtype, device=tensor.device)
+        self._freed = []
         self.module.load_state_dict(state["weights"])
         self._restore_optimiser(state["optimiser"])
 
@@ -234,16 +207,20 @@ class TrainedModule(GradientLearner):
         self._optimiser = None
         if memory is not None:
             self.optimiser.load_state_dict(memory)
-            lay_out_alike(self.optimiser)
+            # Fused steps walk through memory: moments must lie there as their parameter does (channels last).
+            for parameter, table in self.optimiser.state.items():
+                for name, value in table.items():
+                    if isinstance(value, torch.Tensor) and value.shape == parameter.shape:
+                        table[name] = torch.empty_like(parameter, dtype=value.dtype, requires_grad=False).copy_(value)
 
     def kept(self) -> Callable[[], None]:
         """By copies of the tensors alone, without the tables of `state`: this is done in every round."""
         optimiser, weights, moments = self._optimiser, self._weight_views(), self._moment_views()
-        if optimiser is None or weights is None or moments is None:
-            return super().kept()
-        tables = [(parameter, dict(table)) for parameter, table in optimiser.state.items()]
-        if any(isinstance(item, dict | list) for _, table in tables for item in table.values()):
-            return super().kept()  # of an optimiser that keeps more than tensors and numbers
+        tables = [] if optimiser is None else [(key, dict(table)) for key, table in optimiser.state.items()]
+        nested = any(isinstance(item, dict | list) for _, table in tables for item in table.values())
+        if optimiser is None or weights is None or moments is None or nested:  # it keeps more than tensors and numbers
+            state = copied(self.state())
+            return lambda: self.restore(copied(state))  # a copy, since an optimiser updates its state in place
         kept_weights, kept_moments = weights.copies(), moments.copies()
         groups = [{name: item for name, item in group.items() if name != "params"} for group in optimiser.param_groups]
 
@@ -256,18 +233,275 @@ class TrainedModule(GradientLearner):
             optimiser.state.update((parameter, dict(table)) for parameter, table in tables)
             for group, before in zip(optimiser.param_groups, groups, strict=True):
                 group.update(before)
-            self._optimiser = optimiser
+            self._optimiser, self._short_steps = optimiser, None
 
         return go_back
 
-    def set_aside(self) -> None:
-        """Free the memory of the weights and of the optimiser's state."""
+    def offload(self) -> None:
         self._optimiser = self._short_steps = self._views = self._views_of_moments = None
         self._copies.forget()
-        if not self._freed:
-            self._freed = free(self.module)
+        if self._freed:
+            return
+        for tensor in tensors_of(self.module):
+            self._freed.append((tensor, tuple(tensor.size()), tensor.stride()))
+            tensor.grad = None
+            tensor.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
 
     def memory(self) -> tuple[int, int]:
-        """Bytes of the weights, and of the moments of its optimiser."""
-        weights = bytes_of(self.module)
-        return weights, moments_of(self._make_optimiser, self._momentum) * weights
+        weights = sum(tensor.numel() * tensor.element_size() for tensor in tensors_of(self.module))
+        # As many values for each weight as the optimiser keeps; of one that is unknown as many as Adam.
+        kept = int(self._optimiser_options["momentum"] > 0) if self._make_optimiser == "sgd" else 2
+        return weights, kept * weights
+
+
+# --- Frozen copies of a module: one that is no longer used takes the next weights, faster than a new one is made.
+
+# Modules whose tensors are all that changes in training. What a user's own keeps besides, only a copy takes over.
+_KNOWN = ("torch.nn.modules.", "codistill.learners.zoo")
+
+
+class FrozenCopy:
+    """A copy of a module, without gradients; with the last reference to it, its module is free for the next copy."""
+
+    def __init__(self, module: nn.Module, spare: list[nn.Module]) -> None:
+        self.module, self._spare = module, spare
+
+    def __del__(self) -> None:
+        self._spare.append(self.module)
+
+
+class FrozenCopies:
+    """Makes copies of a module as it is now."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module, self._spare = module, list[nn.Module]()
+        self._plain = all(type(part).__module__.startswith(_KNOWN) for part in module.modules())
+
+    def take(self, *, training: bool) -> FrozenCopy:
+        """A copy; in training mode its batch norm sees a batch as the module itself does."""
+        if not self._plain or not self._spare:
+            frozen = copy.deepcopy(self._module).train(training).requires_grad_(False)
+            return FrozenCopy(frozen, self._spare if self._plain else [])
+        frozen = self._spare.pop()
+        with torch.no_grad():
+            for own, new in zip(_tensors(frozen), _tensors(self._module), strict=True):
+                own.copy_(new)
+        return FrozenCopy(frozen if frozen.training == training else frozen.train(training), self._spare)
+
+    def forget(self) -> None:
+        self._spare = []
+
+
+def _tensors(module: nn.Module) -> list[torch.Tensor]:
+    return [*module.parameters(), *module.buffers()]
+
+
+# --- Optimisers by name, and their steps.
+
+
+def make_optimiser(
+    chosen: str | MakeOptimiser, parameters: Iterator[nn.Parameter], *, lr: float, weight_decay: float, momentum: float
+) -> torch.optim.Optimizer:
+    """The optimiser that was chosen by name, or by a function of the parameters; only "sgd" has a momentum."""
+    if callable(chosen):
+        return chosen(parameters)
+    match chosen:
+        case "adam":
+            return torch.optim.Adam(parameters, lr, weight_decay=weight_decay, fused=True)
+        case "adamw":
+            return torch.optim.AdamW(parameters, lr, weight_decay=weight_decay, fused=True)
+    return torch.optim.SGD(parameters, lr, momentum=momentum, weight_decay=weight_decay, fused=True)
+
+
+class ShortSteps:
+    """Steps of an optimiser that `make_optimiser` has made: Adam, AdamW or SGD, fused, with one group.
+
+    They call torch's functions `adam`, `adamw` and `sgd`, as `optimizer.step()` does, with tensors that are looked up
+    once instead of in every step.
+    """
+
+    def __init__(self, optimiser: torch.optim.Optimizer) -> None:
+        self.optimiser = optimiser
+        self._parameters: list[torch.Tensor] = self._group["params"]
+        self._state: list[list[Any]] = []  # of each kind, one tensor for each parameter
+
+    def descend(self, loss: torch.Tensor) -> None:
+        for parameter in self._parameters:
+            parameter.grad = None
+        loss.backward()  # type: ignore[no-untyped-call]
+        gradients = [parameter.grad for parameter in self._parameters]
+        if any(gradient is None for gradient in gradients) or not self._has_state():
+            self.optimiser.step()
+            return
+        with torch.no_grad():
+            self._step(gradients)  # type: ignore[arg-type]
+
+    @property
+    def _group(self) -> dict[str, Any]:
+        (group,) = self.optimiser.param_groups  # another one, once a state was loaded
+        return group
+
+    def _has_state(self) -> bool:
+        """Look up the optimiser's tensors, unless they are those of the last step; False: only some parameters have."""
+        tables = self.optimiser.state
+        kinds: tuple[str, ...] = ("exp_avg", "exp_avg_sq", "step")
+        if isinstance(self.optimiser, torch.optim.SGD):
+            kinds = ("momentum_buffer",) if self._group["momentum"] else ()
+        first = tables[self._parameters[0]] if kinds else {}
+        if self._state and all(first.get(kind) is mine[0] for kind, mine in zip(kinds, self._state, strict=True)):
+            return True
+        memory = [tables[parameter] for parameter in self._parameters] if kinds else []
+        if "step" in kinds and not any(memory):  # as torch makes them before its first step
+            for parameter, table in zip(self._parameters, memory, strict=True):
+                table["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
+                table["exp_avg"] = torch.zeros_like(parameter)
+                table["exp_avg_sq"] = torch.zeros_like(parameter)
+        if any(memory) and not all(memory):
+            return False
+        self._state = [[table.get(kind) for table in memory] for kind in kinds]  # None: SGD's first step makes them
+        return True
+
+    def _step(self, gradients: list[torch.Tensor]) -> None:
+        group = self._group
+        if isinstance(self.optimiser, torch.optim.SGD):
+            buffers = self._state[0] if self._state else []
+            is_first = bool(buffers) and buffers[0] is None
+            sgd(
+                self._parameters, gradients, buffers, fused=True,
+                lr=group["lr"], momentum=group["momentum"], weight_decay=group["weight_decay"],
+                dampening=0.0, nesterov=False, maximize=False,
+            )  # fmt: skip
+            if is_first:
+                for parameter, buffer in zip(self._parameters, buffers, strict=True):
+                    self.optimiser.state[parameter]["momentum_buffer"] = buffer
+            return
+        function = adamw if isinstance(self.optimiser, torch.optim.AdamW) else adam
+        first, second, counts = self._state
+        function(
+            self._parameters, gradients, first, second, [], counts, fused=True,
+            lr=group["lr"], beta1=group["betas"][0], beta2=group["betas"][1], eps=group["eps"],
+            weight_decay=group["weight_decay"], amsgrad=False, maximize=False,
+        )  # fmt: skip
+
+
+# --- Copies of nested tables of tensors, and whether tensors are finite.
+
+
+def copied(tree: Any) -> Any:
+    """Nested tables with copies of their tensors and arrays: a tenth of the time of a deep copy."""
+    if isinstance(tree, torch.Tensor):
+        return tree.detach().clone()
+    if isinstance(tree, dict):
+        return {name: copied(item) for name, item in tree.items()}
+    if isinstance(tree, list | tuple):
+        return type(tree)(copied(item) for item in tree)
+    return tree.copy() if isinstance(tree, np.ndarray) else tree
+
+
+def moments_in(optimiser: torch.optim.Optimizer | None) -> Iterator[torch.Tensor]:
+    for table in optimiser.state.values() if optimiser is not None else ():
+        yield from (value for value in table.values() if isinstance(value, torch.Tensor))
+
+
+def all_finite(tensors: Iterable[torch.Tensor]) -> bool:
+    """Whether all floating-point numbers are finite, and not huge."""
+    # A norm is finite if all entries are, and not huge.
+    floating = [tensor for tensor in tensors if tensor.is_floating_point()]
+    if not floating:  # a new optimiser has kept nothing yet
+        return True
+    with torch.no_grad():
+        norms = torch.stack([torch.linalg.vector_norm(tensor) for tensor in floating])
+        return isfinite(norms.max())  # NaN, where one is
+
+
+# --- The state of a module: which first values are kept, and which tensors it consists of.
+
+# Layers whose `reset_parameters` sets all of these: their first values are never needed again.
+_RESETTABLE = (
+    nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d,
+    nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.LayerNorm, nn.GroupNorm, nn.Embedding,
+)  # fmt: skip
+_RESET = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
+
+
+def initial_values(module: nn.Module) -> dict[str, Any]:
+    """A copy of what a module's layers cannot reset by themselves."""
+    known = {
+        f"{prefix}.{name}" if prefix else name
+        for prefix, part in module.named_modules(remove_duplicate=False)
+        if type(part) in _RESETTABLE  # not a class derived from one, whose reset may do less
+        for name in _RESET
+    }
+    return copy.deepcopy({name: value for name, value in module.state_dict().items() if name not in known})
+
+
+def distinct_tensors(module: nn.Module) -> dict[str, Any]:
+    """A module's state by name; a tensor that has several names (tied weights) under the first one alone."""
+    found: dict[int, str] = {}
+    state = module.state_dict(keep_vars=True)
+    return {name: value for name, value in state.items() if found.setdefault(id(value), name) == name}
+
+
+def tensors_of(module: nn.Module) -> list[torch.Tensor]:
+    """What a module's state consists of, each tensor once."""
+    return [value for value in distinct_tensors(module).values() if isinstance(value, torch.Tensor)]
+
+
+# --- Tensors in host memory as numpy arrays over the same memory.
+
+
+class HostViews:
+    """Arrays over the memory of some tensors; valid as long as `show` says so."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        self._tensors = tuple(tensors)
+        self._addresses = [tensor.data_ptr() for tensor in tensors]
+        self.arrays = [tensor.detach().numpy() for tensor in tensors]
+        self._flat = [_flat(array) for array in self.arrays]
+        self._numbers = [array for array in self._flat if array.dtype.kind == "f"]
+        if any(array.dtype.itemsize < 4 for array in self._numbers):
+            raise TypeError("A sum of squares needs more than half precision.")
+
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        """None in place of a copy: that would be arrays of their own, twice as many bytes as the tensors."""
+        return type(None), ()
+
+    def show(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether these are the tensors, and still where they were."""
+        return len(tensors) == len(self._tensors) and all(
+            tensor is mine and tensor.data_ptr() == address
+            for tensor, mine, address in zip(tensors, self._tensors, self._addresses, strict=True)
+        )
+
+    def are_finite(self) -> bool:
+        """Whether all floating-point numbers are finite, and not huge: so that their sum of squares is finite, too."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            return all(isfinite(np.dot(numbers, numbers)) for numbers in self._numbers)
+
+    def copies(self) -> list[np.ndarray]:
+        """The values as they are now, for `fill`."""
+        return [array.copy() for array in self._flat]
+
+    def fill(self, copies: Sequence[np.ndarray]) -> None:
+        """Give the tensors values that were copied before."""
+        for array, kept in zip(self._flat, copies, strict=True):
+            array[...] = kept
+
+
+def renewed(views: HostViews | None, tensors: Sequence[torch.Tensor]) -> HostViews | None:
+    """Views of tensors, those given where they are still valid; None where numpy has no view of one of them."""
+    if views is not None and views.show(tensors):
+        return views
+    try:
+        return HostViews(tensors)
+    except (TypeError, ValueError, RuntimeError):  # on a device, of a type that numpy has not, or not dense in memory
+        return None
+
+
+def _flat(array: np.ndarray) -> np.ndarray:
+    """All values of an array as a line, in the order in which they lie in memory."""
+    axes = sorted(range(array.ndim), key=lambda axis: -array.strides[axis])
+    line = array.transpose(axes).reshape(-1)
+    if array.size and line.ctypes.data != array.ctypes.data:
+        raise ValueError("The values lie apart from one another in memory.")
+    return line

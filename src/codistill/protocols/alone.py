@@ -28,7 +28,7 @@ class Alone(Protocol):
     local_steps: int | None = setting(None, "gradient steps per round, instead of epochs", at_least=0)
     batch_size: int = setting(32, "samples per gradient step", at_least=1)
     lr_decay: float = setting(1.0, "factor on the learning rate per round", above=0, at_most=1)
-    refit: bool = setting(False, "fit every learner anew in every round, as protocols do whose models travel")
+    refit: bool = setting(False, "fit every learner again in every round, as protocols that send models do")
 
     def message_bytes(self, classes: int, public: int) -> int:
         """Nothing is sent."""

@@ -26,7 +26,7 @@ class Centralised(Protocol):
     local_epochs: int = setting(1, "epochs of training per round", at_least=0)
     local_steps: int | None = setting(None, "gradient steps per round, instead of epochs", at_least=0)
     batch_size: int = setting(32, "samples per gradient step", at_least=1)
-    refit: bool = setting(False, "fit every learner anew in every round, as protocols do whose models travel")
+    refit: bool = setting(False, "fit every learner again in every round, as protocols that send models do")
 
     async def begin(self, me: Agent) -> None:
         """Fit learners without gradients; `me.shard` holds the data of all agents."""

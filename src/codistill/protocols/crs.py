@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 
-from codistill.protocol import HUB, Ability, Agent, Hub, Message, Protocol, setting
+from codistill.protocol import (
+    HUB,
+    Ability,
+    Agent,
+    Hub,
+    Message,
+    MessageError,
+    Protocol,
+    RecipeError,
+    generator,
+    nearest,
+    setting,
+)  # fmt: skip
 from codistill.protocols import parts
 
 _MOST = 64  # observations per class in a message
@@ -73,10 +86,10 @@ class CRS(Protocol):
             await self._download(me)
         self._train(me, t)
         bounds = self.release_classes, self.release_share, self.smallest_group
-        own, held = parts.own_representations(me, self.average_over, self.uploads, *bounds)
+        own, held = own_representations(me, self.average_over, self.uploads, *bounds)
         if not me.topology.hub:
             heard = await me.exchange({"observations": own[1:], "held": held} if held.any() else None)
-            parts.keep_observations(me, heard, own.shape[2], _MOST)
+            keep_observations(me, heard, own.shape[2])
         elif held.any():
             await me.send(HUB, representations=own, held=held)  # {t̄_u^c}, {t_u,m^c}
 
@@ -96,7 +109,7 @@ class CRS(Protocol):
                 m = torch.randint(1, len(known), (len(label),))  # m ~ UNIFORM(1, ..., M_down)
                 log_q = torch.log_softmax(me.learner.head(received), dim=2)
                 # L_disc = 1/|B| Σ_i (ℓ_disc(1, s_i, t_m^y_i) + Σ_{c ≠ y_i} ℓ_disc(0, s_i, t_m^c))
-                l_disc = parts.contrast(f.log_softmax(dim=1), label, log_q[m], known[m], mean=self.pairs == "mean")
+                l_disc = contrast(f.log_softmax(dim=1), label, log_q[m], known[m], mean=self.pairs == "mean")
                 loss = loss + self.disc_weight * l_disc
             me.learner.descend(loss)
 
@@ -107,15 +120,15 @@ class CRS(Protocol):
             last = me.state.get("relayed")
             if last is None:  # Algorithm 1: {t̄^c} and {t_m^c} are initialised randomly, the same for all agents
                 random = self.start == "random" and t == 0 and len(me.roster) > 1
-                return parts.random_representations(me, self.downloads) if random else nothing
+                return random_representations(me, self.downloads) if random else nothing
             age = last["age"] + np.where(last["age"] < 0, 0.0, me.time - last["time"])
             return last["representations"], (age >= 0) & (age <= (self.oldest or np.inf))
-        heard = parts.recent(me.state.get("heard", {}), me.time, self.oldest)
+        heard = recent(me.state.get("heard", {}), me.time, self.oldest)
         used = [each for name, each in heard.items() if self.listen_to is None or name in self.listen_to]
         if not any(len(each["observations"]) for each in used):
             return nothing
         # Without a hub, the mean of the observations that were received stands for t̄.
-        received, age = parts.drawn_representations(me.rng("draw"), used, self.downloads, me.time)
+        received, age = drawn_representations(me.rng("draw"), used, self.downloads, me.time)
         return received, age >= 0
 
     async def _download(self, me: Agent) -> None:
@@ -131,27 +144,229 @@ class CRS(Protocol):
         """The relay: keep an upload, or answer a download with t̄, the mean of all, and observations of others."""
         uploads = me.state.setdefault("uploads", {})
         if "representations" in message:
-            features = me.hellos[sender].features if sender in me.hellos else None
-            if parts.accepts_representations(me, sender, message, "representations", features, 1 + _MOST):
+            features = me.joined[sender].features if sender in me.joined else None
+            if accepts_representations(me, sender, message, "representations", features, 1 + _MOST):
                 own, held = message["representations"], message["held"]
                 uploads[sender] = {"mean": own[0], "observations": own[1:], "held": held, "time": me.time}
             return None
         if not me.accepts(sender, message, {"downloads": int, "oldest": float, "listen_to": list}):
             return Message()
-        used = parts.recent(uploads, me.time, message["oldest"] or None)
+        used = recent(uploads, me.time, message["oldest"] or None)
         wanted = [name for name in used if name == sender or not message["listen_to"] or name in message["listen_to"]]
         others = [used[name] for name in wanted if name != sender]
         if not others:
             return Message()
         means, held = (np.stack([used[name][key] for name in wanted]) for key in ("mean", "held"))
         aggregation = parts.Aggregation(kind=self.aggregate, trim=self.trim, outputs=False, hub=me)
-        mean = parts.mean_representations(means, held, aggregation)  # t̄^c
+        mean = mean_representations(means, held, aggregation)  # t̄^c
         count = min(max(message["downloads"], 0), _MOST)
-        received, age = parts.drawn_representations(me.rng("draw", sender), others, count, me.time, mean)
+        received, age = drawn_representations(me.rng("draw", sender), others, count, me.time, mean)
         return Message.of(representations=received, age=age)
 
     def check(self, agents: Sequence[Agent]) -> None:
         """There must be classes, and features of one dimension that are not the samples themselves."""
         parts.check_features(agents, self.name, by_class=True)
         parts.check_head(agents, self.name)
-        parts.check_sharing(agents, self)
+        check_sharing(agents, self)
+
+
+# --- the contrast L_disc
+
+
+def contrast(
+    log_p: torch.Tensor, labels: torch.Tensor, log_q: torch.Tensor, known: torch.Tensor, *, mean: bool = True
+) -> torch.Tensor:
+    """The mean over samples of ℓ_disc(1, s_i, t^y_i) + Σ_{c ≠ y_i} ℓ_disc(0, s_i, t^c), ℓ_disc: -log h or -log (1 - h).
+
+    `log_p` (B, K): of the samples s_i; `log_q` (B, C, K): of one t^c for each class and sample; `known` (B, C): which
+    of them there are, the others are left out. `mean`: over the pairs of a sample, instead of their sum.
+    """
+    same = torch.nn.functional.one_hot(labels, log_q.shape[1]).bool()
+    p = log_p[:, None, :]
+    losses = -torch.where(same, log_same_class(p, log_q), log_other_class(p, log_q))
+    kept = losses.masked_fill(~known, 0.0).sum(dim=1)
+    return (kept / known.sum(dim=1).clamp(min=1) if mean else kept).mean()
+
+
+def log_same_class(log_p: torch.Tensor, log_q: torch.Tensor) -> torch.Tensor:
+    """log h, h = ⟨p, q⟩ = Σ_k p_k q_k: the probability that samples with class probabilities p, q are of one class."""
+    return torch.logsumexp(log_p + log_q, dim=-1)
+
+
+def log_other_class(log_p: torch.Tensor, log_q: torch.Tensor) -> torch.Tensor:
+    """log (1 - h) = log Σ_k p_k (1 - q_k), finite where h rounds to 1."""
+    return torch.logsumexp(log_p + log_complement(log_q), dim=-1)
+
+
+def log_complement(log_q: torch.Tensor) -> torch.Tensor:
+    """log (1 - q_k) for each class k of normalised log-probabilities.
+
+    Only the likeliest class can have q_k near 1, where 1 - q_k loses its digits; there it is the sum of all others.
+    """
+    likeliest = torch.nn.functional.one_hot(log_q.argmax(dim=-1), log_q.shape[-1]).bool()
+    others = torch.logsumexp(log_q.masked_fill(likeliest, -torch.inf), dim=-1, keepdim=True)
+    # masked_fill before the logarithm too: what is not taken must have a finite gradient.
+    direct = torch.log1p(-log_q.masked_fill(likeliest, -1.0).exp())
+    return torch.where(likeliest, others, direct)
+
+
+# --- mean features by class
+
+
+def own_representations(
+    me: Agent,
+    average_over: int,
+    observations: int,
+    classes: Sequence[int] | None = None,
+    share: float = 1.0,
+    smallest: int = 1,
+) -> tuple[np.ndarray, np.ndarray]:
+    """(1 + M, C, d): the mean features of each class, then M observations of it; (C,): which classes there are.
+
+    An observation is the mean over `average_over` samples of a class drawn at random, or all if there are fewer.
+    `classes`: those that are released, None for all; `share`: of the samples that are used, always the same ones.
+    `smallest`: samples of a class that is released, of an observation, and of what an observation leaves out of the
+    class: the mean of the class and an observation of all but one sample would give that one.
+    """
+    rows = np.arange(len(me.shard))
+    if share < 1.0:
+        order = generator(me.seed, me.name, "released").permutation(len(me.shard))
+        rows = np.sort(order[: int(np.ceil(share * len(order)))])
+    label, rng = me.shard.targets[rows].argmax(axis=1), me.rng("observations")
+    features = me.learner.evaluated_features(me.shard.x[rows]) if len(rows) else np.zeros((0, 1), np.float32)
+    own = np.zeros((1 + observations, me.classes, features.shape[1]), np.float32)
+    held = parts.named_classes(me, np.bincount(label, minlength=me.classes), smallest, classes)
+    for c in np.flatnonzero(held):
+        of_class, count = features[label == c], max(average_over, smallest)
+        own[0, c] = of_class.mean(axis=0)
+        if len(of_class) - count < smallest:
+            count = len(of_class)
+        for m in range(observations):
+            own[1 + m, c] = of_class[rng.permutation(len(of_class))[:count]].mean(axis=0)
+    return own, held
+
+
+def random_representations(me: Agent, observations: int) -> tuple[np.ndarray, np.ndarray]:
+    """(1 + M, C, d): standard normal, the same for all agents of a run; (1 + M, C): there is one of each."""
+    shape = 1 + observations, me.classes, int(me.learner.head.in_features)
+    drawn = generator(me.seed, "initial representations").standard_normal(shape).astype(np.float32)
+    return drawn, np.ones(shape[:2], dtype=bool)
+
+
+def mean_representations(
+    values: np.ndarray, held: np.ndarray, aggregation: parts.Aggregation | None = None
+) -> np.ndarray:
+    """(C, d): for each class the mean, or another aggregate, of the rows of (K, C, d) that hold it; else zeros."""
+    if aggregation is None or aggregation.kind == "mean":
+        sums = np.einsum("kcd,kc->cd", values, held, dtype=np.float64)
+        return np.asarray(sums / np.maximum(held.sum(axis=0), 1)[:, None], dtype=np.float32)
+    means = np.zeros(values.shape[1:], np.float32)
+    for c in np.flatnonzero(held.any(axis=0)):
+        means[c] = aggregation.of_all(values[held[:, c], c][:, None, :])[0]
+    return means
+
+
+def recent(given: Mapping[str, Mapping[str, Any]], now: float, oldest: float | None) -> dict[str, Mapping[str, Any]]:
+    """What was sent no longer ago than `oldest`, by sender; None: at any time."""
+    return {name: each for name, each in given.items() if oldest is None or now - each["time"] <= oldest}
+
+
+def drawn_representations(
+    rng: np.random.Generator,
+    given: Sequence[Mapping[str, Any]],
+    count: int,
+    now: float,
+    mean: np.ndarray | None = None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """(1 + M, C, d): t̄, and M = `count` observations of each class at random; (1 + M, C): their ages, -1: no such one.
+
+    `given`: of each sender its "observations" (m, C, d), which classes it "held" (C,) and at which "time" they came.
+    The observations of a class are different ones, if there are enough. `mean`: t̄, if not the mean of all of them.
+    """
+    observed = np.concatenate([each["observations"] for each in given])
+    sizes = [len(each["observations"]) for each in given]
+    held = np.repeat(np.stack([each["held"] for each in given]), sizes, axis=0)
+    ages = np.repeat([now - each["time"] for each in given], sizes)
+    drawn = np.zeros((1 + count, *observed.shape[1:]), np.float32)
+    age = np.full((1 + count, observed.shape[1]), -1.0, np.float32)
+    drawn[0] = mean_representations(observed, held) if mean is None else mean
+    age[0, np.any([each["held"] for each in given], axis=0)] = max(now - each["time"] for each in given)
+    for c in np.flatnonzero(held.any(axis=0)) if count else ():
+        holders = np.flatnonzero(held[:, c])
+        rows = rng.choice(holders, count, replace=len(holders) < count)
+        drawn[1:, c], age[1:, c] = observed[rows, c], ages[rows]
+    return drawn, age
+
+
+def keep_observations(me: Agent, heard: Mapping[str, Message], features: int) -> None:
+    """Between neighbours: the last observations of each, in place of those before."""
+    kept = me.state.setdefault("heard", {})
+    for name, message in heard.items():
+        if message and accepts_representations(me, name, message, "observations", features, _MOST):
+            kept[name] = {"observations": message["observations"], "held": message["held"], "time": me.time}
+
+
+def accepts_representations(
+    me: Agent | Hub, sender: str, message: Message, array: str, features: int | None, most: int
+) -> bool:
+    """Whether a message holds means of features by class, at most `most` of each, and which classes it has."""
+    expect: dict[str, Any] = {array: (None, me.classes, features), "held": np.empty(me.classes, bool)}
+    if not me.accepts(sender, message, expect):
+        return False
+    found = message[array]
+    if found.dtype == np.float32 and len(found) <= most:
+        return True
+    me.refuse(
+        sender,
+        MessageError(
+            f"'{array}' must be at most {most} means of each class, as float32.",
+            f"{len(found)}, as {found.dtype}",
+            "The sender must run the same protocol.",
+        ),
+    )
+    return False
+
+
+# --- what an agent chooses
+
+
+def check_sharing(agents: Sequence[Agent], protocol: CRS) -> None:
+    """Whom an agent listens to, which classes it releases, and how old knowledge may be: each must leave some."""
+    for agent in agents:
+        mine = protocol.chosen(agent.choices)
+        if mine.listen_to is not None:
+            _check_listening(agent, mine.listen_to, chosen="listen_to" in agent.choices)
+        beyond = [c for c in mine.release_classes or () if c >= agent.classes]
+        if beyond:
+            raise RecipeError(
+                f"release_classes of agent '{agent.name}' must be classes of the federation, 0 to {agent.classes - 1}.",
+                f"{beyond[0]}",
+                "Correct it, or leave release_classes out: all classes.",
+            )
+        if mine.oldest is not None and mine.oldest < 1 and not agent.asynchronous:
+            raise RecipeError(
+                f"oldest of agent '{agent.name}' must be at least 1 with rounds: what is used is of an earlier round.",
+                f"{mine.oldest:g}",
+                "Set 1 or more, or leave it out: any age.",
+            )
+
+
+def _check_listening(agent: Agent, listen_to: Sequence[str], *, chosen: bool) -> None:
+    """Every name is an agent, and somebody is left; in one's own choice, everybody named is heard, and not oneself."""
+    others = [name for name in agent.roster if name != agent.name]
+    heard = others if agent.topology.hub else list(agent.topology.sources(agent.name))
+    for name in listen_to:
+        if name not in agent.roster or (chosen and name not in heard):
+            is_own = "itself, " * (name == agent.name)
+            raise RecipeError(
+                f"listen_to of agent '{agent.name}' must name other agents that it hears.",
+                f"{is_own}'{name}'",
+                nearest(name, heard) if heard else "Leave it out: it hears nobody.",
+            )
+    if not set(listen_to) & set(heard):
+        raise RecipeError(
+            f"listen_to of agent '{agent.name}' must name an agent that it hears.",
+            ", ".join(map(repr, listen_to)) or "an empty list",
+            f"Name some of {', '.join(heard) or 'nobody'}, or leave it out: all. To send without learning, set "
+            "kd_weight and disc_weight to 0.",
+        )

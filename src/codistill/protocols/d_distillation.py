@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from codistill.protocol import Ability, Agent, LearnerError, Protocol, setting
+from codistill.protocol import Ability, Agent, LearnerError, Message, MessageError, Protocol, setting
 from codistill.protocols import parts
 from codistill.protocols.silo_sgd import SiloSGD
+
+_TOLERANCE = 0.05  # how far from probabilities what arrives may be: compression rounds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +97,7 @@ class DDistillation(Protocol):
             me.learner.descend(loss)  # (5)
 
     async def _round_by_fitting(self, me: Agent, t: int, due: range, points: Iterable[Any]) -> None:
-        s = parts.on_simplex(me.learner.predict(me.public.x))
+        s = on_simplex(me.learner.predict(me.public.x))
         for i, (ids, _) in points:
             await self._agree(me, ids, s[ids], self._lr_factor(t, i), i in due)
         own, pull = self._weights(me)
@@ -116,14 +118,14 @@ class DDistillation(Protocol):
         mixed: np.ndarray = z[ids]
         mine, heard = mixed, {}
         if due:
-            heard = parts.accepted_probabilities(me, await me.exchange(z=mine, expect={"z": mine}), "z")
+            heard = accepted_probabilities(me, await me.exchange(z=mine, expect={"z": mine}), "z")
             mixed = me.mix(mine, heard)  # Σ_m w_nm z^m
         if self.form == "printed":
             used, step = mine, 2 * self.beta * (self.lr or 0.0) * factor
         else:
             used, step = mixed, self.z_step
         # (6): z ← Σ_m w_nm z^m - 2 β η_t (z^n - s); in the form "mean", with γ and z after the consensus step
-        z[ids] = parts.on_simplex(mixed - step * (used - s))
+        z[ids] = on_simplex(mixed - step * (used - s))
         if heard:
             me.measure(me.name, consensus_error=float(np.square(mixed - mine).sum(axis=1).mean()))
         if not heard and due and self.form == "mean":
@@ -148,7 +150,7 @@ class DDistillation(Protocol):
         return 4 * min(self.network_batch, public) * classes
 
     def check(self, agents: Sequence[Agent]) -> None:
-        """The agents must be connected and have classes; the form "printed" has conditions of its own."""
+        """The agents must be connected and have classes; the form "printed" has more conditions."""
         agents[0].topology.check_mixing()
         parts.check_classes(agents, self.name)
         if self.form == "printed":
@@ -178,3 +180,29 @@ class DDistillation(Protocol):
     def alone(self) -> SiloSGD:
         """The same steps without one another."""
         return self.settings_for(SiloSGD)
+
+
+def accepted_probabilities(me: Agent, heard: Mapping[str, Message], array: str) -> dict[str, np.ndarray]:
+    """An array of every message, by sender; a message with other rows than probabilities is refused by name."""
+    accepted = {}
+    for sender, message in heard.items():
+        p = message[array]
+        with np.errstate(over="ignore"):
+            sums = p.sum(axis=1)
+        if p.min(initial=0) >= -_TOLERANCE and np.abs(sums - 1).max(initial=0) <= _TOLERANCE:
+            accepted[sender] = p
+            continue
+        found = f"sums from {sums.min():.3g} to {sums.max():.3g}, smallest entry {p.min():.3g}"
+        me.refuse(sender, MessageError(f"'{array}' must be probabilities.", found, "Look at what the sender does."))
+    return accepted
+
+
+def on_simplex(p: np.ndarray) -> np.ndarray:
+    """Rows that are probabilities: negative entries become 0, and each row is divided by its sum.
+
+    A row without a positive entry, as a regressor may predict, becomes uniform.
+    """
+    p = np.maximum(p, 0)
+    sums = p.sum(axis=1, keepdims=True)
+    answer: np.ndarray = np.where(sums > 0, p, 1) / np.where(sums > 0, sums, p.shape[1])
+    return answer.astype(p.dtype, copy=False)

@@ -17,9 +17,9 @@ class DSGD(Protocol):
 
     After every `every` gradient steps an agent n sends its weights θ^n to its neighbours and takes the mean of its own
     and theirs by the communication matrix W: θ^n ← Σ_m w_nm θ^m. A neighbour that is missing leaves its weight to
-    the agent's own. All agents need one architecture, and start from the same weights unless told otherwise.
+    the agent's own. All agents need one architecture, and start from the same weights if `synchronise`.
 
-    On islands (a topology of separate groups) each group needs one architecture, and learns by itself.
+    In a topology of separate groups each group needs one architecture, and learns separately.
     """
 
     name = "d_sgd"
@@ -37,7 +37,7 @@ class DSGD(Protocol):
     synchronise: bool = setting(True, "start all agents from the same initial weights")
 
     async def begin(self, me: Agent) -> None:
-        """Equal initial weights, unless told otherwise."""
+        """Equal initial weights, if `synchronise`."""
         if self.synchronise:
             parts.same_initial_weights(me)
 

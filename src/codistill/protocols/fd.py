@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -82,7 +82,7 @@ class FD(Protocol):
         for holders, classes in parts.classes_by_holders(heard):
             held = {name: heard[name]["means"][classes] for name in holders}
             # F̂_-n,c = mean of F_m,c over all m ≠ n who have c
-            for name, targets in parts.class_means_of_others(aggregation, held, me.present).items():
+            for name, targets in means_of_others(aggregation, held, me.present).items():
                 told[name][classes], known[name][classes] = targets, True
         await me.scatter({name: Message.of(means=told[name], known=known[name]) for name in me.present})
 
@@ -93,3 +93,16 @@ class FD(Protocol):
     def check(self, agents: Sequence[Agent]) -> None:
         """There must be classes."""
         parts.check_classes(agents, self.name, softmax=self.distance == "kl")
+
+
+def means_of_others(
+    aggregation: parts.Aggregation, values: Mapping[str, np.ndarray], present: Sequence[str]
+) -> dict[str, np.ndarray]:
+    """For each agent that is present, the aggregate of the others' values; agents without others are left out."""
+    if not values:
+        return {}
+    stacked = np.stack(list(values.values()))
+    answers = dict.fromkeys(present, aggregation.of_all(stacked))
+    if len(values) == 1:
+        return {name: answer for name, answer in answers.items() if name not in values}
+    return answers | dict(zip(values, aggregation.of_others(stacked), strict=True))

@@ -88,7 +88,7 @@ class FedAL(Protocol):
             me.state["taught"] = True
 
     async def hub(self, me: Hub, t: int) -> None:
-        """Lines 12-16, with whoever answered: a step of the discriminator, the mean output, and ∇_{f_n} U_n."""
+        """Lines 12-16, over the agents that answered: a step of the discriminator, the mean output, and ∇_{f_n} U_n."""
         aggregation = parts.Aggregation(kind=self.aggregate, trim=self.trim, temperature=self.temperature, hub=me)
         discriminator = parts.Discriminator(
             lr=self.discriminator_lr, temperature=self.discriminator_temperature, hidden=self.discriminator_hidden

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from codistill.protocol import Ability, Agent, Hub, Message, Protocol, setting
 from codistill.protocols import parts
 
@@ -25,6 +27,7 @@ class FedAvg(Protocol):
     paper = "McMahan et al., AISTATS 2017"
     exchanges = "weights, to and from the hub"
     needs = Ability.WEIGHTS | Ability.GRADIENTS
+    take_over = parts.take_over
 
     local_epochs: int = setting(1, "epochs of local training per round", at_least=0)
     local_steps: int | None = setting(None, "gradient steps per round, instead of epochs", at_least=0)
@@ -37,29 +40,32 @@ class FedAvg(Protocol):
     synchronise: bool = setting(True, "start all agents from the same initial weights")
 
     async def begin(self, me: Agent) -> None:
-        """Equal initial weights, unless told otherwise."""
+        """Equal initial weights, if `synchronise`."""
         if self.synchronise:
             parts.same_initial_weights(me)
 
     async def round(self, me: Agent, t: int) -> None:
         """Train, send w_k with n_k, take over the mean."""
-        if me.sampled and t > 0:  # who missed the last round first gets its common weights
-            newest = await me.catch_up(holds=parts.round_held(me), expect=me.learner.weights())
-            parts.take_over(me, newest, t - 1, self.optimiser_state)
         parts.set_lr(me, self.lr_decay**t, None)
         parts.train_locally(me, me.shard.batches(t, self.batch_size, self.local_epochs, self.local_steps))
         weights = me.learner.weights()
         mean = await me.ask_hub(Message(weights, {"samples": len(me.shard)}), expect=weights)
-        parts.take_over(me, mean, t, self.optimiser_state)
+        self.take_over(me, mean, t)
 
     async def hub(self, me: Hub, t: int) -> None:
-        """Average the weights that arrived; should agents have joined with different ones, each kind by itself."""
-        if me.sampled and t > 0:
-            await me.scatter(parts.newest_weights(me, await me.gather(expect={"holds": int})))
+        """Average the weights that arrived; if agents joined with different architectures, each separately."""
         heard = parts.accepted_weights(me, await me.gather())
-        means = parts.group_means(me, heard, self.aggregate, self.trim, self.cap)  # w ← Σ_k n_k / n · w_k
-        parts.keep_newest(me, means, t)
-        await me.scatter(parts.to_groups(me, means))
+        means = [(names, self._mean(me, w)) for names, w in parts.architectures(me, heard)]
+        parts.watch_growth(me, means)
+        await me.scatter(parts.to_groups(me, means, t))
+
+    def _mean(self, me: Hub, w: dict[str, Message]) -> dict[str, np.ndarray]:
+        if self.aggregate != "mean":
+            return parts.robust_weights(w, self.aggregate, self.trim, me)
+        n_k = parts.capped_samples(w, self.cap)
+        n = sum(n_k.values())
+        # w ← Σ_k n_k / n · w_k
+        return parts.weighted_sum({k: n_k[k] / n for k in w}, w)
 
     def check(self, agents: Sequence[Agent]) -> None:
         """All agents must have the same weights by name and shape."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from codistill.protocol import Ability, Agent, Hub, Message, Protocol, setting
 from codistill.protocols import parts
 
@@ -19,13 +21,14 @@ class FedBN(Protocol):
     scanner, another hand). Of a model without batch norm it is FedAvg.
 
     Deviations: n_k weights the mean, where the paper's is of equal weights. `cap`, `aggregate` and when an agent gets
-    the mean: as of FedAvg here.
+    the mean: as in our FedAvg.
     """
 
     name = "fedbn"
     paper = "Li et al., ICLR 2021"
     exchanges = "weights but those of batch norm, to and from the hub"
     needs = Ability.WEIGHTS | Ability.GRADIENTS
+    take_over = parts.take_over
 
     local_epochs: int = setting(1, "epochs of local training per round", at_least=0)
     local_steps: int | None = setting(None, "gradient steps per round, instead of epochs", at_least=0)
@@ -38,31 +41,28 @@ class FedBN(Protocol):
     synchronise: bool = setting(True, "start all agents from the same initial weights")
 
     async def begin(self, me: Agent) -> None:
-        """Equal initial weights, unless told otherwise."""
+        """Equal initial weights, if `synchronise`."""
         if self.synchronise:
             parts.same_initial_weights(me)
 
     async def round(self, me: Agent, t: int) -> None:
         """Train, send all of w_k but batch norm, take over the mean of these."""
-        if me.sampled and t > 0:  # who missed the last round first gets its common weights
-            body = parts.shared_weights(me, "except batch norm")
-            newest = await me.catch_up(holds=parts.round_held(me), expect=body)
-            parts.take_over(me, newest, t - 1, self.optimiser_state)
         parts.set_lr(me, self.lr_decay**t, None)
         parts.train_locally(me, me.shard.batches(t, self.batch_size, self.local_epochs, self.local_steps))
-        body = parts.shared_weights(me, "except batch norm")
+        body = self.common(me)
         mean = await me.ask_hub(Message(body, {"samples": len(me.shard)}), expect=body)
-        parts.take_over(me, mean, t, self.optimiser_state)
+        self.take_over(me, mean, t)
+
+    def common(self, me: Agent) -> dict[str, np.ndarray]:
+        """All weights but those of batch norm."""
+        return parts.shared_weights(me, "except batch norm")
 
     async def hub(self, me: Hub, t: int) -> None:
-        """Average the weights that arrived; should agents have joined with different ones, each kind by itself."""
-        if me.sampled and t > 0:
-            await me.scatter(parts.newest_weights(me, await me.gather(expect={"holds": int})))
+        """Average the weights that arrived; if agents joined with different architectures, each separately."""
         heard = parts.accepted_weights(me, await me.gather(), "except batch norm")
         # w^(l) ← Σ_k n_k / n · w_k^(l), for each layer l that is not batch norm
         means = parts.group_means(me, heard, self.aggregate, self.trim, self.cap, "except batch norm")
-        parts.keep_newest(me, means, t)
-        await me.scatter(parts.to_groups(me, means))
+        await me.scatter(parts.to_groups(me, means, t))
 
     def check(self, agents: Sequence[Agent]) -> None:
         """All agents must have the same weights by name and shape."""

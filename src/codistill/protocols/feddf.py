@@ -52,7 +52,7 @@ class FedDF(Protocol):
     synchronise: bool = setting(True, "start agents of equal architecture from the same initial weights")
 
     async def begin(self, me: Agent) -> None:
-        """Equal initial weights for equal architectures, unless told otherwise."""
+        """Equal initial weights for equal architectures, if `synchronise`."""
         if self.synchronise:
             parts.same_initial_weights(me)
 
@@ -67,8 +67,7 @@ class FedDF(Protocol):
             me.learner.descend(loss)
         weights = me.learner.weights()
         mean = await me.ask_hub(Message(weights, {"samples": len(me.shard)}), expect=weights)
-        if mean is not None:  # None: one's own weights, or the reply, were lost
-            parts.take_over(me, {name: mean[name] for name in weights}, t, self.optimiser_state)
+        parts.take_over(self, me, mean, t)
         if len(me.present) > 1:  # alone, not even the statistics of batch norm may change
             await self._transfer(me, t)
 
@@ -120,7 +119,7 @@ class FedDF(Protocol):
         for names, group in parts.groups_alike(me, heard, "weights"):
             # w ← Σ_k n_k / n · w_k, over the agents k of one architecture
             mean = parts.combined_weights(group, self.aggregate_weights, self.trim, self.cap, me)
-            parts.watch_growth(me, names, mean)
+            parts.watch_growth(me, [(names, mean)])
             answers |= dict.fromkeys(group, Message(mean))
         await me.scatter(answers)
 

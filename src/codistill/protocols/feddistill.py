@@ -25,7 +25,7 @@ class FedDistill(Protocol):
 
     Deviations: F̂_c is the mean over those who have the class, where Zhu et al. count the others as zeros. An agent
     whose model diverges leaves the distillation out for the round. `cap`, `aggregate` and when an agent gets the mean:
-    as of FedAvg here.
+    as in our FedAvg.
     """
 
     name = "feddistill"
@@ -47,15 +47,12 @@ class FedDistill(Protocol):
     synchronise: bool = setting(True, "start all agents from the same initial weights")
 
     async def begin(self, me: Agent) -> None:
-        """Equal initial weights, unless told otherwise."""
+        """Equal initial weights, if `synchronise`."""
         if self.synchronise:
             parts.same_initial_weights(me)
 
     async def round(self, me: Agent, t: int) -> None:
         """Train towards labels and F̂, send w_k and F_k, take over the means of both."""
-        if me.sampled and t > 0:  # who missed the last round first gets its common weights
-            expect = me.learner.weights() | self._like(me)
-            self._take_over(me, await me.catch_up(holds=parts.round_held(me), expect=expect), t - 1)
         parts.set_lr(me, self.lr_decay**t, None)
         sums, shares = np.zeros((me.shard.classes, me.shard.classes)), np.zeros(me.shard.classes)
         for x, y in me.shard.batches(t, self.batch_size, self.local_epochs, self.local_steps):
@@ -72,29 +69,31 @@ class FedDistill(Protocol):
         weights = me.learner.weights()
         means, seen = parts.class_means(sums, shares, parts.large_classes(me, shares, self.smallest_group))  # F_k,c
         sent = {**weights, MEANS: means, SEEN: seen}
-        self._take_over(me, await me.ask_hub(Message(sent, {"samples": len(me.shard)}), expect=sent), t)
+        self.take_over(me, await me.ask_hub(Message(sent, {"samples": len(me.shard)}), expect=sent), t)
 
-    def _take_over(self, me: Agent, reply: Message | None, t: int) -> None:
-        if reply is not None:  # where it was lost, the last weights and F̂ stay
-            parts.take_over(me, {name: reply[name] for name in me.learner.weights()}, t, self.optimiser_state)
+    def common(self, me: Agent) -> dict[str, np.ndarray]:
+        """The mean weights, and F̂."""
+        return me.learner.weights() | self._like(me)
+
+    def take_over(self, me: Agent, weights: Message | None, t: int) -> None:
+        """Load the mean weights, and keep F̂; where the reply was lost, the last ones stay."""
+        if weights is not None:
+            parts.take_over(self, me, {name: weights[name] for name in me.learner.weights()}, t)
             if len(me.roster) > 1:  # a lone agent does not learn from its own past
-                me.state |= {"told": reply[MEANS].astype(np.float32), "known": reply[SEEN].copy()}
+                me.state |= {"told": weights[MEANS].astype(np.float32), "known": weights[SEEN].copy()}
 
     def _like(self, me: Agent | Hub) -> dict[str, np.ndarray]:
         return {MEANS: np.empty((me.classes,) * 2, np.float32), SEEN: np.empty(me.classes, bool)}
 
     async def hub(self, me: Hub, t: int) -> None:
         """Average weights, and outputs class by class."""
-        if me.sampled and t > 0:
-            await me.scatter(parts.newest_weights(me, await me.gather(expect={"holds": int})))
         outputs, arrived = parts.split_message(me, await me.gather(), self._like(me))
         heard = parts.accepted_weights(me, arrived)
         told = self._mean_outputs(me, [outputs[name] for name in heard])
         # w ← Σ_k n_k / n · w_k
         groups = parts.group_means(me, heard, self.aggregate, self.trim, self.cap)
         means = [(names, w | told) for names, w in groups]
-        parts.keep_newest(me, means, t)
-        await me.scatter(parts.to_groups(me, means))
+        await me.scatter(parts.to_groups(me, means, t))
 
     def _mean_outputs(self, me: Hub, outputs: list[Message]) -> dict[str, np.ndarray]:
         aggregation = parts.Aggregation(kind=self.aggregate, trim=self.trim, outputs=False, hub=me)

@@ -17,13 +17,14 @@ class FedMAX(Protocol):
     As FedAvg, but the loss of local training is F(w; b) + β 1/B Σ_i KL(a_i ‖ U): a_i is the softmax of the features of
     sample i, the input of the head, and U the uniform distribution. With β = 0 it is FedAvg.
 
-    Deviations: as of FedAvg here (`cap`, `aggregate`, when an agent gets the mean).
+    Deviations: as in our FedAvg (`cap`, `aggregate`, when an agent gets the mean).
     """
 
     name = "fedmax"
     paper = "Chen, Bhardwaj, Marculescu, ECML PKDD 2020"
     exchanges = "weights, to and from the hub"
     needs = Ability.WEIGHTS | Ability.GRADIENTS | Ability.FEATURES
+    take_over = parts.take_over
 
     local_epochs: int = setting(1, "epochs of local training per round", at_least=0)
     local_steps: int | None = setting(None, "gradient steps per round, instead of epochs", at_least=0)
@@ -37,15 +38,12 @@ class FedMAX(Protocol):
     synchronise: bool = setting(True, "start all agents from the same initial weights")
 
     async def begin(self, me: Agent) -> None:
-        """Equal initial weights, unless told otherwise."""
+        """Equal initial weights, if `synchronise`."""
         if self.synchronise:
             parts.same_initial_weights(me)
 
     async def round(self, me: Agent, t: int) -> None:
         """Train with activations of high entropy, send w_k with n_k, take over the mean."""
-        if me.sampled and t > 0:  # who missed the last round first gets its common weights
-            newest = await me.catch_up(holds=parts.round_held(me), expect=me.learner.weights())
-            parts.take_over(me, newest, t - 1, self.optimiser_state)
         parts.set_lr(me, self.lr_decay**t, None)
         for x, y in me.shard.batches(t, self.batch_size, self.local_epochs, self.local_steps):
             f, a = me.learner.with_features(x)
@@ -55,16 +53,13 @@ class FedMAX(Protocol):
             me.learner.descend(loss)
         weights = me.learner.weights()
         mean = await me.ask_hub(Message(weights, {"samples": len(me.shard)}), expect=weights)
-        parts.take_over(me, mean, t, self.optimiser_state)
+        self.take_over(me, mean, t)
 
     async def hub(self, me: Hub, t: int) -> None:
-        """Average the weights that arrived; should agents have joined with different ones, each kind by itself."""
-        if me.sampled and t > 0:
-            await me.scatter(parts.newest_weights(me, await me.gather(expect={"holds": int})))
+        """Average the weights that arrived; if agents joined with different architectures, each separately."""
         heard = parts.accepted_weights(me, await me.gather())
         means = parts.group_means(me, heard, self.aggregate, self.trim, self.cap)  # w ← Σ_k n_k / n · w_k
-        parts.keep_newest(me, means, t)
-        await me.scatter(parts.to_groups(me, means))
+        await me.scatter(parts.to_groups(me, means, t))
 
     def check(self, agents: Sequence[Agent]) -> None:
         """All agents must have the same weights by name and shape."""

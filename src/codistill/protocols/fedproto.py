@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -86,12 +87,12 @@ class FedProto(Protocol):
                 me.learner.descend(self.weight * mse_loss(h, torch.from_numpy(others)))  # λ |h_n(P) - h_-n(P)|²
 
     async def hub(self, me: Hub, t: int) -> None:
-        """The mean over whoever answered: of prototypes with the receiver's own, of public features without."""
+        """The mean over the agents that answered: of prototypes with the receiver's own, of public features without."""
         aggregation = parts.Aggregation(kind=self.aggregate, trim=self.trim, outputs=False, hub=me)
         if self.form == "classes":
             return await self._mean_prototypes(me, aggregation)
         for ids, _ in me.public.batches(t, self.batch_size, self.transfer_steps) if len(me.present) > 1 else ():
-            heard = await me.gather(expect=parts.expected_features(me, "f", len(ids)))
+            heard = await me.gather(expect=expected_features(me, "f", len(ids)))
             answers = dict.fromkeys(me.present, Message())
             for names, group in parts.groups_alike(me, heard, "features"):
                 h, _ = parts.stacked(group)
@@ -100,7 +101,7 @@ class FedProto(Protocol):
 
     async def _mean_prototypes(self, me: Hub, aggregation: parts.Aggregation) -> None:
         like = {"seen": np.empty(me.classes, bool)}
-        heard = await me.gather(expect=parts.expected_features(me, "prototypes", me.classes, **like))
+        heard = await me.gather(expect=expected_features(me, "prototypes", me.classes, **like))
         answers = dict.fromkeys(me.present, Message())
         for names, group in parts.groups_alike(me, heard, "features"):
             told = np.zeros_like(next(iter(group.values()))["prototypes"])
@@ -116,3 +117,14 @@ class FedProto(Protocol):
         parts.check_features(agents, self.name, by_class=self.form == "classes")
         if self.form == "classes":
             parts.check_classes(agents, self.name, softmax=False)
+
+
+def expected_features(me: Hub, array: str, rows: int, **others: Any) -> Callable[[str], dict[str, Any]]:
+    """What the hub expects of an agent: `rows` rows, of as many features as it joined with, and `others`."""
+
+    def of(name: str) -> dict[str, Any]:
+        said = me.joined.get(name)
+        features = (rows, None) if said is None else np.empty((rows, said.features or 0), np.float32)
+        return {array: features, **others}
+
+    return of

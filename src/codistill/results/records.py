@@ -11,11 +11,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from codistill.results.feature_space import FeatureSpace
-from codistill.results.outputs import Outputs
+from codistill.results.outputs import FeatureSpace, Outputs
 
 Row = dict[str, Any]
 Scores = dict[str, float]
+# What a row may hold beside scores and a protocol's measures.
+ROW_KEYS = frozenset({
+    "round", "agent", "present", "lies", "sent", "received", "steps", "exchanges", "from_hub", "time", "test_samples",
+})  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -17,21 +17,113 @@ from typing import Any
 
 import numpy as np
 
-from codistill.errors import RecipeError, nearest
-from codistill.results import score_formulas as formulas
-from codistill.results.score_formulas import WORST
-from codistill.results.sklearn_scorers import is_scorer, of_scorer, of_scorer_name, sklearn_names
-from codistill.settings import Settings
+from codistill.core.errors import RecipeError, nearest
+from codistill.core.settings import Settings
+from codistill.results.outputs import are_probabilities
+from codistill.results.records import ROW_KEYS
+
+# --- The formulas of the scores: of labels y (n,) or real values y (n, outputs), answers (n, C), weights of samples.
+
+BINS = 15  # of the calibration error, as in Guo et al. 2017
+WORST = 1e100  # the largest magnitude that is reported: sums of many of them are still finite
+
+
+def accuracy(y: np.ndarray, answers: np.ndarray, weights: np.ndarray | None = None) -> float:
+    """The share of samples whose largest output is that of the true class."""
+    return float(np.average(answers.argmax(axis=1) == y, weights=weights))
+
+
+def balanced_accuracy(y: np.ndarray, answers: np.ndarray, weights: np.ndarray | None = None) -> float | None:
+    """The mean over the classes that occur of the share of their samples that are recognised."""
+    y, answers, weights = _counted(y, answers, weights)
+    right = answers.argmax(axis=1) == y
+    return float(np.mean([np.average(right[y == c], weights=weights[y == c]) for c in np.unique(y)]))
+
+
+def f1_macro(y: np.ndarray, answers: np.ndarray, weights: np.ndarray | None = None) -> float:
+    """The mean over the classes that occur or are answered of F1 = 2 TP / (2 TP + FP + FN)."""
+    y, answers, weights = _counted(y, answers, weights)
+    chosen = answers.argmax(axis=1)
+    found = []
+    for c in np.union1d(y, chosen):
+        both, either = weights[(y == c) & (chosen == c)].sum(), weights[y == c].sum() + weights[chosen == c].sum()
+        found.append(2 * both / either)
+    return float(np.mean(found))
+
+
+def roc_auc(y: np.ndarray, answers: np.ndarray, weights: np.ndarray | None = None) -> float | None:
+    """The area under the ROC curve; of several classes the mean of each against the rest, over those that occur."""
+    from sklearn.metrics import roc_auc_score
+
+    y, answers, weights = _counted(y, answers, weights)
+    there = np.unique(y)
+    if len(there) < 2 or not np.isfinite(answers).all():
+        return None
+    chosen = [1] if answers.shape[1] == 2 else there
+    return float(np.mean([roc_auc_score(y == c, answers[:, c], sample_weight=weights) for c in chosen]))
+
+
+def log_loss(y: np.ndarray, answers: np.ndarray, weights: np.ndarray | None = None) -> float | None:
+    """-mean log p(true class), with p kept within the rounding error of its type from 0 and 1, as scikit-learn does."""
+    if not are_probabilities(answers):
+        return None
+    y, answers, weights = _counted(y, answers, weights)
+    least = np.finfo(answers.dtype).eps if answers.dtype.kind == "f" else np.finfo(float).eps
+    sure = np.clip(answers[np.arange(len(y)), y], least, 1 - least).astype(np.float64)
+    return float(np.average(-np.log(sure), weights=weights))
+
+
+def calibration_error(y: np.ndarray, answers: np.ndarray, weights: np.ndarray | None = None) -> float | None:
+    """The expected calibration error over B = 15 equal bins of the confidence, the largest probability of a sample.
+
+    ECE = sum_b n_b / n |accuracy(b) - mean confidence(b)|; Guo, Pleiss, Sun, Weinberger. On Calibration of Modern
+    Neural Networks. ICML 2017, eq. (3).
+    """
+    if not are_probabilities(answers):
+        return None
+    y, answers, weights = _counted(y, answers, weights)
+    confidence, right = answers.max(axis=1).astype(np.float64), answers.argmax(axis=1) == y
+    # Bin b holds the confidences in ((b-1)/B, b/B].
+    place = np.clip(np.ceil(confidence * BINS).astype(int) - 1, 0, BINS - 1)
+    apart = np.bincount(place, weights=weights * (right - confidence), minlength=BINS)
+    return float(np.abs(apart).sum() / weights.sum())
+
+
+def rmse(y: np.ndarray, answers: np.ndarray) -> float:
+    """The root of the mean squared error over samples and outputs."""
+    error = float(np.sqrt(np.mean((answers - y) ** 2)))
+    return error if error <= WORST else WORST  # also of a model whose predictions are not finite
+
+
+def mae(y: np.ndarray, answers: np.ndarray) -> float:
+    """The mean absolute error over samples and outputs."""
+    error = float(np.mean(np.abs(answers - y)))
+    return error if error <= WORST else WORST
+
+
+def r2(y: np.ndarray, answers: np.ndarray) -> float | None:
+    """1 - squared error / squared distance from the mean, mean over the outputs, as scikit-learn's r2_score."""
+    from sklearn.metrics import r2_score
+
+    if len(y) < 2:
+        return None
+    return float(r2_score(y, answers)) if np.isfinite(answers).all() else -WORST
+
+
+def _counted(y: np.ndarray, answers: np.ndarray, weights: np.ndarray | None) -> tuple[np.ndarray, ...]:
+    """The samples with a weight above 0, and their weights; without weights all samples, each with weight 1."""
+    if weights is None:
+        return y, answers, np.ones(len(y))
+    kept = weights > 0
+    return y[kept], answers[kept], weights[kept]
+
 
 PREFIXES = ("", "own_", "taught_", "taught_own_")  # of a score's name in a row: on the common test set, on the agent's
 # own data; and, under a safeguard, both of what the protocol taught, before it is weighed against the own model.
 SAFEGUARD_WEIGHT = "safeguard_weight"  # the key of that weight
 MOST_SCORES = 20
 _TRIED_CLASSES = 1000  # beyond, whether a score can be computed shows when it is
-_RESERVED = (
-    "round", "agent", "present", "lies", "sent", "received", "steps", "exchanges", "from_hub", "test_samples", "seed",
-    SAFEGUARD_WEIGHT,
-)  # fmt: skip
+_RESERVED = ROW_KEYS | {"seed", SAFEGUARD_WEIGHT}
 
 
 @dataclass(frozen=True)
@@ -121,28 +213,28 @@ def _share(name: str, function: Callable[..., float | None], title: str = "") ->
 
 
 _PROBABILITIES = "class probabilities as answers"
-ACCURACY = _share("accuracy", formulas.accuracy)
-RMSE = Score("rmse", formulas.rmse, False, "regression", "RMSE", lowest=0.0)
+ACCURACY = _share("accuracy", accuracy)
+RMSE = Score("rmse", rmse, False, "regression", "RMSE", lowest=0.0)
 DEFAULT_SCORES = (ACCURACY, RMSE)  # each where it fits: labels, real values
 _KNOWN = {
     score.name: score
     for score in (
         *DEFAULT_SCORES,
-        _share("balanced_accuracy", formulas.balanced_accuracy),
-        _share("f1_macro", formulas.f1_macro, "macro F1"),
+        _share("balanced_accuracy", balanced_accuracy),
+        _share("f1_macro", f1_macro, "macro F1"),
         Score(
-            "roc_auc", formulas.roc_auc, title="AUC", lowest=0.0, highest=1.0, weighted=True,
+            "roc_auc", roc_auc, title="AUC", lowest=0.0, highest=1.0, weighted=True,
             needs="test samples of at least two classes",
         ),
         Score(
-            "log_loss", formulas.log_loss, False, title="log loss", lowest=0.0, weighted=True, needs=_PROBABILITIES
+            "log_loss", log_loss, False, title="log loss", lowest=0.0, weighted=True, needs=_PROBABILITIES
         ),
         Score(
-            "calibration_error", formulas.calibration_error, False, title="calibration error", lowest=0.0, highest=1.0,
+            "calibration_error", calibration_error, False, title="calibration error", lowest=0.0, highest=1.0,
             percent=True, weighted=True, needs=_PROBABILITIES,
         ),
-        Score("mae", formulas.mae, False, "regression", "MAE", lowest=0.0),
-        Score("r2", formulas.r2, True, "regression", "R2", highest=1.0, needs="at least two test samples"),
+        Score("mae", mae, False, "regression", "MAE", lowest=0.0),
+        Score("r2", r2, True, "regression", "R2", highest=1.0, needs="at least two test samples"),
     )
 }  # fmt: skip
 # Other words for the same thing; what is shown has one.
@@ -159,12 +251,17 @@ _ALIASES = {
 
 @lru_cache(maxsize=256)
 def find_score(name: str) -> Score | None:
-    """The score of this name, codistill's or scikit-learn's; None if there is none."""
+    """The score of this name, codistill's or scikit-learn's with or without `neg_`; None if there is none."""
     name = _ALIASES.get(name, name)
     if name in _KNOWN:
         return _KNOWN[name]
-    made = of_scorer_name(name)
-    return None if made is None else Score(**made)
+    from sklearn.metrics import get_scorer, get_scorer_names
+
+    known = next((each for each in (name, f"neg_{name}") if each in get_scorer_names()), None)
+    if known is None:
+        return None
+    task = "regression" if any(part in known for part in _OF_VALUES) else "classification"
+    return Score(**of_scorer(get_scorer(known), None) | {"name": known.removeprefix("neg_"), "task": task})
 
 
 def as_score(given: Any, classes: Sequence[Any] | None = None) -> Score:
@@ -177,11 +274,12 @@ def as_score(given: Any, classes: Sequence[Any] | None = None) -> Score:
     if isinstance(given, str):
         found = find_score(given)
         if found is None:
-            names = [*_KNOWN, *sklearn_names()]
+            from sklearn.metrics import get_scorer_names
+
             raise RecipeError(
                 f"A score must be one of {', '.join(_KNOWN)}, or another of scikit-learn's names.",
                 f"'{given}'",
-                nearest(given, names),
+                nearest(given, [*_KNOWN, *get_scorer_names()]),
             )
         return found
     if is_scorer(given):
@@ -232,7 +330,6 @@ def as_scores(
 
 
 def _fitting(given: Any, task: str, classes: Sequence[Any] | None) -> Score:
-    """A score for this task."""
     score = as_score(given, classes)
     if score.task == task:
         return score
@@ -289,3 +386,40 @@ def compute_scores(
         if value is not None:
             found[score.name] = value
     return found
+
+
+# --- scikit-learn's scorers, by name or from `make_scorer`, applied to answers in place of an estimator.
+
+_OF_VALUES = ("error", "deviance", "explained_variance", "r2", "d2_absolute", "d2_pinball", "d2_tweedie")
+
+
+def is_scorer(given: Any) -> bool:
+    return all(hasattr(given, part) for part in ("_score_func", "_sign", "_kwargs", "_response_method"))
+
+
+def of_scorer(scorer: Any, classes: Sequence[Any] | None) -> dict[str, Any]:
+    """The fields of the score of a scorer; `classes`: as the user named them, None for their numbers."""
+    function, options = scorer._score_func, dict(scorer._kwargs)
+    method = scorer._response_method
+    methods = {method} if isinstance(method, str) else set(method)
+    name = str(getattr(function, "__name__", "own_score"))
+
+    def value(y: np.ndarray, answers: np.ndarray) -> float | None:
+        if y.ndim == 2:
+            return float(function(y, answers, **options))
+        names = np.arange(answers.shape[1]) if classes is None else np.asarray(classes)
+        if methods <= {"predict"}:
+            return float(function(names[y], names[answers.argmax(axis=1)], **options))
+        if methods == {"predict_proba"} and not are_probabilities(answers):
+            return None
+        if answers.shape[1] == 2:
+            positive = names.tolist().index(options["pos_label"]) if "pos_label" in options else 1
+            return float(function(names[y], answers[:, positive], **options))
+        return float(function(names[y], answers, **options))
+
+    return {
+        "name": name,
+        "function": value,
+        "greater_is_better": scorer._sign > 0,
+        "task": "regression" if any(part in name for part in _OF_VALUES) else "classification",
+    }

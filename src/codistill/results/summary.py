@@ -1,43 +1,42 @@
-"""The results of a run in figures, and the tables of them for the terminal."""
+"""The results of a run: scores, bytes and times, and the tables of them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import statistics
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from io import StringIO
 from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
-from codistill.faults import Fault
-from codistill.results.agent_lines import (
+from codistill.core.text import bytes_text, duration_text, percent_text
+from codistill.nodes.faults import Fault
+from codistill.results.agents import (
     AgainstAlone,
     AgentLine,
     counted_lines,
+    gain_cell,
+    honest_lines,
+    in_percent,
     left_out_text,
     mean_label,
     mean_of_known,
-    rounds_text,
-    spread_of_known,
-    worst_of_known,
+    metric_name,
+    score_cell,
+    shown_lines,
 )
-from codistill.results.feature_space import FeatureSpace
-from codistill.results.further_scores import further_table, missing_notes
-from codistill.results.many_agents import MOST_LINES, quantiles, shown_lines, shown_text
-from codistill.results.metric_text import gain_text, metric_name, score_text, spread_text
-from codistill.results.outputs import Outputs
+from codistill.results.outputs import FeatureSpace, Outputs
 from codistill.results.records import Row
-from codistill.results.safeguard_table import safeguard_table
-from codistill.results.scores import ACCURACY, DEFAULT_SCORES, PREFIXES, RMSE, Score
-from codistill.text import bytes_text, duration_text, percent_text
+from codistill.results.scores import ACCURACY, DEFAULT_SCORES, RMSE, SAFEGUARD_WEIGHT, Score
+from codistill.results.tables import AnyCell, Cell, Table, plain_text
 from codistill.topology import Topology
 
 # Accuracy lost since an agent's best round from which on it is reported: more than sampling of test data explains.
 FELL_BEHIND = 0.1
+_QUANTILES = {"10 % quantile": 0.1, "median": 0.5, "90 % quantile": 0.9}
+_CELLS = {"alone": score_cell, "together": score_cell, "gain": gain_cell}  # of a line's figures
 
 
 @dataclass(frozen=True)
@@ -70,13 +69,7 @@ class Summary:
 
     @property
     def metric(self) -> str:
-        """The name of the first score."""
         return self.shown_scores[0].name
-
-    @property
-    def score_keys(self) -> set[str]:
-        """The keys of all scores in the rows."""
-        return {f"{prefix}{score.name}" for score in (*DEFAULT_SCORES, *self.scores) for prefix in PREFIXES}
 
     @property
     def task(self) -> str:
@@ -85,7 +78,6 @@ class Summary:
 
     @cached_property
     def rounds(self) -> int:
-        """Rounds done."""
         return max((int(row["round"]) for row in self.rows), default=0)
 
     @cached_property
@@ -115,32 +107,21 @@ class Summary:
         score = score or self.shown_scores[0]
         own = f"own_{score.name}"
         metric = own if self.by_own else score.name
-        last, alone = _newest(self.rows), _newest(self.alone_rows or [])
+        before, last, end = _newest(self.alone_rows or []), _newest(self.rows), self.evaluated
         byzantine = {row["agent"] for row in self.rows if row.get("lies")}
         sent, received, present = (dict.fromkeys(self.agents, 0) for _ in range(3))
-        end = self.evaluated
-        scored = {name: int(row["round"]) for name, row in last.items() if row["round"] < end}
         for row in self.rows:
             present[row["agent"]] += bool(row["present"])
             sent[row["agent"]] += row["sent"]
             received[row["agent"]] += row["received"]
-        return [
-            AgentLine(
-                name,
-                model,
-                alone.get(name, {}).get(metric),
-                last.get(name, {}).get(metric),
-                alone.get(name, {}).get(own),
-                last.get(name, {}).get(own),
-                sent[name],
-                received[name],
-                name in byzantine,
-                present[name],
-                scored.get(name),
-                score.greater_is_better,
-            )
-            for name, model in self.agents.items()
-        ]
+        lines = []
+        for name, model in self.agents.items():
+            alone, together = before.get(name, {}), last.get(name, {})
+            scores = alone.get(metric), together.get(metric), alone.get(own), together.get(own)
+            scored = int(together["round"]) if together and together["round"] < end else None
+            traffic = sent[name], received[name]
+            lines.append(AgentLine(name, model, score, *scores, *traffic, name in byzantine, present[name], scored))
+        return lines
 
     def against_alone(self) -> AgainstAlone | None:
         """Who is better off than alone on its own data; None where that was not measured."""
@@ -163,112 +144,288 @@ class Summary:
 
     def scope(self) -> str:
         """What the figures were measured on, in words."""
+        task, classes = self.task, len(self.class_names)
+        if task == "classification":
+            task += f", {classes:,} class{'' if classes == 1 else 'es'}"
         if not self.test_samples and self.by_own:
             own = f"{metric_name(self.metric)} on each agent's own test data"
-            return f"{own} (there is no common test set; {self.task_text()})"
+            return f"{own} (there is no common test set; {task})"
         if not self.test_samples:
             return "not evaluated: no common test set"
         if not self.tested_on:
             return "not evaluated yet"
         part = "" if self.tested_on >= self.test_samples else f" a random {self.tested_on:,} of"
-        samples = f"{self.test_samples:,} samples; {self.task_text()}"
+        samples = f"{self.test_samples:,} samples; {task}"
         return f"{metric_name(self.metric)} on{part} the common {self.test_part} set ({samples})"
 
-    def task_text(self) -> str:
-        """'classification, 3 classes'."""
-        classes = len(self.class_names)
-        counted = f", {classes:,} class{'' if classes == 1 else 'es'}" if self.task == "classification" else ""
-        return f"{self.task}{counted}"
+    def table(self, *, page: bool = False) -> Table:
+        """Each agent alone and together, on the common test set and on its own data, and its bytes.
 
-    def table(self, most: int = MOST_LINES) -> Table:
-        """Each agent alone and together, on the common test set and on its own data; bytes; for the terminal."""
-        table = Table(title=f"{escape(self.title)}: {self.scope()} after {self._when()}", title_justify="left")
-        for heading in ("agent", "model"):
-            table.add_column(heading, overflow="fold")
+        A page shows more agents, and in another column how each does alone on its own data.
+        """
         lines = self.lines()
-        missed = any(line.rounds < self.rounds for line in lines)
-        counts = ["rounds"] if missed else []  # a column where some agent was not in all of them
-        for heading in (*counts, "alone", "together", "gain", "own data", "own gain", "sent", "received"):
-            table.add_column(heading, justify="right")
-        shown = shown_lines(lines, most)
+        (shown, which), counted = shown_lines(lines, page=page), counted_lines(lines)
+        missed = any(line.rounds < self.rounds for line in lines)  # then a column counts the rounds of each agent
+        own = ("own data alone", "own data together") if page else ("own data",)
+        headings = [
+            "agent", "model", *(["rounds"] if missed else []), "alone", "together", "gain", *own, "own gain", "sent",
+            "received",
+        ]  # fmt: skip
+        rows: list[list[AnyCell]] = []
         for line in shown:
-            traffic = (bytes_text(line.sent), bytes_text(line.received))
-            taken = [rounds_text(line, self.rounds)] if missed else []
-            table.add_row(escape(line.name), escape(line.described), *taken, *self.mean_cells([line]), *traffic)
-        if len(shown) < len(lines):
-            table.add_row(f"... {len(lines) - len(shown):,} more", *[""] * (len(table.columns) - 1))
-        table.add_section()
-        traffic = (bytes_text(sum(line.sent for line in lines)), bytes_text(sum(line.received for line in lines)))
-        counted = counted_lines(lines)
-        table.add_row(mean_label(lines), *[""] * (1 + missed), *self.mean_cells(counted), *traffic)
-        for label, cells in self._footer(counted, with_quantiles=len(shown) < len(lines)).items():
-            table.add_row(label, *[""] * (1 + missed), *cells, "", "")
-        notes = [shown_text(lines, most), *self._notes(lines)]
-        table.caption, table.caption_justify = "\n".join(note for note in notes if note), "left"
-        return table
+            taken = [Cell(f"{line.rounds:,} of {self.rounds:,}", line.rounds)] if missed else []
+            cells = self.figures([line], page=page)["mean"]
+            rows.append([line.name, line.described, *taken, *cells, *_traffic([line])])
+        rows += _more_row(len(lines) - len(shown), len(headings), page=page)
+        blank = [""] * (1 + missed)
+        label = f"{mean_label(lines)}{' (bytes: sum)' if page else ''}"
+        figures = self.figures(counted, page=page, many=len(shown) < len(lines))
+        footer: list[list[AnyCell]] = [[label, *blank, *figures.pop("mean"), *_traffic(lines)]]
+        if len(counted) > 1:
+            footer += [[name, *blank, *cells, "", ""] for name, cells in figures.items()]
+        if page:
+            notes = [
+                f"alone, together and gain: {self.scope()}", self._own_note(),
+                "spread: the sample standard deviation over the agents" if len(counted) > 1 else "",
+                which, *gain_notes([self]),
+            ]  # fmt: skip
+            return Table(headings, _align(headings, 2), rows, footer, notes=[note for note in notes if note])
+        against = self.against_alone()
+        when = done = "1 round" if self.rounds == 1 else f"{self.rounds} rounds"
+        if self.evaluated not in (0, self.rounds):
+            when = f"round {self.evaluated}; {done} done"
+        title, result = f"{self.title}: {self.scope()} after {when}", "" if against is None else against.sentence()
+        return Table(headings, _align(headings, 2), rows, footer, title, result, self._notes(lines))
 
-    def mean_cells(self, lines: Sequence[AgentLine]) -> list[str]:
-        """Alone, together, gain; together and gain on own data: the means of some lines."""
-        own = [line.on_own_data for line in lines]
-        return [
-            score_text(self.metric, mean_of_known([line.alone for line in lines])),
-            score_text(self.metric, mean_of_known([line.together for line in lines])),
-            gain_text(self.metric, mean_of_known([line.gain for line in lines])),
-            score_text(self.metric, mean_of_known([line.together for line in own])),
-            gain_text(self.metric, mean_of_known([line.gain for line in own])),
-        ]
-
-    def _footer(self, lines: Sequence[AgentLine], *, with_quantiles: bool) -> dict[str, list[str]]:
-        """Of some lines in each column: the worst figure, quantiles, and the standard deviation."""
-        own, better = [line.on_own_data for line in lines], self.shown_scores[0].greater_is_better
-        columns = [(lines, "alone"), (lines, "together"), (lines, "gain"), (own, "together"), (own, "gain")]
-        found: dict[str, list[str]] = {}
-        for part, name in columns if len(lines) > 1 else []:
-            values = [getattr(line, name) for line in part]
-            text = gain_text if name == "gain" else score_text
-            worst = worst_of_known(values, greater_is_better=better or name == "gain")
-            found.setdefault("worst", []).append(text(self.metric, worst))
-            for label, value in quantiles(values).items() if with_quantiles else ():
-                found.setdefault(label, []).append(text(self.metric, value))
-            found.setdefault("spread", []).append(spread_text(self.metric, spread_of_known(values)))
-        return found
+    def figures(self, lines: Sequence[AgentLine], *, page: bool = False, many: bool = False) -> dict[str, list[Cell]]:
+        """As `_figures`, on the common test set and on the agents' own data."""
+        score = self.shown_scores[0]
+        on_common = _figures(score, lines, many=many)
+        on_own = _figures(score, [line.on_own_data for line in lines], many=many)
+        return {label: [*cells, *on_own[label][0 if page else 1 :]] for label, cells in on_common.items()}
 
     def _notes(self, lines: Sequence[AgentLine]) -> list[str]:
-        """What stands below the table."""
-        notes = []
-        if against := self.against_alone():
-            notes.append(f"[not dim not italic]{escape(against.sentence())}[/]")
-        if left_out := left_out_text(lines):
-            notes.append(escape(left_out))
+        """The notes below the table on a terminal."""
+        notes = [shown_lines(lines)[1], left_out_text(lines)]
         if behind := self.fell_behind():
             more = f", and {len(behind) - 3} more" if len(behind) > 3 else ""
-            notes.append(f"fell behind: {escape('; '.join(behind[:3]))}{more}")
+            notes.append(f"fell behind: {'; '.join(behind[:3])}{more}")
         if len(lines) > 1 and not any(line.sent for line in lines):
             notes.append("no agent sent anything")
-        notes += [escape(note) for note in missing_notes(self)]
+        notes += [*missing_notes(self), self._own_note(), f"time: {duration_text(self.seconds)}"]
+        return [note for note in notes if note]
+
+    def _own_note(self) -> str:
         weighted = ", or on the common test set weighted by its class counts" if self.task == "classification" else ""
-        notes.append(f"own data: {metric_name(self.metric)} on the agent's own test data{weighted}")
-        return [*notes, f"time: {duration_text(self.seconds)}"]
+        return f"own data: {metric_name(self.metric)} on the agent's own test data{weighted}"
+
+    def tables(self) -> list[Table]:
+        """The table of the first score; where there are any, of further scores, and of the safeguard."""
+        return [table for table in (self.table(), further_table(self), safeguard_table(self)) if table is not None]
 
     def table_text(self, width: int = 110) -> str:
-        """The table as plain text: without colours, wherever it is asked for."""
-        out = StringIO()
-        # In a notebook rich takes every console for a screen with colours, and FORCE_COLOR asks for them.
-        plain = Console(file=out, width=width, force_terminal=False, force_jupyter=False, color_system=None)
-        for table in self.tables():
-            plain.print(table)
-        return out.getvalue()
-
-    def tables(self, most: int = MOST_LINES) -> list[Table]:
-        """The table of the first score; where there are any, of further scores, and of the safeguard."""
-        tables = [self.table(most), *([further_table(self, most)] if len(self.shown_scores) > 1 else [])]
-        guarded = safeguard_table(self, most)
-        return tables if guarded is None else [*tables, guarded]
-
-    def _when(self) -> str:
-        done = "1 round" if self.rounds == 1 else f"{self.rounds} rounds"
-        return done if self.evaluated in (0, self.rounds) else f"round {self.evaluated}; {done} done"
+        return plain_text(self.tables(), width)
 
 
 def _newest(rows: list[Row]) -> dict[str, Row]:
     return {row["agent"]: row for row in rows if "test_samples" in row}
+
+
+def _traffic(lines: Sequence[AgentLine]) -> list[Cell]:
+    sums = sum(line.sent for line in lines), sum(line.received for line in lines)
+    return [Cell(bytes_text(count), count) for count in sums]
+
+
+def _figures(score: Score, lines: Sequence[AgentLine], *, many: bool = False) -> dict[str, list[Cell]]:
+    """By label, cells of alone, together and gain: their mean, the worst, of many agents quantiles, the spread."""
+    found: dict[str, list[Cell]] = {}
+    for kind, cell in _CELLS.items():
+        values = [getattr(line, kind) for line in lines]
+        worst = _worst(values, score.greater_is_better or kind == "gain")
+        figures = {"mean": mean_of_known(values), "worst": worst, **(_quantiles(values) if many else {})}
+        for label, value in figures.items():
+            found.setdefault(label, []).append(cell(score.name, value))
+        found.setdefault("spread", []).append(_spread(score.name, values))
+    return found
+
+
+def _worst(values: Sequence[float | None], greater_is_better: bool = True) -> float | None:
+    known = [value for value in values if value is not None]
+    return (min if greater_is_better else max)(known, default=None)
+
+
+def _quantiles(values: Sequence[float | None]) -> dict[str, float | None]:
+    known = np.array([value for value in values if value is not None and not math.isnan(value)])
+    return {name: float(np.quantile(known, q)) if len(known) else None for name, q in _QUANTILES.items()}
+
+
+def _spread(metric: str, values: Sequence[float | None]) -> Cell:
+    """The sample standard deviation; '-' if fewer than two values are known, or one is not finite."""
+    known = [value for value in values if value is not None]
+    if len(known) < 2 or not all(map(math.isfinite, known)):
+        return Cell("-")
+    spread = statistics.stdev(known)
+    return Cell(f"± {100 * spread:.1f}" if in_percent(metric) else f"± {spread:.3g}")
+
+
+def _more_row(hidden: int, columns: int, *, page: bool) -> list[list[AnyCell]]:
+    """The row for agents that are not shown; on a page, which sorts rows, a note has it."""
+    return [[f"... {hidden:,} more", *[""] * (columns - 1)]] if hidden and not page else []
+
+
+def _align(headings: Sequence[str], left: int) -> str:
+    """The first columns to the left, and the numbers after them to the right."""
+    return "l" * left + "r" * (len(headings) - left)
+
+
+def gain_notes(summaries: Iterable[Summary]) -> list[str]:
+    scores = {summary.metric: summary.shown_scores[0] for summary in summaries}
+    shares = [metric_name(metric) for metric in scores if in_percent(metric)]
+    errors = [metric_name(metric) for metric, score in scores.items() if not score.greater_is_better]
+    return [
+        *([f"gains in {' and '.join(shares)} are in percentage points"] if shares else []),
+        *([f"lower is better: {', '.join(errors)}"] if errors else []),
+        "a gain is positive when it is better",
+    ]
+
+
+_MOST_NAMED = 3
+_FURTHER_NOTE = "↓: lower is better; in brackets the gain over alone, which is positive when it is better"
+_FURTHER_PAGE_NOTE = "↓: lower is better; a gain over alone is positive when it is better"
+
+
+def further_table(summary: Summary, *, page: bool = False) -> Table | None:
+    """Every score but the first of each agent after the run, with its gain over alone; None if there is one score."""
+    scores = summary.shown_scores[1:]
+    if not scores:
+        return None
+    headings = ["agent"]
+    for score in scores:
+        name = score.words if score.greater_is_better else f"{score.words} ↓"
+        headings += [f"{name}, alone", "together", "gain"] if page else [name]
+
+    def cells(score: Score, lines: Sequence[AgentLine]) -> dict[str, list[Cell]]:
+        """On a terminal one cell for each score: the score together, and the gain in brackets."""
+        found = _figures(score, lines)
+        for label, (_, together, gain) in found.items() if not page else ():
+            text = together.text if gain.value is None else f"{together.text} ({gain.text})"
+            found[label] = [Cell(text, together.value)]
+        return found
+
+    by_score = [summary.lines(score) for score in scores]
+    shown = {line.name for line in shown_lines(summary.lines(), page=page)[0]}
+    rows: list[list[AnyCell]] = [
+        [lines[0].name, *(cell for line in lines for cell in cells(line.score, [line])["mean"])]
+        for lines in zip(*by_score, strict=True)
+        if lines[0].name in shown
+    ]
+    rows += _more_row(len(by_score[0]) - len(shown), len(headings), page=page)
+    counted = [counted_lines(lines) for lines in by_score]
+    figures = [cells(score, lines) for score, lines in zip(scores, counted, strict=True)]
+    footer: list[list[AnyCell]] = [[label, *(cell for each in figures for cell in each[label])] for label in figures[0]]
+    labels = {mean_label(lines) for lines in by_score}
+    footer[0][0] = labels.pop() if len(labels) == 1 else "mean"
+    if max(map(len, counted)) < 2:
+        del footer[1:]
+    if page:
+        notes = [_FURTHER_PAGE_NOTE, *missing_notes(summary)]
+        return Table(headings, _align(headings, 1), rows, footer, notes=notes)
+    return Table(headings, _align(headings, 1), rows, footer, "further scores after the run", notes=[_FURTHER_NOTE])
+
+
+def missing_notes(summary: Summary) -> list[str]:
+    """Which agents lack a score that was asked for, and what it needs; empty if none does."""
+    notes = []
+    for score in summary.shown_scores if summary.evaluated else ():
+        lacking = [line.name for line in summary.lines(score) if line.together is None]
+        if lacking and score not in DEFAULT_SCORES:  # those can be computed of any answers
+            more = f" and {len(lacking) - _MOST_NAMED:,} more" if len(lacking) > _MOST_NAMED else ""
+            who = f"{', '.join(lacking[:_MOST_NAMED])}{more}"
+            notes.append(f"{score.words}: no value for {who}, left out of its means (it needs {score.needs})")
+    return notes
+
+
+def guarded_lines(summary: Summary) -> dict[str, list[float | None]]:
+    """The figures of `safeguard_table` of each honest agent with a safeguard.
+
+    Scores are those after the run, on its own data or else on the common test set.
+    """
+    score = summary.shown_scores[0]
+    last, before = _newest(summary.rows), _newest(summary.alone_rows or [])
+    lines: dict[str, list[float | None]] = {}
+    for name in summary.agents:
+        row = last.get(name, {})
+        if SAFEGUARD_WEIGHT not in row or row.get("lies"):
+            continue
+        key = f"own_{score.name}" if f"own_{score.name}" in row else score.name
+        alone, taught, guarded = before.get(name, {}).get(key), row.get(f"taught_{key}"), row.get(key)
+        gains = score.gain(alone, taught), score.gain(alone, guarded)
+        lines[name] = [alone, taught, gains[0], guarded, gains[1], row[SAFEGUARD_WEIGHT]]
+    return lines
+
+
+_GUARDED_HEADINGS = ("agent", "alone", "taught", "gain", "safeguarded", "gain", "weight")
+_GUARDED_NOTE = (
+    "taught: what the protocol alone would answer; safeguarded: weighed against the agent's own model by samples that "
+    "it holds out; weight: the share of what it was taught"
+)
+
+
+def safeguard_table(summary: Summary, *, page: bool = False) -> Table | None:
+    """Each agent alone, as it was taught, and with the safeguard; None where no agent had a safeguard."""
+    metric, lines = summary.metric, guarded_lines(summary)
+    if not lines:
+        return None
+
+    def cells(label: str, figures: Sequence[float | None]) -> list[AnyCell]:
+        makers = (gain_cell if heading == "gain" else score_cell for heading in _GUARDED_HEADINGS[1:-1])
+        weight = figures[-1]
+        shown = [make(metric, value) for make, value in zip(makers, figures[:-1], strict=True)]
+        return [label, *shown, "-" if weight is None else Cell(f"{weight:.2f}", weight)]
+
+    shown = {line.name for line in shown_lines(summary.lines(), page=page)[0]}
+    rows = [cells(name, figures) for name, figures in lines.items() if name in shown]
+    rows += _more_row(len(lines) - len(rows), len(_GUARDED_HEADINGS), page=page)
+    footer: list[list[AnyCell]] = []
+    if len(lines) > 1:
+        columns = list(zip(*lines.values(), strict=True))
+        taught, guarded = (gain_cell(metric, _worst(columns[place])) for place in (2, 4))
+        footer = [cells("mean", list(map(mean_of_known, columns))), ["worst gain", "", "", taught, "", guarded, ""]]
+    title = "" if page else "the safeguard, on each agent's own data"
+    return Table(_GUARDED_HEADINGS, _align(_GUARDED_HEADINGS, 1), rows, footer, title, notes=[_GUARDED_NOTE])
+
+
+def comparison_table(summaries: Sequence[Summary]) -> Table:
+    headings = [
+        "run", "protocol", "agents", "rounds", "alone", "together", "gain", "own data", "own gain", "better", "bytes",
+        "time",
+    ]  # fmt: skip
+    notes = ["better: agents that are better than alone on their own data"]
+    timed = any(summary.clock_seconds is not None for summary in summaries)
+    if timed:
+        headings.append("clock")
+        notes.append("clock: seconds by the clock of the run, virtual in a simulation")
+    rows: list[list[AnyCell]] = []
+    for summary in summaries:
+        lines, against, clock = summary.lines(), summary.against_alone(), summary.clock_seconds
+        byzantine = len(lines) - len(honest_lines(lines))
+        if byzantine:
+            notes.append("Byzantine agents are left out of all means")
+        if left_out := left_out_text(lines):
+            notes.append(f"{summary.title}: {left_out}")
+        traffic = sum(line.sent + line.received for line in lines)
+        rows.append(
+            [
+                summary.title,
+                summary.protocol,
+                Cell(f"{len(lines)} ({byzantine} Byzantine)" if byzantine else f"{len(lines)}", len(lines)),
+                Cell(str(summary.rounds), summary.rounds),
+                *summary.figures(counted_lines(lines))["mean"],
+                "-" if against is None else Cell(against.share, len(against.better)),
+                Cell(bytes_text(traffic), traffic),
+                Cell(duration_text(summary.seconds), summary.seconds),
+                *([] if not timed else ["-" if clock is None else Cell(f"{clock:.4g} s", clock)]),
+            ]
+        )
+    title = "means over the agents, on each run's common test set"
+    return Table(headings, _align(headings, 2), rows, title=title, notes=list(dict.fromkeys(notes)))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
+import json
 import logging
 import math
 import os
@@ -17,8 +19,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from codistill.errors import CodistillError, NetworkError, RecipeError, RuntimeFault
-from codistill.settings import Settings, check_settings, setting
+import numpy as np
+
+from codistill.core.errors import CodistillError, NetworkError, RecipeError, RuntimeFault
+from codistill.core.settings import Settings, check_settings, setting
+from codistill.data.validation import digest
+from codistill.learners.ability import Ability
+from codistill.nodes.agent import Agent
+from codistill.nodes.record import record_of
+from codistill.protocol import code_digest
+from codistill.runtimes.workers import usable_cores
 
 CPU, GPU, MEMORY = "CPU", "GPU", "memory"  # Ray's names
 _WORDS = {CPU: "core", GPU: "GPU"}
@@ -60,7 +70,7 @@ class RayCluster(Settings):
         check_settings(self, "ray")
         for per_host, per_agent in (("cpus_per_host", "cpus_per_agent"), ("gpus_per_host", "gpus_per_agent")):
             if getattr(self, per_host) is not None and getattr(self, per_agent) is not None:
-                raise RecipeError(f"[ray] must say {per_host} or {per_agent}, not both.", "both", f"Remove {per_host}.")
+                raise RecipeError(f"[ray] takes {per_host} or {per_agent}, not both.", "both", f"Remove {per_host}.")
         for name, amount in self.resources.items():
             if name in (CPU, GPU) or _OWN.match(name) or not name or not 0 < amount < math.inf:
                 raise RecipeError(
@@ -80,7 +90,6 @@ class Demand:
 
     @property
     def words(self) -> str:
-        """What is asked for, as a phrase."""
         return f"{_count(self.hosts, self.what)} with {amounts(self.each)}{' each' * (self.hosts > 1)}"
 
 
@@ -142,16 +151,6 @@ def alive_nodes(without: Collection[str] = ()) -> list[Mapping[str, float]]:
     return [node["Resources"] for node in nodes if node["Alive"] and node["NodeID"] not in without]
 
 
-def inventory(nodes: Sequence[Mapping[str, float]]) -> str:
-    """What a cluster has: '3 nodes, 12 cores, 2 GPUs'."""
-    total = {CPU: 0.0, GPU: 0.0}
-    for node in nodes:
-        for name, amount in node.items():
-            if not _OWN.match(name):
-                total[name] = total.get(name, 0.0) + amount
-    return f"{_count(len(nodes), 'node')}, {amounts(total)}"
-
-
 def less_demanding(
     options: RayCluster, agents: int, workers: int | None, nodes: Sequence[Mapping[str, float]]
 ) -> Demand:
@@ -173,7 +172,6 @@ _ASK_LESS = (
 def too_little(
     demand: Demand, nodes: Sequence[Mapping[str, float]], why: str = "", do: str = _ASK_LESS
 ) -> RuntimeFault:
-    """The error for a cluster without enough room."""
     have = [amounts({name: node.get(name, 0) for name in demand.each}) for node in nodes]
     kinds = [f"{_count(have.count(words), 'node')} with {words}" for words in dict.fromkeys(have)]
     shown = "; ".join(kinds[:_KINDS]) + f"; and {len(kinds) - _KINDS} other kinds" * (len(kinds) > _KINDS)
@@ -210,14 +208,14 @@ def joined(address: str | None = None, *, output: bool = False, store: int | Non
 
 
 def check_installed() -> None:
-    """Ray must be there."""
     if importlib.util.find_spec("ray") is None:
         raise RecipeError("Ray must be installed.", "no module 'ray'", "Install it: pip install 'codistill[ray]'.")
 
 
 def _set_environment() -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent to Ray's makers
-    if "ray" not in sys.modules and has_token():
+    named = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
+    if "ray" not in sys.modules and (os.environ.get("RAY_AUTH_TOKEN") or named.is_file()):
         # 'ray start' uses this user's token; 'ray.init' does so only if this is set before Ray is imported. If it is
         # set later, processes that Ray starts know of it, and this one does not.
         os.environ.setdefault("RAY_AUTH_MODE", "token")
@@ -289,17 +287,17 @@ def _unreachable(address: str, error: BaseException) -> NetworkError:
     )
 
 
-def has_token() -> bool:
-    """Whether this user has a token by which Ray knows whoever joins a cluster."""
-    named = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
-    return bool(os.environ.get("RAY_AUTH_TOKEN")) or named.is_file()
-
-
 def cluster_line() -> str:
-    """Which cluster this process is connected to, and what it has."""
+    """Which cluster this process is connected to, and what it has: '3 nodes, 12 cores, 2 GPUs'."""
     import ray
 
-    return f"Ray cluster at {ray.get_runtime_context().gcs_address}: {inventory(alive_nodes())}"
+    nodes, total = alive_nodes(), {CPU: 0.0, GPU: 0.0}
+    for node in nodes:
+        for name, amount in node.items():
+            if not _OWN.match(name):
+                total[name] = total.get(name, 0.0) + amount
+    address = ray.get_runtime_context().gcs_address
+    return f"Ray cluster at {address}: {_count(len(nodes), 'node')}, {amounts(total)}"
 
 
 def _connect(address: str, output: bool, store: int | None) -> None:
@@ -308,13 +306,52 @@ def _connect(address: str, output: bool, store: int | None) -> None:
     level = logging.INFO if output else logging.CRITICAL
     options: dict[str, Any] = {"logging_level": level, "log_to_driver": output, "include_dashboard": False}
     if address == LOCAL:
-        options |= {"num_cpus": _cores(), "object_store_memory": store}
+        options |= {"num_cpus": usable_cores(), "object_store_memory": store}
     try:
         ray.init(address, **options)
     except Exception as error:  # of several libraries: no such cluster, another version of Ray, no token
         raise _unreachable(address, error.__cause__ or error) from None
 
 
-def _cores() -> int:
-    """The cores that this process may use, which may be fewer than the machine has."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+# --- What must be equal where agents are built anew, each under the name by which a person knows it.
+
+# Of a learner: on which device it computes may differ between machines.
+_OF_THE_MACHINE = ("assigned", "_place", "_placed_by")
+
+
+def facts_of_agents(agents: Sequence[Agent]) -> dict[str, str]:
+    """The data and the model of each agent, by a digest."""
+    facts: dict[str, Any] = {}
+    for agent in agents:
+        y = agent.shard.targets if agent.shard.labels is None else agent.shard.labels
+        facts[f"the data of '{agent.name}'"] = [_samples((agent.shard.x, y)), _samples(record_of(agent).test)]
+        facts[f"the model of '{agent.name}'"] = _model(agent)
+    return {what: hashlib.sha256(json.dumps(value).encode()).hexdigest() for what, value in facts.items()}
+
+
+def _samples(pair: tuple[np.ndarray, np.ndarray] | None) -> list[str] | None:
+    return None if pair is None else [digest(part) for part in pair]
+
+
+def _model(agent: Agent) -> list[Any]:
+    """Its class, code and settings, and its weights if it has some before it learns."""
+    learner = agent.learner
+    weights = learner.weights() if Ability.WEIGHTS in learner.abilities else {}
+    inner = [each for each in map(vars(learner).get, ("module", "estimator", "model")) if each is not None]
+    settings = {name: value for name, value in vars(learner).items() if name not in _OF_THE_MACHINE}
+    options = [each.get_params() for each in inner if callable(getattr(each, "get_params", None))]
+    return [
+        learner.describe(),
+        [code_digest(type(each)) for each in (learner, *inner)],
+        [_plain(each) for each in (settings, *options, agent.choices)],
+        {name: digest(array) for name, array in weights.items()},
+    ]
+
+
+def _plain(value: Any) -> Any:
+    """Plain values as they are, of others the class: how an object is written may hold its place in memory."""
+    if isinstance(value, dict):
+        return [[str(key), _plain(each)] for key, each in value.items()]
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return value if value is None or isinstance(value, str | int | float | bool) else type(value).__qualname__

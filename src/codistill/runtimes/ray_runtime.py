@@ -1,8 +1,8 @@
 """A run on a Ray cluster: each actor of Ray is a host of some agents; the hub lives with the owner of the run.
 
 Ray places the actors, connects them and notices when one has ended. What they do is what hosts do everywhere: see
-`several_hosts`. When a node is lost, all actors are started anew on what is left, and the run goes back to its last
-checkpoint. Here is the owner's side; an actor is in `ray_host`, what passes between them in `ray_links`.
+`service`. When a node is lost, all actors are started anew on what is left, and the run goes back to its last
+checkpoint. This is the owner's side; the actors and their links are in `ray_host`.
 """
 
 from __future__ import annotations
@@ -20,15 +20,18 @@ from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from codistill.agent import Agent
-from codistill.base_node import Node
-from codistill.errors import RecipeError, RuntimeFault
+from codistill.core import versions
+from codistill.core.errors import RecipeError, RuntimeFault
+from codistill.engine.description import RunDescription
+from codistill.engine.exchange import Report
+from codistill.engine.host import BEGIN
+from codistill.engine.placement import IdleStates, offload
+from codistill.engine.runtime import ShouldStop, Stopped, load_nodes, never, save_nodes, warm_up
+from codistill.engine.store import Saved, StoredState, packed
+from codistill.nodes.agent import Agent
+from codistill.nodes.node import Node
 from codistill.protocol import Protocol
 from codistill.results.records import RoundEnded
-from codistill.runtimes.agent_facts import facts_of_agents
-from codistill.runtimes.description import RunDescription
-from codistill.runtimes.host import BEGIN
-from codistill.runtimes.idle import IdleStates, set_aside
 from codistill.runtimes.ray_cluster import (
     CPU,
     GPU,
@@ -37,24 +40,19 @@ from codistill.runtimes.ray_cluster import (
     alive_nodes,
     cluster_line,
     demand_of,
+    facts_of_agents,
     less_demanding,
     room,
     too_little,
 )
-from codistill.runtimes.ray_host import Given, HostProcess
-from codistill.runtimes.ray_links import NAMED, SWAPS, HostActor, HostLost, OwnerLinks
-from codistill.runtimes.remote_errors import rebuild_error
-from codistill.runtimes.round_report import Report
-from codistill.runtimes.runtime import ShouldStop, Stopped, load_nodes, never, save_nodes, warm_up
-from codistill.runtimes.several_hosts import SeveralHosts, places_of
-from codistill.runtimes.stored_state import Saved, StoredState, packed
-from codistill.version import versions
+from codistill.runtimes.ray_host import NAMED, SWAPS, Given, HostActor, HostLost, HostProcess, OwnerLinks
+from codistill.runtimes.service import STOP, DistributedRuntime, places_of, rebuild_error
 
-_BATCH = 32 << 20  # bytes of agents or of their states that are sent or fetched at a time
-_AHEAD = 2  # parts of agents that are on their way at a time
+_BATCH = 32 << 20  # bytes of agents or states that are sent or fetched at a time
+_AHEAD = 2  # parts of agents that are sent at a time
 _LOSSES = 3  # in a row, without a round between them, after which a run gives up
 _REMOVAL = 30.0  # seconds in which hosts remove states from the disks of their nodes at the end of a run
-_LOOK = 5.0  # seconds between two looks at a cluster that has no room yet
+_LOOK = 5.0  # seconds between two checks of a cluster that has no room yet
 _T = TypeVar("_T")
 
 
@@ -79,7 +77,7 @@ class RayHosts:
         self._group: PlacementGroup | None = None
         self._hosts: list[HostActor] = []
         self._losses = 0  # in a row
-        self._cut_off: dict[str, str] = {}  # nodes that another host could not reach, by their ids, for a person
+        self._cut_off: dict[str, str] = {}  # nodes that another host could not reach: human-readable, by their ids
         self.devices: dict[str, str] = {}
         self.news: list[str] = []  # for the log of the run
 
@@ -90,11 +88,10 @@ class RayHosts:
         self._end(_REMOVAL)
 
     def round_ended(self, record: RoundEnded) -> None:
-        """A round was done since the last loss."""
         self._losses = 0
 
     def survive(self, attempt: Callable[[], _T]) -> _T:
-        """Try until no host is lost on the way; each attempt goes on from the last checkpoint."""
+        """Try until no host is lost; each attempt continues from the last checkpoint."""
         while True:
             try:
                 if not self._hosts:
@@ -111,7 +108,7 @@ class RayHosts:
                 print(f"note: {self.news[-1]}.", file=sys.stderr)
 
     def open(self) -> None:
-        """Place the actors, and have them make their agents."""
+        """Place the actors, and let them build their agents."""
         demand, self._group = self._place()
         without = f"; without node {', '.join(self._cut_off.values())}" * bool(self._cut_off)
         print(f"note: {cluster_line()}; {demand.words}{without}.", file=sys.stderr)
@@ -121,7 +118,7 @@ class RayHosts:
         load_nodes(self._shares[0], self._hub)  # as it was before an attempt that was lost
         given = self._given(demand)
         remote: Any = ray.remote
-        # Threads of their own: for the mail that arrives while a host computes, and for the owner's calls that wait.
+        # Threads of their own: for frames that arrive while a host computes, and for the owner's calls that wait.
         kind = remote(concurrency_groups={"deliver": 1, "swap": SWAPS})(HostProcess)
         for i in range(demand.hosts):
             place = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=i)
@@ -186,24 +183,23 @@ class RayHosts:
         return others
 
     def _given(self, demand: Demand) -> list[Given]:
-        """What each host makes its agents from."""
         run = self._description
         bare = replace(run, agents=(), hub=None, public=None, test=None, build=None, reported=run.names)
-        if run.build is not None:  # a protocol in a file of one's own is read anew, as the agents are
+        if run.build is not None:  # a protocol of a user's own file is read there again, as the agents are
             bare = replace(bare, protocol=Protocol())
-        shared = [_put(part, "What the agents share") for part in (bare, run.public, run.test)]
+        shared = [_put(part, "what the agents share") for part in (bare, run.public, run.test)]
         gpus = demand.each.get(GPU, 0)
         sharing = round(1 / gpus) if 0 < gpus < 1 else 1
         given = []
         for share in self._shares[1:]:
             names = tuple(node.name for node in share)
-            # On a GPU agents are placed by the memory of their models, so all of these must be there.
+            # On a GPU agents are placed by the sizes of their models, so all models must be in memory.
             rests = self._on_disk and not gpus
             given.append(Given(shared[0], names, shared[1], shared[2], run.build, self._device, sharing, rests))
         return given
 
     def _send_agents(self, given: Sequence[Given]) -> None:
-        """Send each host its agents, some at a time: all at once they may be more than an object store holds."""
+        """Send each host its agents, some at a time: an object store may not hold all of them."""
         agents = [[node for node in share if isinstance(node, Agent)] for share in self._shares[1:]]
         waiting: dict[Any, HostActor] = {}
         for parts in zip_longest(*map(_parts, agents), fillvalue=()):
@@ -213,7 +209,7 @@ class RayHosts:
                 if len(waiting) >= _AHEAD:
                     self._wait_for_one(waiting)
                 if part:
-                    waiting[host.actor.take_agents.remote(mine, [_put_agents(part)])] = host
+                    waiting[host.actor.take_agents.remote(mine, [_sendable(part, ray.put)])] = host
         while waiting:
             self._wait_for_one(waiting)
 
@@ -224,7 +220,6 @@ class RayHosts:
         _started(waiting.pop(ended), ended)
 
     def _check(self, opened: Sequence[dict[str, Any]]) -> None:
-        """Every host must have the versions that are here and, where it has built its agents, the same ones."""
         self._hosts = [
             replace(host, node=answer["node"], node_id=answer["node_id"])
             for host, answer in zip(self._hosts, opened, strict=True)
@@ -243,21 +238,19 @@ class RayHosts:
                 raise RecipeError(
                     "All nodes of the cluster must have the same versions and data as this machine.",
                     f"{host.words} differs in: {'; '.join(differing[:NAMED])}",
-                    "Install the same versions there, and put the same data into its data folder.",
+                    "Install the same versions there, and copy the same data to its data folder.",
                 )
             told |= answer["devices"]
         self.devices = {name: told[name] for name in agents}
 
     def runtime(self, description: RunDescription, idle: IdleStates | None, *, baseline: bool = False) -> RayRuntime:
         """The run, or the baseline before it, on these hosts."""
-        return RayRuntime(self, description, idle, self._shares_of(description), baseline=baseline)
-
-    def _shares_of(self, description: RunDescription) -> list[list[Node]]:
         nodes = {node.name: node for node in description.nodes}
-        return [[nodes[node.name] for node in share if node.name in nodes] for share in self._shares]
+        shares = [[nodes[node.name] for node in share if node.name in nodes] for share in self._shares]
+        return RayRuntime(self, description, idle, shares, baseline=baseline)
 
     def _end(self, patience: float = 2) -> None:
-        """End all actors, which may take some seconds to remove their files, and give back what was reserved."""
+        """End all actors, which may need some seconds to remove their files, and release the reserved resources."""
         ended = [host.actor.end.remote() for host in self._hosts]
         with suppress(RayError):
             ray.wait(ended, num_returns=len(ended), timeout=patience) if ended else None
@@ -275,9 +268,9 @@ def _put(part: Any, what: str) -> Any:
         return ray.put(part)
     except TypeError as error:
         raise RecipeError(
-            f"{what} must be something that Ray can send to another machine.",
+            f"Ray must be able to send {what} to another machine.",
             f"{type(error).__name__}: {error}"[:300],
-            "Leave out what is bound to this process, such as open files, locks and connections.",
+            "Remove what is bound to this process, such as open files, locks and connections.",
         ) from None
 
 
@@ -299,10 +292,10 @@ def _started(host: HostActor, answer: Any) -> dict[str, Any]:
 
 
 def _parts(agents: Sequence[Agent]) -> Iterator[Sequence[Agent]]:
-    """Agents in parts that are some tens of MB for Ray.
+    """Agents in parts of some tens of MB.
 
-    What agents share, such as a data set of which each has some samples, is sent with each part: parts are so long that
-    at least half of what is sent is the agents' own.
+    What agents share, such as a data set of which each has some samples, is sent with each part: parts are long enough
+    for at least half of the bytes to be the agents' own.
     """
     count = len(agents) or 1
     if count > 2:
@@ -314,20 +307,15 @@ def _parts(agents: Sequence[Agent]) -> Iterator[Sequence[Agent]]:
 
 
 def _bytes_of(agents: list[Agent]) -> int:
-    """About as many as Ray sends."""
+    """About the bytes that Ray sends to hosts of the user's own cluster: sizes only, nothing is loaded here."""
     arrays: list[int] = []
     pickle: Any = ray.cloudpickle
     pickled = pickle.dumps(agents, protocol=5, buffer_callback=lambda each: arrays.append(each.raw().nbytes))
     return len(pickled) + sum(arrays)
 
 
-def _put_agents(agents: Sequence[Agent]) -> Any:
-    """Agents as Ray sends them."""
-    return _sendable(agents, ray.put)
-
-
 def _sendable(agents: Sequence[Agent], put: Callable[[list[Agent]], _T]) -> _T:
-    """Agents without the public data, which go to each node once; one that cannot be sent is named."""
+    """Agents without the public data, which each node gets once; an agent that cannot be sent is named."""
     public = [agent.public for agent in agents]
     try:
         for agent in agents:
@@ -336,14 +324,14 @@ def _sendable(agents: Sequence[Agent], put: Callable[[list[Agent]], _T]) -> _T:
             return put(list(agents))
         except TypeError:
             for agent in agents:
-                _put(agent, f"Agent '{agent.name}'")
+                _put(agent, f"agent '{agent.name}'")
             raise
     finally:
         for agent, data in zip(agents, public, strict=True):
             agent.public = data
 
 
-class RayRuntime(SeveralHosts):
+class RayRuntime(DistributedRuntime):
     """The owner's side of a run on actors."""
 
     def __init__(
@@ -355,14 +343,13 @@ class RayRuntime(SeveralHosts):
         *,
         baseline: bool,
     ) -> None:
-        super().__init__(description, hosts.links, shares, idle)
+        super().__init__(description, hosts.links, shares, hosts.links, idle)
         self._ray_hosts, self._phase = hosts, BEGIN
         if idle is not None and (baseline or description.build is not None):
-            set_aside(description.agents)  # the hosts have them
+            offload(description.agents)  # the hosts have them
         hosts.links.serve(baseline=baseline, idle=idle is not None)
 
     def run(self, phase: int, present: tuple[str, ...]) -> Report:
-        """Let all hosts run their nodes through the phase."""
         self._phase = phase
         report = super().run(phase, present)
         report.events += self._ray_hosts.news
@@ -370,14 +357,14 @@ class RayRuntime(SeveralHosts):
         return report
 
     def save(self) -> dict[str, bytes | StoredState]:
-        """What every host has packed; of states on the disks of nodes, those that have changed since the last time."""
+        """What every host has packed; of states on the disks of nodes, only those that have changed."""
         if self._idle is None:
             return super().save()
-        self._tell(do="unsaved")
+        self._tell("unsaved")
         for host, answer in enumerate(self._answers(), 1):
             for names in _batches(answer["unsaved"]):
-                self._links.command(host, do="fetch", names=names)
-                for name, body in self._links.next_control()[1]["fetched"].items():
+                self._hosts.command(host, do="fetch", names=names)
+                for name, body in self._hosts.next_control()[1]["fetched"].items():
                     self._idle.keep(name, self._phase, body)
         return {**save_nodes(self._shares[0]), **self._idle.save(self.description.agents)}
 
@@ -385,13 +372,13 @@ class RayRuntime(SeveralHosts):
         """Send every host what is its nodes'; a part at a time where states are on disk."""
         if self._idle is None:
             return super().load(saved)
-        for node in self._shares[0]:
-            load_nodes([node], {node.name: packed(saved[node.name])})
+        load_nodes(self._shares[0], saved)
         for host, share in enumerate(self._shares[1:], 1):
-            sizes = {node.name: _size(saved[node.name]) for node in share}
+            states = {node.name: saved[node.name] for node in share}
+            sizes = {name: len(each) if isinstance(each, bytes) else each.size for name, each in states.items()}
             for names in _batches(sizes):
-                self._links.command(host, do="keep", states={name: packed(saved[name]) for name in names})
-                self._links.next_control()
+                self._hosts.command(host, do="restore", states={name: packed(saved[name]) for name in names})
+                self._hosts.next_control()
         for agent in self.description.agents:
             state = saved[agent.name]
             if isinstance(state, StoredState):
@@ -403,12 +390,8 @@ class RayRuntime(SeveralHosts):
     def close(self) -> None:
         """Let the hosts wait for what comes next."""
         with suppress(RuntimeFault, RayError):
-            self._tell(do="stop")
+            self._tell(STOP)
         super().close()
-
-
-def _size(state: bytes | StoredState) -> int:
-    return len(state) if isinstance(state, bytes) else state.size
 
 
 def _batches(sizes: Mapping[str, int]) -> Iterable[list[str]]:

@@ -6,23 +6,34 @@ with its printed errors corrected. See docs/theory.md.
 
 from __future__ import annotations
 
-from codistill.theory.averages import (
+from codistill.theory.problem import Kernel, Model, Problem
+from codistill.theory.protocols import (
+    akd,
+    akd_chains,
+    akd_limit,
+    alone,
     avgkd,
     avgkd_limit,
     backfitting,
     backfitting_limit,
+    centralised,
+    ekd,
+    ekd_limit,
     jacobi,
     pkd,
     pkd_limit,
+    self_distilled,
 )
-from codistill.theory.baselines import alone, centralised
-from codistill.theory.chains import akd, akd_chains, akd_limit, ekd, ekd_limit, self_distilled
-from codistill.theory.forecast import Forecast, Outlook, forecast, forecast_of
-from codistill.theory.kernels import Kernel
-from codistill.theory.operators import Operators, angle_cosine, operators, proposition_iii
-from codistill.theory.problem import Model, Problem
-from codistill.theory.propositions import (
+from codistill.theory.two_agents import (
+    Forecast,
+    Operators,
+    Outlook,
+    angle_cosine,
+    forecast,
+    forecast_of,
+    operators,
     proposition_ii,
+    proposition_iii,
     proposition_v,
     proposition_v_limit,
     proposition_vi,

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
 import scipy.linalg
+from scipy.spatial.distance import cdist
 
-from codistill.errors import DataError, LearnerError
-from codistill.theory.kernels import KernelFunction, as_kernel, gram
+from codistill.core.errors import DataError, LearnerError, nearest
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,12 +64,9 @@ class Problem:
         targets = tuple(np.asarray(y, dtype=np.float64) for y in self.targets)
         one = isinstance(self.kernels, str) or callable(self.kernels)
         kernels = [self.kernels] * len(inputs) if one else list(self.kernels)  # type: ignore[arg-type]
-        for name, value in {"inputs": inputs, "targets": targets}.items():
+        given = {"inputs": inputs, "targets": targets, "kernels": tuple(map(as_kernel, kernels))}  # type: ignore[arg-type]
+        for name, value in given.items():
             object.__setattr__(self, name, value)
-        object.__setattr__(self, "kernels", tuple(as_kernel(kernel) for kernel in kernels))  # type: ignore[arg-type]
-        self._check()
-
-    def _check(self) -> None:
         if not np.isfinite(self.c) or self.c < 0:
             raise LearnerError("c, the regularisation, must be at least 0.", repr(self.c), "Choose 0 for minimum norm.")
         counts = (len(self.inputs), len(self.targets), len(self.kernels_of))
@@ -95,40 +92,40 @@ class Problem:
                 "Give all agents inputs and targets of one kind.",
             )
 
-    # --- agents and samples -----------------------------------------------------------------------
-
     @property
     def kernels_of(self) -> tuple[KernelFunction, ...]:
-        """The kernel of each agent, as a function."""
         return self.kernels  # type: ignore[return-value]
 
     @property
     def agents(self) -> int:
-        """M."""
         return len(self.inputs)
 
     @property
     def samples(self) -> int:
-        """N, of all agents together."""
         return sum(map(len, self.inputs))
 
     @property
     def same_kernel(self) -> bool:
-        """Whether all agents have the same kernel."""
         return all(kernel == self.kernels_of[0] for kernel in self.kernels_of)
 
     @property
     def blocks(self) -> list[slice]:
-        """The slice of each agent's samples among all samples."""
         ends = np.cumsum([0, *map(len, self.inputs)])
         return [slice(int(a), int(b)) for a, b in pairwise(ends)]
+
+    @property
+    def everything(self) -> np.ndarray:
+        """X: the inputs of all agents, one below the other."""
+        return np.concatenate(list(self.inputs))
 
     @property
     def labels(self) -> np.ndarray:
         """y: the targets of all agents, one below the other."""
         return np.concatenate(list(self.targets))
 
-    # --- fit and predict --------------------------------------------------------------------------
+    def error(self, predictions: np.ndarray) -> float:
+        """‖f(X) - y‖ / ‖y‖ over all training inputs."""
+        return float(np.linalg.norm(predictions - self.labels) / (np.linalg.norm(self.labels) or 1.0))
 
     def gram(self, kernel_of: int, rows: int, columns: int) -> np.ndarray:
         """k_a(X_i, X_j) / N: the L_ij of agent 0's kernel, the M_ij of agent 1's."""
@@ -148,11 +145,8 @@ class Problem:
 
         T_ba = k_a(X_b, X_a) A_a⁺ / N. All protocols of the paper are iterations with blocks of T.
         """
-        rows = [
-            np.concatenate([self.solve(a, self.gram(a, a, b)).T for b in range(self.agents)])
-            for a in range(self.agents)
-        ]
-        return np.concatenate(rows, axis=1)
+        agents = range(self.agents)
+        return np.block([[self.solve(a, self.gram(a, a, b)).T for a in agents] for b in agents])
 
     def fit(self, agent: int, labels: np.ndarray) -> Model:
         """Agent a's model of labels on its own inputs."""
@@ -182,3 +176,79 @@ def solve(matrix: np.ndarray, wanted: np.ndarray, *, pseudo: bool) -> np.ndarray
 def _inputs(x: np.ndarray) -> np.ndarray:
     array = np.asarray(x, dtype=np.float64)
     return array.reshape(len(array), -1) if array.size else array.reshape(len(array), 0)
+
+
+# --- Kernels by name, with the formulas and defaults of scikit-learn; or any function of one's own.
+
+KernelFunction = Callable[[np.ndarray, np.ndarray], np.ndarray]
+
+# Which options each kernel has; γ of None is 1 / number of features.
+OPTIONS: dict[str, tuple[str, ...]] = {
+    "linear": (),
+    "rbf": ("gamma",),
+    "laplacian": ("gamma",),
+    "polynomial": ("degree", "gamma", "coef0"),
+}
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel by name: `Kernel("rbf", gamma=2.0)(X, Z)` is the matrix of k(x_i, z_j).
+
+    linear      xᵀz
+    rbf         exp(-γ ‖x - z‖²)
+    laplacian   exp(-γ ‖x - z‖₁)
+    polynomial  (γ xᵀz + coef0)^degree
+
+    The learner `KernelRidge` with the same name and options has the same Gram matrix.
+    """
+
+    name: str = "linear"
+    gamma: float | None = None
+    degree: float = 3
+    coef0: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.name not in OPTIONS:
+            raise LearnerError(f"Unknown kernel '{self.name}'.", "", nearest(self.name, OPTIONS))
+        allowed = OPTIONS[self.name]
+        given = {"gamma": self.gamma is not None, "degree": self.degree != 3, "coef0": self.coef0 != 1}
+        for option, is_given in given.items():
+            if is_given and option not in allowed:
+                raise LearnerError(
+                    f"Unknown option '{option}' for the {self.name} kernel.",
+                    "",
+                    f"Its options: {', '.join(allowed) or 'none'}.",
+                )
+        if self.gamma is not None and not self.gamma > 0:
+            raise LearnerError("gamma must be above 0.", repr(self.gamma), "Leave it out for 1 / number of features.")
+
+    def __call__(self, x: np.ndarray, z: np.ndarray) -> np.ndarray:
+        """The matrix of k(x_i, z_j)."""
+        gamma = 1.0 / x.shape[1] if self.gamma is None else self.gamma
+        if self.name == "linear":
+            return np.asarray(x @ z.T)
+        if self.name == "polynomial":
+            return np.asarray((gamma * (x @ z.T) + self.coef0) ** self.degree)
+        distance = cdist(x, z, "sqeuclidean" if self.name == "rbf" else "cityblock")
+        return np.asarray(np.exp(-gamma * distance))
+
+
+def as_kernel(kernel: str | KernelFunction) -> KernelFunction:
+    if isinstance(kernel, str):
+        return Kernel(kernel)
+    if not callable(kernel):
+        raise LearnerError("A kernel must be a name or a function k(X, Z).", repr(kernel), "Try 'rbf'.")
+    return kernel
+
+
+def gram(kernel: KernelFunction, x: np.ndarray, z: np.ndarray) -> np.ndarray:
+    """k(X, Z), checked: a kernel of one's own may return anything."""
+    matrix = np.asarray(kernel(x, z), dtype=np.float64)
+    if matrix.shape != (len(x), len(z)) or not np.isfinite(matrix).all():
+        raise LearnerError(
+            f"A kernel must return a matrix of {len(x)} x {len(z)} finite numbers for as many samples.",
+            f"shape {matrix.shape}" if matrix.shape != (len(x), len(z)) else "numbers that are not finite",
+            "Check k(X, Z), and that the samples are finite.",
+        )
+    return matrix

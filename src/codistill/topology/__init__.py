@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from codistill.arguments import checked_arguments
-from codistill.errors import RecipeError, nearest
-from codistill.topology.mixing import as_mixing_matrix, spectral_gap
+from codistill.core.errors import RecipeError, nearest
+from codistill.core.settings import clear_argument_errors
 
 HUB = "hub"
-MOST_PAIRED = 10_000  # agents of a graph whose pairs are listed: fifty million
+MOST_PAIRED = 10_000  # agents in a graph that is built from all pairs: fifty million
 
 
 class Topology:
@@ -25,7 +24,7 @@ class Topology:
     More graphs are in `codistill.topology.graphs`.
     """
 
-    @checked_arguments
+    @clear_argument_errors
     def __init__(
         self,
         names: Sequence[str],
@@ -42,7 +41,7 @@ class Topology:
         self._places = {name: place for place, name in enumerate(self.names)}
         if len(self._places) < len(self.names):
             twice = next(name for place, name in enumerate(self.names) if self._places[name] != place)
-            raise RecipeError("Every agent must have a name of its own.", f"'{twice}' more than once", "Rename one.")
+            raise RecipeError("Names of agents must be unique.", f"'{twice}' more than once", "Rename one.")
         self._receivers: dict[str, set[str]] = {name: set() for name in self.names}
         senders: dict[str, set[str]] = {name: set() for name in self.names} if directed else self._receivers
         for left, right in edges:
@@ -55,16 +54,17 @@ class Topology:
         # In the order of the names, so that sums over neighbours are equal everywhere to the bit.
         self._neighbours = self._ordered(self._receivers)
         self._sources = self._ordered(senders) if directed else self._neighbours
-        self._made: dict[str, dict[str, float]] = {}
-        self._weights = None if weights is None else self._take(as_mixing_matrix(weights, self.names))
-        if self._weights is not None:
+        self.has_matrix = weights is not None  # otherwise weights are made from degrees
+        self._weights: dict[str, dict[str, float]] = {}
+        if self.has_matrix:
+            self._weights = self._take(as_mixing_matrix(weights, self.names))
             self.check_mixing()
         elif directed:
             raise RecipeError(
-                "A directed graph needs an explicit matrix of mixing weights: those made from degrees sum to 1 by row "
-                "and by column only where every link goes both ways.",
-                "a directed graph without one",
-                "Give the matrix W, or let links go both ways.",
+                "A directed graph needs an explicit matrix of mixing weights: weights made from degrees are doubly "
+                "stochastic only if every link goes both ways.",
+                "no matrix",
+                "Give the matrix W, or make all links go both ways.",
             )
 
     @classmethod
@@ -122,12 +122,10 @@ class Topology:
         Where no matrix was given, they are Metropolis-Hastings weights, w_ab = 1 / (1 + max(deg a, deg b)): with
         them, W is symmetric and doubly stochastic on any undirected graph.
         """
-        if self._weights is not None:
-            return self._weights[name]
-        if name not in self._made:  # once: they are needed for every array of every message
+        if name not in self._weights:  # once: they are needed for every array of every message
             degree, others = len(self._neighbours[name]), self._neighbours[name]
-            self._made[name] = {other: 1.0 / (1 + max(degree, len(self._neighbours[other]))) for other in others}
-        return self._made[name]
+            self._weights[name] = {other: 1.0 / (1 + max(degree, len(self._neighbours[other]))) for other in others}
+        return self._weights[name]
 
     def matrix(self) -> np.ndarray:
         """W, with the diagonal."""
@@ -139,13 +137,8 @@ class Topology:
         return w
 
     @property
-    def has_matrix(self) -> bool:
-        """Whether the weights were given, not made from degrees."""
-        return self._weights is not None
-
-    @property
     def links(self) -> int:
-        """How many links there are between agents; in a directed graph each way counts."""
+        """The number of links between agents; in a directed graph each direction counts."""
         ends = sum(map(len, self._neighbours.values()))
         return ends if self.directed else ends // 2
 
@@ -202,10 +195,9 @@ class Topology:
             if unreached := self._unreached(group):
                 sender, receiver = unreached
                 raise RecipeError(
-                    "For consensus, every agent must be reachable from every other"
-                    + (" along the directions of the links." if self.directed else "."),
+                    "The graph must be " + ("strongly connected." if self.directed else "connected."),
                     f"'{receiver}' cannot be reached from '{sender}'",
-                    "Add links, or use a topology that is connected, such as ring.",
+                    "Add links, or use a connected topology such as ring.",
                 )
 
     def _ordered(self, linked: Mapping[str, set[str]]) -> dict[str, tuple[str, ...]]:
@@ -219,10 +211,10 @@ class Topology:
         for place, other in np.argwhere(linked != (w > 0))[:1]:
             receiver, sender = self.names[place], self.names[other]
             raise RecipeError(
-                "The matrix W must be above 0 where there is a link, and nowhere else beside its diagonal.",
+                "Off the diagonal, the matrix W must be above 0 exactly where there is a link.",
                 f"{w[place, other]:g} in the row of '{receiver}' for '{sender}', "
                 + ("which may send to it" if linked[place, other] else "which may not send to it"),
-                "Change the entry or the links; a row holds the weights of those that its agent receives from.",
+                "Change the entry or the links; a row holds an agent's weights for what it receives.",
             )
         return {
             name: {other: float(w[place, self._places[other]]) for other in self._sources[name]}
@@ -231,10 +223,10 @@ class Topology:
 
 
 def check_pairs(agents: int) -> None:
-    """Graphs in which all pairs are looked at need memory for each."""
+    """Limit graphs that need memory for every pair of agents."""
     if agents > MOST_PAIRED:
         raise RecipeError(
-            f"Agents that are all linked, or linked at random, may be at most {MOST_PAIRED:,}.",
+            f"Complete and random graphs may have at most {MOST_PAIRED:,} agents.",
             f"{agents:,}",
             "Choose a hub (star) or a ring, or fewer agents.",
         )
@@ -248,9 +240,70 @@ def _reached(start: str, ways: Mapping[str, Sequence[str]]) -> set[str]:
     return reached
 
 
-KINDS = {
-    "star": Topology.star,
-    "complete": Topology.complete,
-    "ring": Topology.ring,
-    "silent": Topology.silent,
-}
+KINDS = {make.__name__: make for make in (Topology.star, Topology.complete, Topology.ring, Topology.silent)}
+
+# --- mixing matrices: w_nm is the weight that agent n gives to what it receives from m; W is doubly stochastic
+
+_EXACT = 1e-6  # tolerance of sums, for entries such as 0.333333
+
+
+def as_mixing_matrix(matrix: Any, names: Sequence[str]) -> np.ndarray:
+    """W as an array with a row and a column per agent, doubly stochastic and with a positive diagonal."""
+    must = f"The matrix W must have a row and a column for each of the {len(names)} agents."
+    do = "Write a list of rows, each with a number per agent."
+    try:
+        w = np.array(matrix, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise RecipeError(must, _unlike(matrix, names), do) from None
+    if w.shape != (len(names), len(names)):
+        raise RecipeError(must, f"the shape {' x '.join(map(str, w.shape)) or 'of a number'}", do)
+    for (row, column), value in _first(~np.isfinite(w) | (w < 0), w):
+        raise RecipeError(
+            "Entries of the matrix W must be finite and at least 0.",
+            f"{value:g} in row {_at(row, names)}, column {_at(column, names)}",
+            "Write 0 where there is no link.",
+        )
+    for what, sums in (("row", w.sum(axis=1)), ("column", w.sum(axis=0))):
+        for (place,), value in _first(abs(sums - 1) > _EXACT, sums):
+            raise RecipeError(
+                f"Every {what} of the matrix W must sum to 1.",
+                f"{what} {_at(place, names)} sums to {value:.9g}",
+                "Correct its entries: mixing preserves the mean only if rows and columns sum to 1.",
+            )
+    for (place,), value in _first(np.diag(w) <= 0, np.diag(w)):
+        raise RecipeError(
+            "The diagonal of the matrix W must be above 0.",
+            f"{value:g} in row {_at(place, names)}",
+            "Give every agent some weight for its own value.",
+        )
+    return w
+
+
+def spectral_gap(w: np.ndarray) -> float:
+    """1 - the second largest singular value of W: a mixing step shrinks differences by at least this share.
+
+    For a symmetric W this is 1 - |lambda_2|, with the eigenvalue of the second largest magnitude. W is doubly
+    stochastic, so the largest belongs to the mean, and in W - 11'/n the second largest is the largest.
+    """
+    rest = w - 1 / len(w)
+    second = np.abs(np.linalg.eigvalsh(rest)).max() if np.array_equal(w, w.T) else np.linalg.norm(rest, 2)
+    return max(0.0, 1.0 - float(second))
+
+
+def _unlike(matrix: Any, names: Sequence[str]) -> str:
+    """A description of the first malformed row."""
+    rows = matrix if isinstance(matrix, list | tuple) else []
+    for number, row in enumerate(rows, 1):
+        if not isinstance(row, list | tuple) or len(row) != len(names):
+            return f"row {number} is {row!r}"[:80]
+    return "non-numeric entries"
+
+
+def _first(wrong: np.ndarray, values: np.ndarray) -> list[tuple[tuple[int, ...], float]]:
+    """The first wrong position, if any, with its value."""
+    places = np.argwhere(wrong)[:1]
+    return [(tuple(map(int, place)), float(values[tuple(place)])) for place in places]
+
+
+def _at(place: int, names: Sequence[str]) -> str:
+    return f"{place + 1} ('{names[place]}')"

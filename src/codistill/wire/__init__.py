@@ -1,1 +1,1 @@
-"""What travels: the safe encoding of messages and of the state kept in checkpoints."""
+"""Messages, their safe encoding and compression, and the encoding of state in checkpoints."""

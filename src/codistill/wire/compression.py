@@ -9,28 +9,26 @@ from typing import Any
 
 import numpy as np
 
-from codistill.errors import MessageError, RecipeError
-from codistill.settings import Settings, check_settings, setting
+from codistill.core.errors import MessageError, RecipeError
+from codistill.core.settings import Settings, check_settings, setting
 from codistill.wire.codec import decode, encode, encode_packed
-from codistill.wire.packing import BODY, EXPANSION, INFLATION, Form
-from codistill.wire.quantise import LARGEST
-from codistill.wire.topk import probability_rows
+from codistill.wire.packing import BODY, EXPANSION, INFLATION, LARGEST, Form, probability_rows
 
-# The compression error of a sender's messages so far, by name, dtype and shape of the array.
+# Accumulated compression errors of a sender, by name, dtype and shape of the array.
 Residue = dict[tuple[Any, ...], np.ndarray]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Compression(Settings):
-    """How floating-point arrays of two or more numbers are compressed; everything else is sent unchanged.
+    """Compression of floating-point arrays with two or more numbers; everything else is sent unchanged.
 
-    The receiver gets arrays of the original shapes and dtypes. Settings combine: the largest entries of each row are
-    kept, stored in fewer bits, and deflated. An array or message that would not get smaller is sent unchanged.
+    The receiver gets arrays of the original shapes and dtypes. Settings combine: keep the largest entries of each row,
+    store them in fewer bits, deflate. An array or message that would not get smaller is sent unchanged.
     """
 
     bits: int | None = setting(None, "bits per number: 16 (float16) or 8 (linear steps); unset: unchanged")
     top_k: int | None = setting(None, "of a 2-D array, keep the k largest entries per row; unset: all", at_least=1)
-    lossless: bool = setting(False, "deflate messages, where that makes them smaller")
+    lossless: bool = setting(False, "deflate messages if that makes them smaller")
     error_feedback: bool = setting(
         False, "add the compression error to the next array of the same name and shape; never to probabilities"
     )
@@ -38,10 +36,10 @@ class Compression(Settings):
     def __post_init__(self) -> None:
         check_settings(self, "compression")
         if self.bits not in (None, 8, 16):
-            raise RecipeError("compression.bits must be 8, 16 or unset.", f"{self.bits}", "Change it.")
+            raise RecipeError("compression.bits must be 8 or 16.", f"{self.bits}", "Leave it unset for full precision.")
         if self.error_feedback and not self.is_lossy:
             raise RecipeError(
-                "compression.error_feedback needs lossy compression: bits or top_k.", "neither", "Set one of them."
+                "compression.error_feedback needs lossy compression.", "neither bits nor top_k", "Set one of them."
             )
 
     @property
@@ -59,7 +57,7 @@ class Compression(Settings):
         return self.lossless or (not deflated and bool(form.bits or form.k))
 
     def encode(self, arrays: Mapping[str, np.ndarray], values: Mapping[str, Any], residue: Residue) -> bytes:
-        """The encoded bytes; with error feedback, `residue` is added to arrays first, and updated."""
+        """The encoded bytes; with error feedback, first add `residue` to the arrays, then update it."""
         if not self.error_feedback:
             return self._encode(arrays, values)
         meant = {name: _with_residue(name, array, residue) for name, array in arrays.items()}
@@ -76,7 +74,9 @@ class Compression(Settings):
 
     def _encode(self, arrays: Mapping[str, np.ndarray], values: Mapping[str, Any]) -> bytes:
         if BODY in arrays:
-            raise MessageError(f"An array in a compressed message may not be called '{BODY}'.", BODY, "Rename it.")
+            raise MessageError(
+                f"The array name '{BODY}' is reserved in compressed messages.", BODY, "Rename the array."
+            )
         forms = {name: self._form(arrays[name]) for name in sorted(arrays) if _is_fit(arrays[name])}
         if not self.lossless:
             forms = {name: form for name, form in forms.items() if form.bits or form.k}
@@ -111,7 +111,7 @@ class Compression(Settings):
 
 
 def _is_fit(array: np.ndarray) -> bool:
-    """Whether it can be compressed: two or more floating-point numbers, all of them finite."""
+    """Whether an array can be compressed: two or more finite floating-point numbers."""
     return array.dtype.kind == "f" and array.dtype.itemsize <= 8 and array.size > 1 and bool(np.isfinite(array).all())
 
 
@@ -120,7 +120,7 @@ def _key(name: str, array: np.ndarray) -> tuple[Any, ...]:
 
 
 def _with_residue(name: str, array: np.ndarray, residue: Residue) -> np.ndarray:
-    """The array plus the compression error of those before it; rows of probabilities stay unchanged."""
+    """The array plus the accumulated compression error; rows of probabilities stay unchanged."""
     lost = residue.get(_key(name, array))
     if lost is None or not _is_fit(array):
         return array

@@ -1,7 +1,7 @@
-"""State that is kept across rounds, as bytes and back: nested tables of arrays and plain values.
+"""Encode state (nested dicts and lists of arrays and plain values) as bytes, and decode it.
 
-`pack` flattens the tree: arrays go into one safetensors body and leave references in a JSON outline.
-Used for checkpoints and for returning a trained agent from a worker process. Nothing is executed.
+`pack` moves the arrays of the tree into one safetensors body and replaces them by references in a JSON outline.
+Checkpoints use it, and worker processes that return a trained agent. Decoding executes nothing.
 """
 
 from __future__ import annotations
@@ -12,28 +12,31 @@ from typing import Any
 import numpy as np
 import torch
 
-from codistill.errors import CheckpointError, MessageError
+from codistill.core.errors import CheckpointError, MessageError
 from codistill.wire.codec import decode, encode, is_sendable
 
 _OUTLINE = "outline"
-_STATE_LIMIT = 1 << 40  # a checkpoint is one's own file: bounded by the disk, not by a sender
+_KINDS = {"array": np.ndarray, "scalar": np.generic, "tensor": torch.Tensor}
+_STATE_LIMIT = 1 << 40  # a checkpoint is a file of the user, bounded by the disk
 
 
 def pack(tree: Any) -> bytes:
     """Bytes of nested dicts, lists and tuples that hold arrays, tensors, bytes and plain values."""
     arrays: dict[str, np.ndarray] = {}
 
+    def moved(kind: str, array: np.ndarray) -> dict[str, str]:
+        name = f"a{len(arrays)}"
+        arrays[name] = array
+        return {kind: name}
+
     def outline(node: Any, path: str) -> Any:
         if isinstance(node, str):
             return str(node)
         if isinstance(node, bytes):
-            return _leave("bytes", np.frombuffer(node, dtype=np.uint8), arrays)
-        kind = _kind(node)
-        if kind:
-            numbers = _numbers(node)
-            if numbers is None:
-                raise _unfit(f"{type(node).__name__} of {node.dtype} at '{path}'")
-            return _leave(kind, numbers, arrays)
+            return moved("bytes", np.frombuffer(node, dtype=np.uint8))
+        for kind, types in _KINDS.items():
+            if isinstance(node, types):
+                return moved(kind, _numbers(node, path))
         if isinstance(node, dict):
             return {"dict": [[outline(key, path), outline(value, f"{path}.{key}")] for key, value in node.items()]}
         if isinstance(node, list | tuple):
@@ -58,9 +61,9 @@ def unpack(data: bytes) -> Any:
         return _rebuild(json.loads(arrays[_OUTLINE].tobytes()), arrays)
     except (MessageError, KeyError, ValueError, TypeError, RecursionError) as error:
         raise CheckpointError(
-            "Saved state must be readable.",
+            "The checkpoint is corrupted.",
             f"{error}"[:300],
-            "Remove this checkpoint and resume from the one before.",
+            "Remove it, and resume from the one before.",
         ) from None
 
 
@@ -68,31 +71,19 @@ def _unfit(found: str) -> CheckpointError:
     return CheckpointError(
         "State must be arrays, tensors, plain values, or dicts and lists of them.",
         found,
-        "Keep such an object out of me.state, or store what it is made of.",
+        "Keep such objects out of me.state, or store their arrays and values.",
     )
 
 
-def _kind(node: Any) -> str | None:
-    if isinstance(node, np.ndarray):
-        return "array"
-    if isinstance(node, np.generic):
-        return "scalar"
-    return "tensor" if isinstance(node, torch.Tensor) else None
-
-
-def _numbers(node: Any) -> np.ndarray | None:
-    """An array or tensor as numbers that the codec carries, if it is one."""
+def _numbers(node: Any, path: str) -> np.ndarray:
+    """An array, a scalar or a tensor as an array that can be encoded."""
     try:
         array = node.detach().cpu().numpy() if isinstance(node, torch.Tensor) else np.asarray(node)
-    except (TypeError, RuntimeError):  # bfloat16, sparse: numpy has nothing like it
-        return None
-    return array if is_sendable(array.dtype) else None
-
-
-def _leave(kind: str, array: np.ndarray, arrays: dict[str, np.ndarray]) -> dict[str, str]:
-    name = f"a{len(arrays)}"
-    arrays[name] = array
-    return {kind: name}
+    except (TypeError, RuntimeError):  # bfloat16 or sparse: numpy lacks them
+        array = None
+    if array is None or not is_sendable(array.dtype):
+        raise _unfit(f"{type(node).__name__} of {node.dtype} at '{path}'")
+    return array
 
 
 def _rebuild(node: Any, arrays: dict[str, np.ndarray]) -> Any:

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from codistill.message import Message
 from codistill.protocols import parts
+from codistill.protocols.fd import means_of_others
+from codistill.wire.message import Message
 
 NAMES = ("a", "b", "c", "d")
 
@@ -37,12 +38,12 @@ def test_all_classes_at_once_equal_one_by_one(kind, outputs, seen):
     at_once = {}
     for holders, classes in parts.classes_by_holders(heard):
         held = {name: heard[name]["means"][classes] for name in holders}
-        for name, targets in parts.class_means_of_others(aggregation, held, NAMES).items():
+        for name, targets in means_of_others(aggregation, held, NAMES).items():
             at_once |= {(name, int(c)): target for c, target in zip(classes, targets, strict=True)}
     one_by_one = {}
     for c in range(6):
         held = {name: message["means"][[c]] for name, message in heard.items() if message["seen"][c]}
-        for name, targets in parts.class_means_of_others(aggregation, held, NAMES).items():
+        for name, targets in means_of_others(aggregation, held, NAMES).items():
             one_by_one[name, c] = targets[0]
     assert at_once.keys() == one_by_one.keys()
     assert all(np.array_equal(at_once[key], one_by_one[key]) for key in at_once)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from codistill.protocols import parts
+from codistill.protocols.crs import contrast, log_complement
 
 
 def _softmax(z: np.ndarray) -> np.ndarray:
@@ -33,7 +33,7 @@ def _loop(z: np.ndarray, labels: np.ndarray, tau: np.ndarray, known: np.ndarray,
 
 def _ours(z: torch.Tensor, labels: np.ndarray, tau: torch.Tensor, known: np.ndarray, *, mean: bool) -> torch.Tensor:
     log_p, log_q = torch.log_softmax(z, dim=1), torch.log_softmax(tau, dim=2)
-    return parts.contrast(log_p, torch.from_numpy(labels), log_q, torch.from_numpy(known), mean=mean)
+    return contrast(log_p, torch.from_numpy(labels), log_q, torch.from_numpy(known), mean=mean)
 
 
 @pytest.mark.parametrize("mean", [True, False])
@@ -97,4 +97,4 @@ def test_loss_and_gradients_are_finite_at_any_gap_of_logits(gap: float, dtype: A
 
 def test_the_complement_of_probabilities() -> None:
     log_q = torch.log_softmax(torch.tensor([[2.0, 1.0, -3.0], [0.0, 0.0, 0.0]], dtype=torch.float64), dim=1)
-    np.testing.assert_allclose(parts.log_complement(log_q).exp(), 1 - log_q.exp(), atol=1e-14)
+    np.testing.assert_allclose(log_complement(log_q).exp(), 1 - log_q.exp(), atol=1e-14)

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from codistill.message import Message
 from codistill.protocols import parts
-from codistill.wire.layouts import AdjacentArrays
+from codistill.wire.codec import AdjacentArrays
+from codistill.wire.message import Message
 
 SHAPES = {"w": (40, 30), "b": (30,), "scale": ()}
 
@@ -25,12 +25,16 @@ def _received(heard):
     return {name: Message.decode(message.encoded) for name, message in heard.items()}
 
 
+def _mean(heard):
+    return parts.combined_weights(heard, "mean", 0.2, np.inf)
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_at_once_as_one_by_one(dtype):
     heard = _heard(dtype)
     received = _received(heard)
     assert all(isinstance(message.arrays, AdjacentArrays) for message in received.values())
-    at_once, one_by_one = parts.mean_weights(received), parts.mean_weights(heard)
+    at_once, one_by_one = _mean(received), _mean(heard)
     assert isinstance(at_once, AdjacentArrays)
     assert not isinstance(one_by_one, AdjacentArrays)
     assert at_once.keys() == one_by_one.keys()
@@ -44,7 +48,7 @@ def test_at_once_as_one_by_one(dtype):
 
 def test_huge_weights_stay_finite():
     heard = {name: Message({"w": np.full(4, np.finfo(np.float32).max)}, {"samples": 1}) for name in "ab"}
-    mean = parts.mean_weights(_received(heard))
+    mean = _mean(_received(heard))
     assert isinstance(mean, AdjacentArrays)
     assert np.isfinite(mean["w"]).all()
 
@@ -52,7 +56,7 @@ def test_huge_weights_stay_finite():
 def test_models_of_different_layouts_are_taken_weight_by_weight():
     one, other = _received(_heard()), _received(_heard(np.float64))
     mixed = {"a0": one["a0"], "a1": other["a1"]}
-    mean = parts.mean_weights(mixed)
+    mean = _mean(mixed)
     assert not isinstance(mean, AdjacentArrays)
     np.testing.assert_allclose(mean["b"], (3 * one["a0"]["b"] + 4 * other["a1"]["b"]) / 7, rtol=1e-6)
 

@@ -4,7 +4,7 @@ Compiled code trusts its arrays: scikit-learn's tree copies as many bytes as a s
 without bounds checks. So no library but numpy sees what an archive says before this module has checked it. Objects are
 rebuilt from their attributes; no function that an archive names is called on the way. Compiled parts are built here,
 each from arrays whose dtype, shape and content are known: trees, losses, neighbours, splines, sparse matrices,
-generators. What an estimator does with sound arrays that do not fit one another, `estimator_structure` checks.
+generators. What an estimator does with sound arrays that do not fit one another, `estimators` checks.
 """
 
 from __future__ import annotations
@@ -33,19 +33,12 @@ _NUMBERS = {kind.__name__: kind for kind in (np.bool_, *(np.dtype(code).type for
 _PLAIN_TYPES: dict[str, type] = {f"builtins.{kind.__name__}": kind for kind in (str, int, float, bool)}
 _PLAIN_TYPES |= {f"numpy.{name}": kind for name, kind in _NUMBERS.items()}
 _TREE = "sklearn.tree._tree.Tree"
-_LOSSES = frozenset(
-    f"sklearn._loss._loss.Cy{name}"
-    for name in (
-        "AbsoluteError", "ExponentialLoss", "HalfBinomialLoss", "HalfGammaLoss", "HalfMultinomialLoss",
-        "HalfPoissonLoss", "HalfSquaredError", "HalfTweedieLoss", "HalfTweedieLossIdentity", "HuberLoss", "PinballLoss",
-    )
-) | frozenset(
-    f"sklearn.linear_model._sgd_fast.{name}"
-    for name in (
-        "EpsilonInsensitive", "Hinge", "Huber", "Log", "ModifiedHuber", "SquaredEpsilonInsensitive", "SquaredHinge",
-        "SquaredLoss",
-    )
-)  # fmt: skip
+LOSSES = (
+    "AbsoluteError ExponentialLoss HalfBinomialLoss HalfGammaLoss HalfMultinomialLoss HalfPoissonLoss "
+    "HalfSquaredError HalfTweedieLoss HalfTweedieLossIdentity HuberLoss PinballLoss"
+)
+_SGD = "EpsilonInsensitive Hinge Huber Log ModifiedHuber SquaredEpsilonInsensitive SquaredHinge SquaredLoss"
+_COMPILED_LOSSES = {"sklearn._loss._loss.Cy": LOSSES, "sklearn.linear_model._sgd_fast.": _SGD}
 _PARTS: dict[str, frozenset[str]] = {
     "JsonNode": frozenset({"builtins.str"}),
     "DictNode": frozenset({"builtins.dict"}),
@@ -54,7 +47,7 @@ _PARTS: dict[str, frozenset[str]] = {
     "TypeNode": frozenset(_PLAIN_TYPES),
     "NdArrayNode": frozenset({"numpy.ndarray", *(f"numpy.{name}" for name in _NUMBERS)}),
     "TreeNode": frozenset({_TREE}),
-    "LossNode": _LOSSES,
+    "LossNode": frozenset(start + name for start, names in _COMPILED_LOSSES.items() for name in names.split()),
 }
 _PREDICTOR = "sklearn.ensemble._hist_gradient_boosting.predictor.TreePredictor"
 
@@ -62,12 +55,10 @@ _PREDICTOR = "sklearn.ensemble._hist_gradient_boosting.predictor.TreePredictor"
 _NEIGHBOURS = frozenset({"sklearn.neighbors._kd_tree.KDTree", "sklearn.neighbors._ball_tree.BallTree"})
 _SPLINE = "scipy.interpolate._bsplines.BSpline"
 _DISTANCES = "sklearn.metrics._dist_metrics."
-_METRICS = frozenset(
-    {
-        "BrayCurtis", "Canberra", "Chebyshev", "Dice", "Euclidean", "Hamming", "Haversine", "Jaccard", "Mahalanobis",
-        "Manhattan", "Minkowski", "RogersTanimoto", "RussellRao", "SEuclidean", "SokalSneath", "Yule",
-    }
-)  # fmt: skip
+_METRICS = frozenset({
+    "BrayCurtis", "Canberra", "Chebyshev", "Dice", "Euclidean", "Hamming", "Haversine", "Jaccard", "Mahalanobis",
+    "Manhattan", "Minkowski", "RogersTanimoto", "RussellRao", "SEuclidean", "SokalSneath", "Yule",
+})  # fmt: skip
 _CALLABLE = {
     f"{module}.{name}": name
     for module, names in {
@@ -105,13 +96,13 @@ class Rules:
 
     classes: Callable[[], Mapping[str, type]]  # by full name: what is rebuilt from its attributes
     saved: bool  # a file rather than a message: also text, NaN, functions of a list, and other compiled parts
-    refusal: str  # what an error says of any other part
 
     def allow(self, node: Node) -> bool:
-        """Whether a node may be built."""
         loader, name = node["__loader__"], _name(node)
         if loader == "ObjectNode":
-            return name in self.classes() or name == _PREDICTOR or (self.saved and _is_compiled(name))
+            metric = name.removeprefix(_DISTANCES).removesuffix("Distance64")
+            compiled = name in _NEIGHBOURS or name == _SPLINE or (name.startswith(_DISTANCES) and metric in _METRICS)
+            return name in self.classes() or name == _PREDICTOR or (self.saved and compiled)
         if name in _PARTS.get(loader, ()):
             return True
         if loader == "FunctionNode":
@@ -127,59 +118,12 @@ def read_estimator(data: bytes, rules: Rules, classes: int) -> Any:
     contents = unzipped(data)
     outline = read_outline(contents)
     if rules.saved:
-        outline = _without(outline, _NOT_READ)
-    _check_outline(outline, contents, rules)
-    return _Reader(contents, rules, classes).build(outline)
-
-
-def unknown_parts(data: bytes, rules: Rules) -> list[str]:
-    """Types in an archive that the rules do not allow."""
-    outline = _without(read_outline(unzipped(data)), _NOT_READ)
-    return sorted({_name(node) for node in nodes(outline) if not rules.allow(node)})
-
-
-def _name(node: Node) -> str:
-    return f"{node['__module__']}.{node['__class__']}"
-
-
-def _is_compiled(name: str) -> bool:
-    metric = name.removeprefix(_DISTANCES).removesuffix("Distance64")
-    return name in _NEIGHBOURS or name == _SPLINE or (name.startswith(_DISTANCES) and metric in _METRICS)
-
-
-def _function(name: str) -> Any:
-    """A function that only computes, by its full name: one of a list, or a ufunc of numpy or scipy."""
-    module, _, own = name.rpartition(".")
-    if name in _CALLABLE:
-        return getattr(importlib.import_module(module), own)
-    if module in _MEASURES:
-        return _measure(own)
-    if module.split(".")[0] == "numpy" or module.startswith("scipy.special"):
-        found = getattr(importlib.import_module("numpy" if module.startswith("numpy") else "scipy.special"), own, None)
-        return found if isinstance(found, np.ufunc) else None
-    return None
-
-
-def _measure(name: str) -> Any:
-    import sklearn.metrics
-
-    return getattr(sklearn.metrics, name) if name in sklearn.metrics.__all__ else None
-
-
-def _without(outline: Any, names: frozenset[str]) -> Any:
-    """An outline in which attributes are None."""
-    for node in nodes(outline):
-        content = node.get("content")
-        if node["__loader__"] == "DictNode" and isinstance(content, dict):
-            content.update({name: dict(skops_archive.NOTHING) for name in names & content.keys()})
-    return outline
-
-
-def _check_outline(outline: Any, contents: Mapping[str, bytes], rules: Rules) -> None:
+        outline = _without_unread(outline)
     left = skops_archive.UNPACKED_LIMIT
     for node in nodes(outline):
         if not rules.allow(node):
-            raise ValueError(f"a part of type {_name(node)}, {rules.refusal}")
+            refusal = "which is not trusted" if rules.saved else "which may not travel"
+            raise ValueError(f"a part of type {_name(node)}, {refusal}")
         if "__id__" in node and not rules.saved:
             raise ValueError("parts that refer to one another")  # a few of them can make a giant, or a circle
         if "file" in node:
@@ -188,6 +132,39 @@ def _check_outline(outline: Any, contents: Mapping[str, bytes], rules: Rules) ->
                 raise ValueError(f"a model of more than {skops_archive.UNPACKED_LIMIT} bytes")
     if not isinstance(outline, dict) or type(outline.get("protocol")) is not int or outline["protocol"] > _PROTOCOL:
         raise ValueError("an archive of an unknown version of the skops format")
+    return _Reader(contents, rules, classes).build(outline)
+
+
+def unknown_parts(data: bytes, rules: Rules) -> list[str]:
+    """Types in an archive that the rules do not allow."""
+    outline = _without_unread(read_outline(unzipped(data)))
+    return sorted({_name(node) for node in nodes(outline) if not rules.allow(node)})
+
+
+def _name(node: Node) -> str:
+    return f"{node['__module__']}.{node['__class__']}"
+
+
+def _function(name: str) -> Any:
+    """A function that only computes, by its full name: one of a list, or a ufunc of numpy or scipy."""
+    module, _, own = name.rpartition(".")
+    if name in _CALLABLE:
+        return getattr(importlib.import_module(module), own)
+    if module in _MEASURES:
+        measures = importlib.import_module("sklearn.metrics")
+        return getattr(measures, own) if own in measures.__all__ else None
+    if module.split(".")[0] == "numpy" or module.startswith("scipy.special"):
+        found = getattr(importlib.import_module("numpy" if module.startswith("numpy") else "scipy.special"), own, None)
+        return found if isinstance(found, np.ufunc) else None
+    return None
+
+
+def _without_unread(outline: Any) -> Any:
+    for node in nodes(outline):
+        content = node.get("content")
+        if node["__loader__"] == "DictNode" and isinstance(content, dict):
+            content.update({name: dict(skops_archive.NOTHING) for name in _NOT_READ & content.keys()})
+    return outline
 
 
 class _Reader:
@@ -197,14 +174,26 @@ class _Reader:
         self._contents, self._rules, self._classes, self._depth = contents, rules, classes, 0
 
     def build(self, node: Any) -> Any:
-        """What a node stands for."""
         if self._depth > _DEPTH:
             raise ValueError(f"parts nested more than {_DEPTH} deep")
         if not isinstance(node, dict) or not self._rules.allow(node):
             raise ValueError(f"no part of a model: {node!r}"[:100])
         self._depth += 1
         try:
-            return getattr(self, f"_{node['__loader__']}")(node)
+            match node["__loader__"]:
+                case "JsonNode":
+                    return json.loads(node["content"])
+                case "ListNode":
+                    return self._all(node["content"])
+                case "SetNode":
+                    return set(self._all(node["content"]))
+                case "TypeNode":
+                    more = {"builtins.object": object, "numpy.str_": np.str_, "numpy.object_": np.object_}
+                    return (_PLAIN_TYPES | more)[_name(node)]
+                case "FunctionNode":
+                    return _function(_name(node))
+                case loader:
+                    return getattr(self, f"_{loader}")(node)
         finally:
             self._depth -= 1
 
@@ -215,23 +204,13 @@ class _Reader:
 
     # --- plain Python --------------------------------------------------------------------------------
 
-    def _JsonNode(self, node: Node) -> Any:
-        return json.loads(node["content"])
-
-    def _ListNode(self, node: Node) -> list[Any]:
-        return self._all(node["content"])
-
     def _TupleNode(self, node: Node) -> tuple[Any, ...]:
         made = tuple(self._all(node["content"]))
         if _name(node) == "builtins.tuple":
             return made
         from sklearn.impute._iterative import _ImputerTriplet
 
-        triplet: tuple[Any, ...] = _ImputerTriplet(*made)
-        return triplet
-
-    def _SetNode(self, node: Node) -> set[Any]:
-        return set(self._all(node["content"]))
+        return _ImputerTriplet(*made)  # type: ignore[no-any-return]
 
     def _SliceNode(self, node: Node) -> slice:
         ends = [node["content"][end] for end in ("start", "stop", "step")]
@@ -252,16 +231,8 @@ class _Reader:
             made[kind(key)] = self.build(value)
         return made
 
-    def _TypeNode(self, node: Node) -> type:
-        more = {"builtins.object": object, "numpy.str_": np.str_, "numpy.object_": np.object_}
-        return (_PLAIN_TYPES | more)[_name(node)]
-
-    def _FunctionNode(self, node: Node) -> Any:
-        return _function(_name(node))
-
     def _PartialNode(self, node: Node) -> Any:
-        parts = [self.build(node["content"][name]) for name in ("func", "args", "kwds")]
-        function, arguments, options = parts
+        function, arguments, options = (self.build(node["content"][name]) for name in ("func", "args", "kwds"))
         if node["content"]["func"]["__loader__"] != "FunctionNode" or arguments != () or type(options) is not dict:
             raise ValueError("a partial function of more than options")
         return functools.partial(function, **options)
@@ -344,9 +315,12 @@ class _Reader:
             return self._spline(node)
         if name.startswith(_DISTANCES):
             return self._metric(node)
-        cls: Any = _predictor_class() if name == _PREDICTOR else self._rules.classes()[name]
-        made = object.__new__(cls)  # not its own, which warns of classes that are deprecated
-        attributes = self._tree_attributes(node["content"]) if name == _PREDICTOR else self.build(node["content"])
+        if name == _PREDICTOR:
+            cls = importlib.import_module("sklearn.ensemble._hist_gradient_boosting.predictor").TreePredictor
+            attributes = self._tree_attributes(node["content"])
+        else:
+            cls, attributes = self._rules.classes()[name], self.build(node["content"])
+        made: Any = object.__new__(cls)  # not its own, which warns of classes that are deprecated
         if attributes is None:  # of an object without any
             return made
         _check_attributes(cls, attributes)
@@ -479,12 +453,6 @@ def check_nodes(left: np.ndarray, right: np.ndarray, feature: np.ndarray, leaf: 
         raise ValueError("a tree that splits on features that do not exist")
 
 
-def _predictor_class() -> type:
-    from sklearn.ensemble._hist_gradient_boosting.predictor import TreePredictor
-
-    return TreePredictor  # type: ignore[no-any-return]
-
-
 def _content_of(node: Any) -> dict[str, Any]:
     if node["__loader__"] != "DictNode" or not isinstance(node["content"], dict):
         raise ValueError("a compiled part without its content")
@@ -514,5 +482,10 @@ def _sound(array: Any, dimensions: int | None = None) -> np.ndarray:
 
 
 def named_classes(classes: Iterable[type]) -> dict[str, type]:
-    """Classes by their full names."""
     return {f"{cls.__module__}.{cls.__name__}": cls for cls in classes}
+
+
+def listed_classes(names: Mapping[str, str]) -> dict[str, type]:
+    """Classes by their full names, from their names by module; those that this version has not are left out."""
+    found = [(importlib.import_module(module), listed.split()) for module, listed in names.items()]
+    return named_classes(getattr(module, name) for module, listed in found for name in listed if hasattr(module, name))

@@ -1,8 +1,8 @@
 """Models that travel as ONNX: torch modules of no registered architecture, and objects with a method `to_onnx()`.
 
-Needs the extra `onnx`. What arrives is parsed, checked (`onnx_checks`) and counted (`onnx_costs`) before onnxruntime
-sees it, and then runs on one thread, without graph rewriting, in an arena of limited memory and for a limited time: the
-same bits everywhere.
+Needs the extra `onnx`. What arrives is parsed, checked and counted (`onnx_graph`) before onnxruntime sees it, and then
+runs on one thread, without graph rewriting, in an arena of limited memory and for a limited time: the same bits
+everywhere.
 """
 
 from __future__ import annotations
@@ -13,18 +13,19 @@ import io
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from codistill.errors import CodistillError, LearnerError
-from codistill.learners.portable.model_limits import Cost
-from codistill.message import Message
-from codistill.on_device import in_host_memory
+from codistill.core.devices import in_host_memory
+from codistill.core.errors import CodistillError, LearnerError
+from codistill.learners.portable.models import Cost, CostOfRows
+from codistill.wire.message import Message
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -42,28 +43,21 @@ _TRIED = 5  # samples by which an exported module is compared with itself, befor
 
 
 def is_installed() -> bool:
-    """Whether the extra `onnx` is installed."""
     return all(importlib.util.find_spec(name) is not None for name in ("onnx", "onnxruntime"))
 
 
 # --- sending ------------------------------------------------------------------------------------
 
 
-def export_module(learner: TorchLearner) -> Message:
-    """A module and, where the learner predicts probabilities, a softmax after it."""
-    return _as_message(module_graph(learner), learner.describe())
-
-
 def module_graph(learner: TorchLearner) -> Any:
-    """The same as an onnx.ModelProto."""
+    """A module and, where the learner predicts probabilities, a softmax after it, as an onnx.ModelProto."""
     from onnx import ModelProto
 
     if learner.sample_shape is None:
         raise LearnerError("A module must have seen samples before it travels as ONNX.", "none yet", "Fit it first.")
     out = io.BytesIO()
     with warnings.catch_warnings(), torch.no_grad(), in_host_memory():
-        module = learner.module_in_host_memory()
-        stages = [module, nn.Softmax(dim=1)] if learner.probabilistic else [module]
+        stages = [learner.of_one_tensor(), *([nn.Softmax(dim=1)] if learner.probabilistic else [])]
         warnings.simplefilter("ignore")
         # The exporter that traces needs no other package, and is 75 times faster than the one that compiles.
         torch.onnx.export(
@@ -79,11 +73,6 @@ def module_graph(learner: TorchLearner) -> Any:
     return ModelProto.FromString(out.getvalue())
 
 
-def export_object(model: Any) -> Message:
-    """What an object's own `to_onnx()` returns."""
-    return _as_message(object_graph(model), type(model).__name__)
-
-
 def object_graph(model: Any) -> Any:
     """What an object's own `to_onnx()` returns, bytes or an onnx.ModelProto, as the latter."""
     from onnx import ModelProto
@@ -96,7 +85,8 @@ def object_graph(model: Any) -> Any:
         raise _cannot(name, f"{type(given).__name__} from to_onnx(): {str(error)[:100]}") from None
 
 
-def _as_message(proto: Any, name: str) -> Message:
+def graph_message(proto: Any, name: str) -> Message:
+    """A graph as it travels; a `LearnerError` with the `name` of its model if it cannot."""
     from codistill.learners.portable.onnx_graph import to_message
 
     try:
@@ -121,7 +111,7 @@ def check_module(learner: TorchLearner, x: np.ndarray, owner: str) -> None:
     learner.tensor(rows)
     wanted = learner.predict(rows)
     try:
-        message = Message.decode(export_module(learner).encoded)
+        message = Message.decode(learner.export().encoded)
         found = open_model(message, x.shape[1:], wanted.shape[1]).predict(rows)
         if not np.allclose(found, wanted, rtol=1e-2, atol=1e-3):
             raise ValueError("predictions that differ once it is written as ONNX; does its code branch on the data?")
@@ -137,13 +127,11 @@ def check_module(learner: TorchLearner, x: np.ndarray, owner: str) -> None:
 # --- receiving ----------------------------------------------------------------------------------
 
 
-def open_onnx(message: Message, shape: tuple[int, ...], classes: int) -> tuple[OnnxModel, Callable[[int], Cost]]:
+def open_onnx(message: Message, shape: tuple[int, ...], classes: int) -> tuple[OnnxModel, CostOfRows]:
     """The ONNX model in a message, and what its predictions take; anything unsound raises, in whatever way."""
     if not is_installed():
         raise ValueError(f"an ONNX model, which cannot be opened without the extra onnx ({INSTALL})")
-    from codistill.learners.portable.onnx_checks import check_graph, check_numbers
-    from codistill.learners.portable.onnx_costs import count
-    from codistill.learners.portable.onnx_graph import FLOATS, from_message, join
+    from codistill.learners.portable.onnx_graph import FLOATS, check_graph, check_numbers, count, from_message, join
 
     model = from_message(message)
     taken = check_graph(model, shape)
@@ -156,29 +144,24 @@ def open_onnx(message: Message, shape: tuple[int, ...], classes: int) -> tuple[O
     return opened, opened.cost
 
 
+@dataclass(frozen=True)
 class OnnxModel:
-    """A received ONNX model; `count` says what a pass of so many rows takes, and raises where that is too much."""
+    """A received ONNX model, for samples of the shape `taken`."""
 
-    def __init__(
-        self,
-        session: onnxruntime.InferenceSession,
-        taken: tuple[int, ...],
-        kind: np.dtype[Any],
-        count: Callable[[int], Cost],
-    ) -> None:
-        self._session, self._taken, self._kind, self._count = session, taken, kind, count
-        self._input = session.get_inputs()[0].name
+    session: onnxruntime.InferenceSession
+    taken: tuple[int, ...]
+    kind: np.dtype[Any]
+    count: CostOfRows  # cost of a pass of n rows; raises if it is too high
 
     def cost(self, rows: int) -> Cost:
         """What predictions for some rows take, chunk by chunk; ValueError where that is too much."""
         full, rest = divmod(rows, _CHUNK)
-        whole = self._count(_CHUNK) if full else Cost(0, 0)
-        last = self._count(rest) if rest or not full else Cost(0, 0)
+        whole = self.count(_CHUNK) if full else Cost(0, 0)
+        last = self.count(rest) if rest or not full else Cost(0, 0)
         return Cost(rows, full * whole.operations + last.operations, max(whole.memory, last.memory))
 
     def predict(self, x: np.ndarray) -> np.ndarray:
-        """The graph's output, chunk by chunk."""
-        rows = np.ascontiguousarray(x, dtype=self._kind).reshape(len(x), *self._taken)
+        rows = np.ascontiguousarray(x, dtype=self.kind).reshape(len(x), *self.taken)
         parts = [self._run(rows[i : i + _CHUNK]) for i in range(0, max(len(rows), 1), _CHUNK)]
         return np.concatenate(parts).astype(np.float32, copy=False)
 
@@ -186,11 +169,11 @@ class OnnxModel:
         import onnxruntime
 
         # What a graph computes can depend on the number of rows in any way, so it is counted for each number.
-        cost = self._count(len(rows))
+        cost = self.count(len(rows))
         options = onnxruntime.RunOptions()
         options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
         with _ended_after(options, _SECONDS + cost.operations / _SLOWEST):
-            return np.asarray(self._session.run(None, {self._input: rows}, options)[0])
+            return np.asarray(self.session.run(None, {self.session.get_inputs()[0].name: rows}, options)[0])
 
 
 @contextmanager

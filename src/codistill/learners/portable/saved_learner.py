@@ -1,20 +1,13 @@
-"""A trained model in a file of its own, and back: nothing is pickled, nothing in the file is executed.
+"""A trained model in a file of its own, and back: nothing is pickled, nothing in it is executed.
 
-| model | what the file holds | to open it |
-|---|---|---|
-| scikit-learn estimator | the estimator in the skops format | nothing, if all its types are trusted |
-| torch module, registered architecture | its name, options and weights | nothing |
-| any other torch module | weights; its ONNX graph, if the extra `onnx` is installed | nothing, or `model=` |
-| kernel ridge | kernel, inputs and coefficients | nothing |
-| any other object | its state; its message, if it can travel | nothing if it can travel, or `model=` |
-
-With `model=`, an untrained model of the same class, the state is loaded into it.
+Estimators of trusted types, kernel ridge and registered architectures need nothing else to be opened. The file of any
+other model holds its state and, if it can travel, its message (for a torch module the ONNX graph), by which it is
+opened. With `model=`, an untrained model of the same class, the state is loaded into it: only of files that one trusts.
 """
 
 from __future__ import annotations
 
 import functools
-import importlib
 import warnings
 from typing import Any
 
@@ -22,19 +15,23 @@ import numpy as np
 import torch
 from sklearn.exceptions import InconsistentVersionWarning
 
-from codistill.errors import CheckpointError, CodistillError, LearnerError
+from codistill.core.errors import CheckpointError, CodistillError, LearnerError
 from codistill.learners import as_learner
-from codistill.learners.ability import Ability, AnyLearner, Learner
+from codistill.learners.ability import Ability, Learner
 from codistill.learners.kernel_ridge import KernelRidge
-from codistill.learners.portable import skops_archive
-from codistill.learners.portable.archive_reading import Rules, named_classes, read_estimator, unknown_parts
-from codistill.learners.portable.estimator_state import load_own_estimator
-from codistill.learners.portable.estimator_structure import check_structure
-from codistill.learners.portable.receiving import Predictor, open_model
-from codistill.learners.portable.sklearn_models import helpers
+from codistill.learners.module_calls import ModuleCall
+from codistill.learners.portable import Predictor, open_model, skops_archive
+from codistill.learners.portable.archive_reading import (
+    Rules,
+    listed_classes,
+    named_classes,
+    read_estimator,
+    unknown_parts,
+)
+from codistill.learners.portable.estimators import HELPERS, check_structure
 from codistill.learners.sklearn import SklearnLearner
 from codistill.learners.torch import TorchLearner
-from codistill.message import Message
+from codistill.wire.message import Message
 
 Saved = dict[str, Any]
 
@@ -63,37 +60,43 @@ def _classes() -> dict[str, type]:
     """Estimators that a file may hold: classifiers, regressors and transformers of scikit-learn, and their parts."""
     from sklearn.utils import all_estimators
 
-    found = [(importlib.import_module(module), names.split()) for module, names in _INSIDE.items()]
-    parts = [getattr(module, name) for module, names in found for name in names if hasattr(module, name)]
     listed = [cls for _, cls in all_estimators(["classifier", "regressor", "transformer"])]
     own = [cls for cls in listed if cls.__module__.startswith("sklearn.") and not cls.__module__.startswith(_TEXT)]
-    return named_classes([*own, *parts]) | helpers()
+    return named_classes(own) | listed_classes(_INSIDE) | listed_classes(HELPERS)
 
 
-_RULES = Rules(_classes, saved=True, refusal="which is not trusted")
+_RULES = Rules(_classes, saved=True)
 _MOST_CLASSES = 1 << 20  # of estimators inside of a transformer
 _CALLED = frozenset({"FunctionNode", "MethodNode", "OperatorFuncNode", "PartialNode"})
 _LIBRARIES = frozenset({"numpy", "scipy", "sklearn", "builtins"})
 
 
-def save_learner(learner: Learner | AnyLearner) -> Saved:
+def save_learner(learner: Learner) -> Saved:
     """What `load_learner` needs, as arrays, bytes and plain values."""
     state = learner.state()
     saved: Saved = {"described": learner.describe(), "class": _class_of(learner), "message": None}
     if isinstance(learner, TorchLearner):
-        registered = hasattr(learner.module, "architecture")
+        registered = learner.travels_by_name
         if Ability.PORTABLE in learner.abilities and (registered or learner.sample_shape is not None):
             saved["message"] = _exported(learner)
         # Of a registered architecture the message holds the weights: they are not stored twice.
         stored = None if registered and saved["message"] else {**state, "optimiser": None}
-        return {
-            **saved, "kind": "torch", "state": stored, "probabilistic": learner.probabilistic,
+        saved |= {"kind": "torch", "state": stored}
+        return saved | {
+            "probabilistic": learner.probabilistic,
             "head": learner.named_head,
-        }  # fmt: skip
+            "call": learner.call.as_plain(),
+        }
     if isinstance(learner, KernelRidge) and isinstance(learner.kernel, str):
         return {**saved, "kind": "kernel", "state": state, "kernel": learner.kernel, "options": learner.kernel_options}
     kind = "sklearn" if isinstance(learner, SklearnLearner) else "own"
-    reason = _why_not_opened(state["estimator"]) if kind == "sklearn" else "types that are not its own"
+    reason: str | None = "types that are not its own"  # why the state alone does not suffice; None: it does
+    if kind == "sklearn":
+        try:
+            _trusted_estimator(state["estimator"], _MOST_CLASSES)
+            reason = None
+        except Exception as error:
+            reason = str(error)
     if Ability.PORTABLE in learner.abilities and learner.ready and reason is not None:
         saved["message"] = _exported(learner)
     if reason is not None and saved["message"] is None:
@@ -101,16 +104,7 @@ def save_learner(learner: Learner | AnyLearner) -> Saved:
     return {**saved, "kind": kind, "state": state}
 
 
-def _why_not_opened(data: bytes) -> str | None:
-    """What hinders an estimator from being loaded from its file alone; None if nothing does."""
-    try:
-        _trusted_estimator(data, _MOST_CLASSES)
-    except Exception as error:
-        return str(error)
-    return None
-
-
-def _check_loads_into(learner: Learner | AnyLearner, state: dict[str, Any], reason: str) -> None:
+def _check_loads_into(learner: Learner, state: dict[str, Any], reason: str) -> None:
     """What is written must be loaded again, at least into a model of the same class; a `LearnerError` if it cannot."""
     for name in ("estimator", "model"):  # of an estimator, and of an object with fit and predict
         own, data = getattr(learner, name, None), state.get(name)
@@ -119,7 +113,7 @@ def _check_loads_into(learner: Learner | AnyLearner, state: dict[str, Any], reas
         try:
             if name == "estimator":
                 _check_functions(data, type(own).__module__.split(".")[0])
-            load_own_estimator(data, own)
+            skops_archive.load_own_estimator(data, own)
         except (CodistillError, ValueError):
             raise LearnerError(
                 f"A model that is saved must be one that can be loaded again: {learner.describe()}.",
@@ -144,7 +138,7 @@ def load_learner(saved: Saved, shape: tuple[int, ...], classes: int, model: Any 
         raise
     except Exception as error:  # whatever is in the file: each library has its own way to say what is wrong
         raise CheckpointError(
-            "A saved model must be as it was written, and of the class that it is loaded into.",
+            "The saved model is corrupted, or of another class than it is loaded into.",
             f"{type(error).__name__}: {str(error)[:200]}",
             f"It was saved from {saved.get('class')!s:.100}. Pass model= of that class, or save it again.",
         ) from None
@@ -168,9 +162,7 @@ def save_transformer(transformer: Any, owner: str) -> bytes:
 
 def load_transformer(data: bytes, own: Any = None) -> Any:
     """The transformer that was saved; `own`: an unfitted one of the same class, if that is not scikit-learn's."""
-    import skops.io
-
-    untrusted = _untrusted(data)
+    untrusted = unknown_parts(data, _RULES)
     if not untrusted:
         return _trusted_estimator(data, _MOST_CLASSES)
     if own is None:
@@ -179,15 +171,15 @@ def load_transformer(data: bytes, own: Any = None) -> Any:
             f"types that are not trusted: {', '.join(untrusted[:3])}",
             "In Python: codistill.load(path, prepare=...) with an unfitted transformer of that class.",
         )
-    _check_functions(data, type(own).__module__.split(".")[0])
-    made = skops.io.loads(data, trusted=skops.io.get_untrusted_types(data=data))
-    if type(made) is not type(own):
-        raise LearnerError(
-            "prepare= must be of the class that was saved.",
-            f"a {type(own).__name__} in place of a {type(made).__name__}",
-            "Pass one of that class.",
-        )
-    return made
+    saved = skops_archive.read_outline(skops_archive.unzipped(data))["__class__"]
+    found = f"a {type(own).__name__} in place of a {saved}"
+    try:
+        if type(own).__name__ == saved:
+            _check_functions(data, type(own).__module__.split(".")[0])
+            return skops_archive.load_own_estimator(data, own)
+    except CheckpointError as error:
+        found = error.found
+    raise LearnerError("prepare= must be of the class that was saved.", found, "Pass one of that class.")
 
 
 class OpenedModel(Learner):
@@ -199,23 +191,18 @@ class OpenedModel(Learner):
         self._model, self._described = model, described
 
     def fit(self, x: np.ndarray, targets: np.ndarray) -> None:
-        """It cannot be trained."""
         raise LearnerError("A loaded model can only predict.", "fit", "Train a model of the same class instead.")
 
     def predict(self, x: np.ndarray) -> np.ndarray:
-        """Predict (n, C)."""
         return self._model.predict(x)
 
     def state(self) -> dict[str, Any]:
-        """It has none of its own."""
         raise LearnerError("A loaded model is in its file.", "save", f"Copy the file of {self._described}.")
 
     def restore(self, state: dict[str, Any]) -> None:
-        """It has none of its own."""
         raise LearnerError("A loaded model can only predict.", "restore", "Load the other file.")
 
     def describe(self) -> str:
-        """The name of the model that was saved."""
         return self._described
 
 
@@ -225,11 +212,14 @@ def _opened(saved: Saved, shape: tuple[int, ...], classes: int) -> Predictor:
         learner = KernelRidge(saved["kernel"], **saved["options"])
         learner.restore(state)
         return learner
-    untrusted = _untrusted(state.get("estimator")) if kind == "sklearn" else []
-    if kind == "sklearn" and not untrusted:
-        opened = SklearnLearner(_trusted_estimator(state["estimator"], classes))
-        opened.take(opened.estimator, state)
-        return opened
+    untrusted = []
+    if kind == "sklearn":
+        data = state.get("estimator")
+        untrusted = ["no estimator"] if data is None else unknown_parts(data, _RULES)
+        if not untrusted:
+            opened = SklearnLearner(_trusted_estimator(data, classes))
+            opened.take(opened.estimator, state)
+            return opened
     if saved["message"] is not None:
         with torch.random.fork_rng(devices=()):
             return open_model(Message.decode(saved["message"]), shape, classes)
@@ -250,6 +240,8 @@ def _into(saved: Saved, learner: Learner) -> Learner:
     if saved["kind"] == "torch":
         assert isinstance(learner, TorchLearner)
         learner.probabilistic = saved["probabilistic"] is True
+        if "call" in saved:
+            learner.call = ModuleCall.from_plain(saved["call"])
         if saved.get("head") is not None:  # as its owner has named it
             learner.name_head(saved["head"])
         if saved["state"] is None:
@@ -261,7 +253,7 @@ def _into(saved: Saved, learner: Learner) -> Learner:
     return learner
 
 
-def _exported(learner: Learner | AnyLearner) -> bytes | None:
+def _exported(learner: Learner) -> bytes | None:
     """The message of a model that travels; None if this one cannot: it is then loaded into `model=`."""
     try:
         return learner.export().encoded
@@ -269,16 +261,11 @@ def _exported(learner: Learner | AnyLearner) -> bytes | None:
         return None
 
 
-def _class_of(learner: Learner | AnyLearner) -> str:
+def _class_of(learner: Learner) -> str:
     wrapped = [getattr(learner, name, None) for name in ("module", "estimator", "model")]
     kind = type(next((each for each in wrapped if each is not None), learner))
     architecture = getattr(getattr(learner, "module", None), "architecture", None)
     return f"architecture '{architecture.name}'" if architecture else f"{kind.__module__}.{kind.__qualname__}"
-
-
-def _untrusted(data: bytes | None) -> list[str]:
-    """Types in an archive that are built only if the caller brings a model that has them."""
-    return ["no estimator"] if data is None else unknown_parts(data, _RULES)
 
 
 def _trusted_estimator(data: bytes, classes: int) -> Any:

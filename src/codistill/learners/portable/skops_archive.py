@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import json
 import math
@@ -10,6 +11,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
+
+from codistill.core.errors import CheckpointError
 
 UNPACKED_LIMIT = 1 << 30
 # Forests unpack to 8 times their bytes. Zeros unpack to 1,000 times, so beyond some size more than that is refused.
@@ -59,15 +62,6 @@ def read_outline(contents: Mapping[str, bytes]) -> Any:
     return json.loads(text)
 
 
-def zipped(contents: Mapping[str, bytes], method: int) -> bytes:
-    """An archive of files, the same bytes whenever it is made."""
-    out = io.BytesIO()
-    with zipfile.ZipFile(out, "w") as archive:
-        for name in sorted(contents):
-            archive.writestr(zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0)), contents[name], method)
-    return out.getvalue()
-
-
 def nodes(outline: Any) -> Iterator[dict[str, Any]]:
     """Every node of an outline that builds something."""
     stack = [outline]
@@ -114,19 +108,24 @@ def canonical(data: bytes) -> bytes:
             return node
         if node.get("__loader__") in _GENERATORS:
             return NOTHING
-        return {key: tidy_value(key, value) for key, value in node.items() if key != "__id__"}
-
-    def tidy_value(key: str, value: Any) -> Any:
-        if key in _NOT_SENT:
-            return NOTHING
-        if key == "file" and isinstance(value, str):
-            return numbers.setdefault(_without_padding(contents[value]), f"{len(numbers)}.npy")
-        return tidy(value)
+        tidied: dict[str, Any] = {}
+        for key, value in node.items():
+            if key in _NOT_SENT:
+                tidied[key] = NOTHING
+            elif key == "file" and isinstance(value, str):
+                tidied[key] = numbers.setdefault(_without_padding(contents[value]), f"{len(numbers)}.npy")
+            elif key != "__id__":
+                tidied[key] = tidy(value)
+        return tidied
 
     outline = tidy(json.loads(contents[OUTLINE]))
     files = {name: content for content, name in numbers.items()}
     files[OUTLINE] = json.dumps(outline, separators=(",", ":")).encode()
-    return zipped(files, zipfile.ZIP_DEFLATED)
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:  # the same bytes whenever it is made
+        for name in sorted(files):
+            archive.writestr(zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0)), files[name], zipfile.ZIP_DEFLATED)
+    return out.getvalue()
 
 
 def _without_padding(data: bytes) -> bytes:
@@ -138,3 +137,69 @@ def _without_padding(data: bytes) -> bytes:
     for name in array.dtype.names:
         clean.view(array.dtype)[name] = array[name]
     return data[: len(data) - len(clean)] + clean.tobytes()
+
+
+# --- Models in an agent's own checkpoint: any estimator or plain object, never pickled, never executed.
+
+# Packages whose classes may be rebuilt, and single types of others.
+_OWN_PACKAGES = frozenset({"numpy", "scipy", "sklearn", "collections"})
+_OWN_TYPES = frozenset({"builtins.complex", "builtins.frozenset", "builtins.range", "functools.partial"})
+
+
+def dump_estimator(estimator: Any) -> bytes:
+    import skops.io  # takes seconds, so only where it is needed
+    from skops.io.exceptions import UnsupportedTypeException
+
+    try:
+        return bytes(skops.io.dumps(estimator))
+    except (UnsupportedTypeException, TypeError, AttributeError, ValueError) as error:
+        raise CheckpointError(
+            f"A model must be made of plain attributes to be saved: {type(estimator).__name__}.",
+            f"{type(error).__name__}: {str(error)[:200]}",
+            "Keep only arrays, numbers, strings, lists and dicts in its attributes.",
+        ) from None
+
+
+def load_own_estimator(data: bytes, like: Any) -> Any:
+    """An estimator from an agent's own checkpoint: of the configured class, and without foreign types inside."""
+    import skops.io
+
+    configured = like.get_params() if hasattr(like, "get_params") else getattr(like, "__dict__", {})
+    parts = [like, *configured.values()]  # the model and what its owner built it of
+    packages = _OWN_PACKAGES | {type(part).__module__.split(".")[0] for part in parts} - {"builtins"}
+    try:
+        untrusted = skops.io.get_untrusted_types(data=data)
+        foreign = [name for name in untrusted if name not in _OWN_TYPES and name.split(".")[0] not in packages]
+        if foreign:
+            raise ValueError(f"foreign types {', '.join(foreign)}")
+        _check_calls(data)
+        model = skops.io.loads(data, trusted=untrusted)
+        if type(model) is not type(like):
+            raise ValueError(f"a {type(model).__name__} in place of a {type(like).__name__}")
+    except Exception as error:
+        raise CheckpointError(
+            "A saved model must be of the class that the agent is configured with.",
+            f"{type(error).__name__}: {str(error)[:200]}",
+            "Resume with the recipe the run was started with, or from an earlier checkpoint.",
+        ) from None
+    return model
+
+
+# Loaders of skops that call what a file names.
+_CALLING = frozenset(
+    f"{kind}Node"
+    for kind in (
+        "ConstructorFromReduce", "Dict", "List", "Loss", "NdArray", "Object", "QuantileForest", "RandomGenerator",
+        "RandomState", "Reduce", "Set", "Tree", "Tuple",
+    )
+)  # fmt: skip
+
+
+def _check_calls(data: bytes) -> None:
+    """Classes are built by calling them; functions are never called."""
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        outline = json.loads(archive.read("schema.json"))
+    called = {(node["__module__"], node["__class__"]) for node in nodes(outline) if node["__loader__"] in _CALLING}
+    for module, name in sorted(called):
+        if not isinstance(getattr(importlib.import_module(module), name), type):
+            raise ValueError(f"a call of {module}.{name}")

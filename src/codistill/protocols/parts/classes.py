@@ -1,4 +1,4 @@
-"""Means over classes, and whether there are classes at all."""
+"""Means over classes; and whether there are classes, features and a head that a protocol can use."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import numpy as np
 import torch
 
 from codistill.protocol import Ability, Agent, LearnerError, Message
-from codistill.protocols.parts.aggregation import Aggregation
 
 EVERY = slice(None)  # all samples of a batch
 
@@ -89,19 +88,6 @@ def classes_by_holders(heard: Mapping[str, Message]) -> list[tuple[list[str], np
     return [([names[k] for k in np.flatnonzero(seen[:, of[0]])], np.array(of)) for of in groups.values()]
 
 
-def class_means_of_others(
-    aggregation: Aggregation, values: Mapping[str, np.ndarray], present: Sequence[str]
-) -> dict[str, np.ndarray]:
-    """For each agent that is present, the aggregate of the others' values; agents without others are left out."""
-    if not values:
-        return {}
-    stacked = np.stack(list(values.values()))
-    answers = dict.fromkeys(present, aggregation.of_all(stacked))
-    if len(values) == 1:
-        return {name: answer for name, answer in answers.items() if name not in values}
-    return answers | dict(zip(values, aggregation.of_others(stacked), strict=True))
-
-
 def check_classes(agents: Sequence[Agent], protocol: str, *, softmax: bool = True) -> None:
     """Every target must be a label, or probabilities of classes; `softmax`: and outputs for one, not real values."""
     for agent in agents:
@@ -120,3 +106,60 @@ def check_classes(agents: Sequence[Agent], protocol: str, *, softmax: bool = Tru
                 f"agent '{agent.name}' has {agent.learner.describe()}, trained by a loss of real values",
                 'Train it by loss = "cross_entropy", or use a protocol for real values: avgkd, akd, pkd, ekd.',
             )
+
+
+def check_features(agents: Sequence[Agent], protocol: str, *, by_class: bool) -> None:
+    """All features must have one dimension; `by_class`: and, as their means are shared, must not be the samples."""
+    first, shown = agents[0], [agent.learner.evaluated_features(agent.shard.x[:2]) for agent in agents]
+    for agent, h in zip(agents, shown, strict=True):
+        x, model, wanted = agent.shard.x[:2].reshape(len(h), -1), agent.learner.describe(), shown[0].shape[1]
+        if h.shape[1] != wanted:
+            raise LearnerError(
+                f"{protocol} compares features, so those of all agents must have the same dimension.",
+                f"agent '{agent.name}' has {model} with {h.shape[1]} features, agent '{first.name}' has "
+                f"{first.learner.describe()} with {wanted}",
+                f"Project them: TorchLearner(module, projection={wanted}); or exchange outputs: fd, fedmd.",
+            )
+        if by_class and x.any() and np.array_equal(h, x.astype(h.dtype)):
+            raise LearnerError(
+                "Data stays home, so features that are shared by class must not be the samples themselves.",
+                f"agent '{agent.name}' has {model}, whose features are its input",
+                "Give it a hidden layer, or use a protocol that exchanges outputs: fd, fedmd.",
+            )
+
+
+def check_head(agents: Sequence[Agent], protocol: str, *, is_sent: bool = False) -> None:
+    """There must be classes, and the head a linear map from all features to them: it gets features of others.
+
+    `is_sent`: and its matrix one of the weights, not computed from other ones (`torch.nn.utils.parametrizations`).
+    """
+    check_classes(agents, protocol)
+    for agent in agents:
+        head, x = agent.learner.head, agent.shard.x[:1]
+        width, wanted = agent.learner.evaluated_features(x).shape[1], (head.in_features, head.out_features)
+        if wanted != (width, agent.shard.classes) or (
+            is_sent and head_name(agent).split()[0] not in agent.learner.weights()
+        ):
+            raise LearnerError(
+                f"{protocol} applies the head to features of others, so it must be a plain linear layer from all "
+                f"features to all classes: {width} to {agent.shard.classes}.",
+                f"agent '{agent.name}' has {agent.learner.describe()} with the head '{agent.learner.head_name}', "
+                f"{wanted[0]} to {wanted[1]}",
+                "End the module with one nn.Linear that gets each sample once, without a parametrization.",
+            )
+
+
+def head_name(me: Agent) -> str:
+    """The name of the head's matrix among an agent's weights; after a space that of its bias, if of another layer.
+
+    A matrix that layers share is sent under the name of the first. No name has a space; "-" stands for no bias.
+    """
+    head, layer = me.learner.head, f"{me.learner.head_name}.".removeprefix(".")
+    names = {id(each): name for name, each in me.learner.parameters().items()}
+    matrix, bias = names.get(id(head.weight), f"{layer}weight"), "-"
+    beside = matrix.removesuffix("weight") + "bias"
+    if head.bias is not None:
+        bias = names.get(id(head.bias), f"{layer}bias")
+    elif beside not in names.values():
+        bias = beside
+    return matrix if bias == beside else f"{matrix} {bias}"

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from codistill.learners.short_steps import ShortSteps
+from codistill.learners.trained_module import ShortSteps
 from codistill.protocol import Hub
 from codistill.protocols.parts.weights import is_far_beyond, size_of
 

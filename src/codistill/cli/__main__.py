@@ -1,8 +1,0 @@
-"""`python -m codistill.cli`: the command line."""
-
-import sys
-
-from codistill.cli import main
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Runs a description on any runtime: drives the coroutines, guards, evaluates, and keeps checkpoints."""

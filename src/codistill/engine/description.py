@@ -1,0 +1,217 @@
+"""The description of a run: all that a runtime needs, whoever has made it.
+
+A `Federation` makes one with all agents at hand, `join` one with a single agent, `serve` one with the hub alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from codistill.core.rng import generator
+from codistill.core.spec import RunSpec
+from codistill.data.frames import Given, Names, agree_on_columns, given_samples, width
+from codistill.data.labels import CLASSIFICATION, REGRESSION, LabelEncoding
+from codistill.data.shard import PublicData
+from codistill.engine.exchange import Carrier, Watcher
+from codistill.engine.host import Host
+from codistill.engine.safeguard import AgentSafeguard, Safeguard
+from codistill.nodes.agent import Agent, Hub, twin_of
+from codistill.nodes.clock import Clock
+from codistill.nodes.faults import Faults
+from codistill.nodes.node import Node
+from codistill.nodes.record import record_of
+from codistill.protocol import Protocol
+from codistill.protocols.alone import baseline_of
+from codistill.results.scores import DEFAULT_SCORES, Score
+from codistill.topology import Topology
+from codistill.wire.compression import Compression
+
+Build = Callable[[Sequence[str]], "tuple[Protocol, list[Agent]]"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RunDescription:
+    """The protocol, who takes part, what they share, and the nodes that are at hand in this process."""
+
+    protocol: Protocol
+    topology: Topology
+    classes: int
+    seed: int
+    faults: Faults
+    spec: RunSpec = field(default_factory=RunSpec)
+    agents: tuple[Agent, ...] = ()  # at hand: all of them in a simulation, one on an agent's machine, none on a hub's
+    hub: Hub | None = None  # where it is at hand
+    public: PublicData | None = None
+    test: tuple[np.ndarray, np.ndarray] | None = None
+    samples: int | None = None  # private samples of all agents together; None: told when they have met
+    shape: tuple[int, ...] | None = None  # of a sample; None: whatever the agents have
+    compression: Compression | None = None
+    safeguard: Safeguard | None = None  # of the agents at hand
+    watchers: tuple[Watcher, ...] = ()  # called for every message that is sent: (sender, receiver, bytes)
+    tells_class_mix: bool = True  # whether scores may depend on an agent's class counts: not if others see them
+    reported: tuple[str, ...] = ()  # whose rows the metrics hold; empty: the agents at hand, or else all
+    encoding: LabelEncoding | None = None  # of the agents' labels; None: they are numbers of classes or real values
+    scores: tuple[Score, ...] = DEFAULT_SCORES  # what is measured
+    clock: Clock | None = None  # how fast agents and messages are; None: that does not matter
+    columns: Names = ()  # names of the columns of all samples, in their order; empty: unknown
+    notes: tuple[str, ...] = ()  # on the data, for the user
+    build: Build | None = None  # makes agents by name, on another machine; None: they are sent there
+    _test_parts: dict[int, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict, init=False)  # by size
+
+    @property
+    def asynchronous(self) -> bool:
+        return self.clock is not None and self.clock.asynchronous
+
+    @property
+    def nodes(self) -> list[Node]:
+        return [*self.agents, *([self.hub] if self.hub else [])]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The agents whose rows the metrics hold."""
+        return self.reported or tuple(agent.name for agent in self.agents) or self.topology.names
+
+    @property
+    def task(self) -> str:
+        """Whether classes or real values are measured: by the test set, the labels, or the columns if in doubt."""
+        if self.test is not None:
+            return CLASSIFICATION if self.test[1].ndim == 1 else REGRESSION
+        if self.encoding is not None:
+            return self.encoding.task
+        return REGRESSION if self.classes == 1 else CLASSIFICATION
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        return tuple(map(str, range(self.classes))) if self.encoding is None else self.encoding.shown
+
+    @property
+    def task_scores(self) -> tuple[Score, ...]:
+        return tuple(score for score in self.scores if score.task == self.task)
+
+    def tested(self, samples: int | None) -> tuple[np.ndarray, np.ndarray]:
+        """The common test set, or a seeded part of it: the same in every round, and for every agent."""
+        assert self.test is not None
+        x, y = self.test
+        if samples is None or samples >= len(x):
+            return x, y
+        if samples not in self._test_parts:
+            chosen = np.sort(generator(self.seed, "evaluation").choice(len(x), samples, replace=False))
+            self._test_parts[samples] = x[chosen], y[chosen]
+        return self._test_parts[samples]
+
+    def bind_nodes(self) -> RunDescription:
+        """Give the nodes at hand what they share: who takes part, the seed, the data that all have."""
+        for node in self.nodes:
+            node.seed, node.topology, node.classes = self.seed, self.topology, self.classes
+            node.asynchronous, node.sampled = self.asynchronous, self.faults.participation < 1
+            if self.public is not None:
+                node.public = self.public
+        for agent in self.agents:
+            record = record_of(agent)
+            if agent.shard is None:
+                record.encode_labels(self.classes, self.encoding, self.columns)
+            if self.public is not None:
+                agent.public = self.public.prepared(record.prepared)
+            agent.shard.seed = self.seed
+            if self.safeguard is not None and self.baseline_protocol is not None and record.safeguard is None:
+                record.safeguard = AgentSafeguard(self.safeguard, agent)
+            if self.samples is not None:
+                record.join(self.samples)
+        if self.hub is not None:
+            self.hub.joined |= {agent.name: record_of(agent).join_info(self.protocol.needs) for agent in self.agents}
+        return self
+
+    def of_agent(self, name: str) -> RunDescription:
+        mine = tuple(agent for agent in self.agents if agent.name == name)
+        return replace(self, agents=mine, hub=None, reported=(name,))
+
+    def of_hub(self) -> RunDescription:
+        return replace(self, agents=(), reported=self.names)
+
+    @cached_property
+    def baseline_protocol(self) -> Protocol | None:
+        """What the agents do in the baseline; None: there is nothing to compare with."""
+        return baseline_of(self.protocol)
+
+    def baseline(self) -> RunDescription | None:
+        """The run of the same agents alone: untouched copies of them, without a message."""
+        protocol = self.baseline_protocol
+        if protocol is None:
+            return None
+        names = self.topology.names
+        return RunDescription(
+            protocol=protocol,
+            topology=Topology.silent(names),
+            classes=self.classes,
+            seed=self.seed,
+            spec=self.spec.of_baseline(),
+            faults=Faults((), names, self.seed),
+            agents=tuple(twin_of(agent) for agent in self.agents),
+            test=self.test,
+            samples=self.samples,
+            shape=self.shape,
+            tells_class_mix=self.tells_class_mix,
+            encoding=self.encoding,
+            scores=self.scores,
+            columns=self.columns,
+            # In the same time, not in as many rounds of others.
+            clock=self.clock if self.asynchronous and protocol.asynchronous else None,
+        ).bind_nodes()
+
+    def host(self, nodes: list[Node], links: Carrier | None = None) -> Host:
+        host = Host(nodes, self.protocol, self.faults, links, self.watchers, self.compression)
+        host.after = self.after_round
+        return host
+
+    @property
+    def after_round(self) -> Callable[[Agent, int], Any] | None:
+        """What is done when an agent has ended its round t: its safeguard weighs what it was taught."""
+        alone = self.baseline_protocol
+        if alone is None:
+            return None
+
+        def weigh(agent: Agent, t: int) -> None:
+            safeguard = record_of(agent).safeguard
+            if safeguard is not None:
+                safeguard.end_round(agent, t, self.protocol, alone)
+
+        return weigh
+
+    def answer(self, agent: Agent, x: np.ndarray) -> np.ndarray:
+        """What an agent answers: as the protocol says, and with a safeguard mixed with its own model."""
+        return self.answers(agent, x)[0]
+
+    def answers(self, agent: Agent, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """What an agent answers, and what the protocol alone would."""
+        with record_of(agent).computing():
+            taught = self.protocol.predict(agent, x)
+        safeguard, alone = record_of(agent).safeguard, self.baseline_protocol
+        if safeguard is None or alone is None or not safeguard.ready:
+            return taught, taught
+        return safeguard.answer(taught, alone, x), taught
+
+
+def agree_on_all_columns(
+    agents: Sequence[Agent], test: tuple[Any, Any] | None, public: PublicData | None, settled: Names = ()
+) -> tuple[Names, list[str]]:
+    """One order of the columns for the samples of these agents and what they share, and notes for the user."""
+    others = shared_columns(test, public)
+    for agent in agents:
+        test = record_of(agent).given_test
+        if test is not None:
+            owner = f"the test data of agent '{agent.name}'"
+            others.append(given_samples(owner, test[0], owner))
+    given = [record_of(agent).given_columns() for agent in agents]
+    columns, notes = agree_on_columns(given, others, settled)
+    moved = [each.owner for each in given if each.names and each.names != columns]
+    return columns, [*notes, *(f"{owner}: its columns are brought into the order of the others" for owner in moved)]
+
+
+def shared_columns(test: tuple[Any, Any] | None, public: PublicData | None) -> list[Given]:
+    shared = [] if public is None else [Given("the public data", public.columns, width(public.x))]
+    return shared if test is None else [*shared, given_samples("the test set", test[0], "the test set")]

@@ -1,1 +1,0 @@
-"""All pictures, as functions of plain data, in one style."""

@@ -1,1 +1,0 @@
-"""HTML pages about runs."""
