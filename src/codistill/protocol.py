@@ -66,6 +66,20 @@ class Protocol(Settings):
         _check_hooks(type(self))  # type: ignore[arg-type]  # mypy sees the __hash__ of instances only
         check_settings(self, self.name)
 
+    @classmethod
+    def needs_same_inputs(cls) -> bool:
+        """Whether all agents need the same columns: where weights or models travel, or data are pooled.
+
+        Otherwise each agent may have columns of its own, since what travels does not depend on them.
+        """
+        return bool(cls.needs & (Ability.WEIGHTS | Ability.PORTABLE)) or cls.pools_data
+
+    @classmethod
+    def why_same_inputs(cls) -> str:
+        """Why it needs them, for an error."""
+        shared = "data are pooled" if cls.pools_data else "weights" if Ability.WEIGHTS in cls.needs else "models"
+        return f"{cls.name} needs the same columns everywhere, since {shared}{'' if cls.pools_data else ' are shared'}"
+
     async def begin(self, me: Agent) -> None:
         """Once, before round 0."""
 

@@ -238,6 +238,33 @@ def _with_vocabulary(terms: Any, weights: np.ndarray, column: Column) -> Any:
     return made
 
 
+# --- what columns could be, for advice
+
+_MOST_CATEGORIES = 30
+
+
+def suggested_kinds(frame: pd.DataFrame) -> dict[str, str]:
+    """A kind for each column that holds no numbers: "category", "text" or "date"."""
+    from pandas.api.types import is_numeric_dtype
+
+    kinds = {}
+    for place, name in enumerate(map(str, frame.columns)):
+        values = frame.iloc[:, place].dropna()
+        if not is_numeric_dtype(values.dtype):
+            kinds[name] = _suggested(values)
+    return kinds
+
+
+def _suggested(values: pd.Series[Any]) -> str:
+    if values.dtype.kind in "mM":
+        return "date"
+    written = values.astype(str)
+    distinct = written.nunique()
+    words = written.str.count(" ").mean() if len(written) else 0
+    few = distinct <= _MOST_CATEGORIES or distinct * 10 <= len(written)
+    return "category" if few and words < 3 else "text"
+
+
 # --- one column
 
 ENCODINGS = {"number": (), "category": ("one_hot", "ordinal"), "text": ("hashing", "tfidf")}  # the first by default

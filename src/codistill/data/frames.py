@@ -13,14 +13,18 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from codistill.core.errors import DataError, LearnerError, nearest
 
+if TYPE_CHECKING:
+    from codistill.data.frame_encoding import FrameEncoding
+
 Names = tuple[str, ...]  # of the columns, in their order; empty: unknown
 BY_POSITION = "a plain array beside data frames; its columns are taken by position"
+TEXT = "text"  # the column of samples that are plain texts
 _SHOWN, _ASKED = 6, 3  # names in a message, and suggested corrections of spelling
 
 
@@ -33,15 +37,41 @@ class Given(NamedTuple):
 
 
 def as_frame(x: Any) -> Any:
-    """A pandas data frame, converted from a pyarrow or polars table or a table of arrays; None if x is none of them."""
+    """A pandas data frame, converted from a pyarrow or polars table, a table of arrays, or texts; None if x is neither.
+
+    Texts become a frame of one column: the series' name, or "text".
+    """
     if isinstance(x, Mapping):
         return _packed(x)
     pandas = sys.modules.get("pandas")  # if it is not imported, x is no frame
     if pandas is not None and isinstance(x, pandas.DataFrame):
         return x
+    if is_text(x):
+        import pandas as pd
+
+        name = getattr(x, "name", None)
+        return pd.DataFrame({TEXT if name is None else str(name): pd.Series(x).array})
     if callable(getattr(x, "to_pandas", None)) and hasattr(x, "columns"):
         return x.to_pandas()
     return None
+
+
+def is_text(x: Any) -> bool:
+    """Whether x is a list, an array or a series of texts, one for each sample; some may be missing."""
+    if isinstance(x, list | tuple):
+        return bool(x) and all(isinstance(each, str) for each in x)
+    shape: tuple[int, ...] = getattr(x, "shape", ())
+    kind = getattr(x, "dtype", None)
+    if len(shape) != 1 or not shape[0] or kind is None or not hasattr(x, "__array__"):
+        return False
+    if getattr(kind, "kind", "") == "U":
+        return True
+    if str(kind) not in ("object", "str", "string"):
+        return False
+    given = np.asarray(x, dtype=object).tolist()
+    return any(isinstance(each, str) for each in given) and all(
+        isinstance(each, str) or each is None or each != each for each in given if str(each) != "<NA>"
+    )
 
 
 def _packed(table: Mapping[Any, Any]) -> Any:
@@ -88,7 +118,7 @@ def column_names(x: Any, what: str) -> Names:
     frame = as_frame(x)
     if frame is None:
         return ()
-    names = _texts(frame.columns)
+    names = texts(frame.columns)
     twice = [name for name, times in Counter(names).items() if times > 1]
     if twice:
         raise DataError(
@@ -114,7 +144,7 @@ def width(x: Any) -> int | None:
 
 def in_order(frame: Any, wanted: Names, what: str, *, leave_out: bool = False) -> Any:
     """A data frame with these columns, in this order; `leave_out`: drop other columns instead of raising."""
-    names = column_names(frame, what) or (_texts(frame.columns) if set(wanted) == set(_texts(frame.columns)) else ())
+    names = column_names(frame, what) or (texts(frame.columns) if set(wanted) == set(texts(frame.columns)) else ())
     if not names or not wanted or names == wanted:
         return frame
     if not (leave_out and set(wanted) <= set(names)):
@@ -127,7 +157,7 @@ def places(names: Names, wanted: Names) -> list[int]:
     return [place[name] for name in wanted]
 
 
-def check_same(names: Names, wanted: Names, what: str, whose: str) -> None:
+def check_same(names: Names, wanted: Names, what: str, whose: str, why: str = "") -> None:
     found = difference(names, wanted)
     if found is None:
         return
@@ -137,7 +167,8 @@ def check_same(names: Names, wanted: Names, what: str, whose: str) -> None:
         close = difflib.get_close_matches(name.strip().lower(), missing, n=1, cutoff=0.6)
         if close:
             asked += f"Did you mean '{missing.pop(close[0])[:60]}' by '{name[:60]}'? "
-    raise DataError(f"The columns of {what} must be {whose}.", found, f"{asked}Rename, add or drop columns.")
+    must = f"The columns of {what} must be {whose}{why and ': '}{why}."
+    raise DataError(must, found, f"{asked}Rename, add or drop columns.")
 
 
 def difference(names: Names, wanted: Names) -> str | None:
@@ -204,7 +235,7 @@ def _by_number(each: Given, everybody: Sequence[Given]) -> Given:
     return each._replace(names=positions) if named else each
 
 
-def _texts(columns: Any) -> Names:
+def texts(columns: Any) -> Names:
     """Names as text; several levels are joined."""
     return tuple(", ".join(map(str, name)) if isinstance(name, tuple) else str(name) for name in columns)
 
@@ -235,6 +266,8 @@ class Naming:
     classes: int = 0  # 0: real values, or not known yet
     class_names: tuple[Any, ...] | None = None  # None: the numbers 0, 1, 2
     by_argument: bool = False  # whether the samples were given as a table of arrays, each for an argument of the model
+    frame: FrameEncoding | None = None  # of its data frame, for models that get frames
+    decoded: bool = False  # whether this model gets frames: then columns are named in its options as they are
 
 
 @contextmanager
@@ -252,8 +285,30 @@ def by_number(estimator: Any, naming: Naming, x: np.ndarray) -> Iterator[None]:
 
 
 def check_names(estimator: Any, naming: Naming, x: np.ndarray) -> None:
+    if naming.decoded:
+        for part in _receivers(estimator):
+            for _, value in _given_columns(part):
+                if _is_named(value) and not callable(value):
+                    _place(value, naming, x, part)
     with by_number(estimator, naming, x):
         pass
+
+
+def has_own_transformer(estimator: Any) -> bool:
+    """Whether a part of it is a transformer of the owner's own making, which may work on columns by name."""
+    parts = [part for part in _parts(estimator) if callable(getattr(part, "transform", None))]
+    return any(
+        type(part).__module__.partition(".")[0] != "sklearn" or type(part).__name__ == "FunctionTransformer"
+        for part in parts
+    )
+
+
+def takes_frame(estimator: Any, frame: FrameEncoding | None) -> bool:
+    """Whether an estimator gets its samples as a frame: if some columns hold no numbers, or by its own transformers.
+
+    Otherwise it gets an array, in which its options find columns by `by_number`, so that it may be sent to others.
+    """
+    return frame is not None and (bool(frame.coded) or has_own_transformer(estimator))
 
 
 def check_positions(estimators: list[Any], owner: str, wanted: Names) -> None:
@@ -273,7 +328,7 @@ def check_positions(estimators: list[Any], owner: str, wanted: Names) -> None:
 def _columns(estimator: Any, naming: Naming, x: np.ndarray) -> list[tuple[Any, str, Any]]:
     """(estimator, option, value by position) for each option that names columns."""
     changed = []
-    for part in _receivers(estimator):
+    for part in () if naming.decoded else _receivers(estimator):
         if _is_column_transformer(part):
             specs = [(name, step, _place(spec, naming, x, part)) for name, step, spec in part.transformers]
             if any(new[2] is not old[2] for new, old in zip(specs, part.transformers, strict=True)):

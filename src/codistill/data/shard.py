@@ -5,9 +5,9 @@ from __future__ import annotations
 import copy
 import itertools
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,8 +15,22 @@ import torch
 from codistill.core.devices import in_host_memory, uploaded
 from codistill.core.errors import CodistillError, DataError
 from codistill.core.rng import Key, derive
-from codistill.data.frames import Names, Naming, by_number, column_names, places
+from codistill.data.frame_encoding import FrameEncoding, frame_digest, non_numeric
+from codistill.data.frames import (
+    Names,
+    Naming,
+    as_frame,
+    by_number,
+    column_names,
+    is_text,
+    places,
+    takes_frame,
+    texts,
+)
 from codistill.data.validation import check_finite, digest, plain_samples, read_items, seeded, validate_samples
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _CODES = 10  # a column with at most this many distinct values holds codes, imputed by the most frequent one
 
@@ -95,30 +109,41 @@ class Shard:
 
 
 class PublicData:
-    """Unlabelled public samples, equal on every agent; so are their batches, without any message."""
+    """Unlabelled public samples, equal on every agent; so are their batches, without any message.
+
+    Where agents have columns of their own, each takes them from `frame`; in `x`, those that hold no numbers are codes.
+    """
 
     def __init__(self, x: Any, seed: int) -> None:
         self.columns: Names = column_names(x, "the public data")  # empty: unknown
+        self.frame = frame = as_frame(x)
+        self.is_coded = frame is not None and bool(non_numeric(frame))
+        if self.is_coded:
+            self.columns = texts(frame.columns)
+            x = FrameEncoding.of(frame, text=is_text(x)).encode(x, "the public data")
         x = plain_samples(x, "the public data")
         samples, _ = validate_samples(x, np.zeros(len(x), dtype=np.int64), 1, "the public data")
         self.x = samples
         self.seed = seed
-        self.digest = digest(samples)
+        self.digest = frame_digest(frame) if self.is_coded else digest(samples)
 
     def digest_by_name(self) -> str | None:
         """The digest of the samples with their columns sorted by name; None without names."""
+        if self.is_coded:
+            return self.digest
         return digest(self.x[:, places(self.columns, tuple(sorted(self.columns)))]) if self.columns else None
 
     def order_columns(self, wanted: Names) -> None:
         """Reorder the columns as in all samples; the digest stays that of the original samples."""
+        self.frame = None
         if self.columns not in ((), wanted):
             self.x = np.ascontiguousarray(self.x[:, places(self.columns, wanted)])
             self.__dict__.pop("_inputs", None)
         self.columns = wanted
 
-    def prepared(self, prepare: Callable[[np.ndarray], np.ndarray]) -> PublicData:
-        """The data prepared for one agent's model; the digest stays that of the shared samples."""
-        x = prepare(self.x)
+    def prepared(self, view: Callable[[Any], np.ndarray]) -> PublicData:
+        """The data as one agent's model takes them; the digest stays that of the shared samples."""
+        x = view(self.x if self.frame is None else self.frame)
         if x is self.x:
             return self
         mine = copy.copy(self)
@@ -209,10 +234,19 @@ def _fast_tensor(x: np.ndarray) -> torch.Tensor:
 class Preparation:
     """An optional transformer, and imputation for models that do not accept missing values.
 
-    With a fitted transformer, and `fill` as returned by `fill_values`, it needs no training samples.
+    With a fitted transformer, and `fill` as returned by `fill_values`, it needs no training samples. `frame`: of the
+    samples, if they were a data frame.
     """
 
-    def __init__(self, transformer: Any, *, takes_missing: bool, owner: str, fill: np.ndarray | None = None) -> None:
+    def __init__(
+        self,
+        transformer: Any,
+        *,
+        takes_missing: bool,
+        owner: str,
+        fill: np.ndarray | None = None,
+        frame: FrameEncoding | None = None,
+    ) -> None:
         for method in ("fit", "transform"):
             if transformer is not None and not callable(getattr(transformer, method, None)):
                 raise DataError(
@@ -223,6 +257,10 @@ class Preparation:
         # A copy, since several agents may be given the same transformer.
         self.transformer, self.takes_missing, self._owner = copy.deepcopy(transformer), takes_missing, owner
         self._naming = Naming(owner)  # of the training samples
+        self.frame = frame if takes_frame(self.transformer, frame) else None  # that the transformer gets
+        self._coded = None if frame is None or transformer is not None else frame.is_coded
+        self.arguments: pd.DataFrame | None = None  # what the transformer made, if that is a table of arrays
+        self._width: int | None = None  # columns that it makes
         self._training = np.empty((0, 0))  # after the transformer
         self._fill = fill  # computed when first needed
 
@@ -238,6 +276,8 @@ class Preparation:
                 for strategy in ("median", "most_frequent")
             )
             self._fill = np.where(codes, frequent, median)
+            if self._coded is not None:  # what is missing among text, categories and dates is the model's own matter
+                self._fill[self._coded] = np.nan
         return self._fill
 
     def fit(self, x: np.ndarray, naming: Naming | None = None) -> np.ndarray:
@@ -265,11 +305,16 @@ class Preparation:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", RuntimeWarning)  # an empty column has no mean
-                if fitting is not None:
+                given = x if self.frame is None else self.frame.decode(x)
+                if fitting is not None and self.frame is not None:
+                    self.transformer.fit(given)
+                elif fitting is not None:
                     with by_number(self.transformer, fitting, x):
                         self.transformer.fit(x)
-                made = self.transformer.transform(x)
+                made = self.transformer.transform(given)
             made = made.toarray() if hasattr(made, "toarray") else made
+            if isinstance(made, Mapping):  # what a tokenizer returns: an array for each argument of a module
+                made = self.arguments = as_frame(made)
             made = np.ascontiguousarray(made, dtype=np.float32)
         except CodistillError:
             raise
@@ -284,6 +329,15 @@ class Preparation:
                 f"The transformer prepare of {self._owner} must return one row of numbers per sample.",
                 f"shape {made.shape} for {len(x)} samples",
                 "Try prepare.fit_transform(x) alone.",
+            )
+        if fitting is not None:
+            self._width = made.shape[1]
+        if self._width not in (None, made.shape[1]):
+            raise DataError(
+                f"The transformer prepare of {self._owner} must always return as many columns as for its training "
+                f"samples, {self._width}.",
+                f"{made.shape[1]}",
+                "If it makes tokens of text, pad them to one length.",
             )
         check_finite(made, f"the prepared samples of {self._owner}", missing=True)
         return made

@@ -22,6 +22,8 @@ from codistill.data.frames import Names, as_frame, in_order
 from codistill.data.labels import CLASSIFICATION, REGRESSION, LabelEncoding, agree_on_labels
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from codistill.data.columns import Columns
     from codistill.data.split import Scaling
 
@@ -204,16 +206,30 @@ def plain_samples(x: Any, what: str, columns: Names = (), *, leave_out: bool = F
     from pandas.api.types import is_bool_dtype, is_numeric_dtype
 
     frame = in_order(frame, columns, what, leave_out=leave_out)
-    for column, kind in zip(frame.columns, frame.dtypes, strict=True):
-        if not is_numeric_dtype(kind) and len(frame):
-            raise DataError(
-                f"All values in {what} must be numbers.",
-                f"column '{column}' of type {kind}",
-                f'Encode it with codistill.Columns({{"{column}": "category"}}).fit(x).transform(x), or drop it.',
-            )
+    if len(frame) and not all(map(is_numeric_dtype, frame.dtypes)):
+        raise not_numbers(frame, what)
     mixed = len({is_bool_dtype(kind) for kind in frame.dtypes}) > 1  # their common type in numpy is object
     exact = all(isinstance(kind, np.dtype) for kind in frame.dtypes) and not mixed and len(frame)
     return frame.to_numpy() if exact else frame.to_numpy(dtype=np.float64, na_value=np.nan)
+
+
+def not_numbers(frame: pd.DataFrame, what: str) -> DataError:
+    """All columns of a frame that hold no numbers, and what turns them into numbers."""
+    from codistill.data.columns import suggested_kinds
+
+    kinds = suggested_kinds(frame)
+    columns = ", ".join(f'"{name}": "{kind}"' for name, kind in kinds.items() if kind != "date")
+    dates = [name for name, kind in kinds.items() if kind == "date"]
+    do = [f"encode them: codistill.Columns({{{columns}}}).fit(x).transform(x)"] if columns else []
+    do += [f'write dates as days: (x["{name}"] - x["{name}"].min()).dt.days' for name in dates[:1]]
+    do += ["use a scikit-learn pipeline that encodes them, as the model or as prepare=, which gets the frame as it is"]
+    types = dict(zip(map(str, frame.columns), frame.dtypes, strict=True))
+    found = [f"'{name}' of type {types[name]}" for name in kinds]
+    return DataError(
+        f"All values in {what} must be numbers.",
+        f"column{'s' * (len(found) > 1)} {', '.join(found[:8])}{f' and {len(found) - 8} more' if len(found) > 8 else ''}",
+        f"{'; or '.join(do).capitalize() if not columns else 'E' + '; or '.join(do)[1:]}; or drop them.",
+    )
 
 
 def checked_labels(y: Any, what: str, classes: int) -> np.ndarray:

@@ -12,11 +12,13 @@ from typing import Any
 
 import numpy as np
 
+from codistill.core.errors import DataError
 from codistill.core.rng import generator
 from codistill.core.spec import RunSpec
-from codistill.data.frames import Given, Names, agree_on_columns, given_samples, width
+from codistill.data.frames import Given, Names, agree_on_columns, as_frame, check_same, given_samples, listed, width
 from codistill.data.labels import CLASSIFICATION, REGRESSION, LabelEncoding
 from codistill.data.shard import PublicData
+from codistill.data.validation import encoded_samples, not_numbers
 from codistill.engine.exchange import Carrier, Watcher
 from codistill.engine.host import Host
 from codistill.engine.safeguard import AgentSafeguard, Safeguard
@@ -47,7 +49,7 @@ class RunDescription:
     agents: tuple[Agent, ...] = ()  # at hand: all of them in a simulation, one on an agent's machine, none on a hub's
     hub: Hub | None = None  # where it is at hand
     public: PublicData | None = None
-    test: tuple[np.ndarray, np.ndarray] | None = None
+    test: tuple[Any, np.ndarray] | None = None  # an array, or a frame of which agents take columns of their own
     samples: int | None = None  # private samples of all agents together; None: told when they have met
     shape: tuple[int, ...] | None = None  # of a sample; None: whatever the agents have
     compression: Compression | None = None
@@ -61,7 +63,7 @@ class RunDescription:
     columns: Names = ()  # names of the columns of all samples, in their order; empty: unknown
     notes: tuple[str, ...] = ()  # on the data, for the user
     build: Build | None = None  # makes agents by name, on another machine; None: they are sent there
-    _test_parts: dict[int, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict, init=False)  # by size
+    _test_parts: dict[int, tuple[Any, np.ndarray]] = field(default_factory=dict, init=False)  # by size
 
     @property
     def asynchronous(self) -> bool:
@@ -93,15 +95,18 @@ class RunDescription:
     def task_scores(self) -> tuple[Score, ...]:
         return tuple(score for score in self.scores if score.task == self.task)
 
-    def tested(self, samples: int | None) -> tuple[np.ndarray, np.ndarray]:
-        """The common test set, or a seeded part of it: the same in every round, and for every agent."""
+    def tested(self, samples: int | None) -> tuple[Any, np.ndarray]:
+        """The common test set, or a seeded part of it: the same in every round, and for every agent.
+
+        Its samples are a data frame where agents have columns of their own.
+        """
         assert self.test is not None
         x, y = self.test
         if samples is None or samples >= len(x):
             return x, y
         if samples not in self._test_parts:
             chosen = np.sort(generator(self.seed, "evaluation").choice(len(x), samples, replace=False))
-            self._test_parts[samples] = x[chosen], y[chosen]
+            self._test_parts[samples] = rows_of(x, chosen), y[chosen]
         return self._test_parts[samples]
 
     def bind_nodes(self) -> RunDescription:
@@ -116,7 +121,7 @@ class RunDescription:
             if agent.shard is None:
                 record.encode_labels(self.classes, self.encoding, self.columns)
             if self.public is not None:
-                agent.public = self.public.prepared(record.prepared)
+                agent.public = self.public.prepared(record.view_of("the public data"))
             agent.shard.seed = self.seed
             if self.safeguard is not None and self.baseline_protocol is not None and record.safeguard is None:
                 record.safeguard = AgentSafeguard(self.safeguard, agent)
@@ -196,22 +201,98 @@ class RunDescription:
         return safeguard.answer(taught, alone, x), taught
 
 
+def rows_of(x: Any, places: np.ndarray) -> Any:
+    """Rows of an array or a frame."""
+    return x[places] if isinstance(x, np.ndarray) else x.iloc[places]
+
+
+# --- The columns of all samples: in one order, or of each agent its own.
+
+
+@dataclass(frozen=True)
+class SharedColumns:
+    """What the samples of a federation have in common.
+
+    Usually these are all columns, in one order. Where the protocol does not need that, each agent may have columns of
+    its own, of any type: then public and test data are frames of which it takes them by name.
+    """
+
+    columns: Names  # of all samples, in their order; empty: unknown, or each agent has its own
+    own: bool  # whether each agent has its own
+    notes: tuple[str, ...]  # for the user
+
+    def take_public(self, public: PublicData | None) -> None:
+        """Bring public data into the common order, if there is one."""
+        if public is not None and not self.own:
+            if public.is_coded:
+                raise not_numbers(public.frame, "the public data")
+            public.order_columns(self.columns)
+        elif public is not None and public.frame is None:
+            raise _no_frame("The public data", public.x)
+
+    def take_test(self, test: tuple[Any, Any] | None, encoding: LabelEncoding) -> tuple[Any, np.ndarray] | None:
+        """The common test set, checked."""
+        if test is None:
+            return None
+        if not self.own:
+            return encoded_samples(*test, encoding, "the test set", self.columns)
+        frame = as_frame(test[0])
+        if frame is None:
+            raise _no_frame("The test set", test[0])
+        rows = np.zeros((len(frame), 1), np.float32)  # agents check their columns when they take them
+        return frame, encoded_samples(rows, test[1], encoding, "the test set")[1]
+
+
 def agree_on_all_columns(
-    agents: Sequence[Agent], test: tuple[Any, Any] | None, public: PublicData | None, settled: Names = ()
-) -> tuple[Names, list[str]]:
-    """One order of the columns for the samples of these agents and what they share, and notes for the user."""
+    agents: Sequence[Agent],
+    protocol: Protocol,
+    test: tuple[Any, Any] | None,
+    public: PublicData | None,
+    settled: Names = (),
+) -> SharedColumns:
+    """The columns of the samples of these agents and what they share. `settled`: an order that a hub has told."""
     others = shared_columns(test, public)
+    shared = others[:1] if public is not None else []
     for agent in agents:
-        test = record_of(agent).given_test
-        if test is not None:
+        own_test = record_of(agent).given_test
+        if own_test is not None:
             owner = f"the test data of agent '{agent.name}'"
-            others.append(given_samples(owner, test[0], owner))
+            others.append(given_samples(owner, own_test[0], owner))
     given = [record_of(agent).given_columns() for agent in agents]
+    named = [each for each in given if each.names]
+    differ = len({frozenset(each.names) for each in (*named, *shared) if each.names}) > 1 and bool(named)
+    coded = any(record_of(agent).is_coded for agent in agents)
+    if protocol.needs_same_inputs():
+        for each in (*named, *others) if differ or coded else ():
+            if each.names:
+                check_same(
+                    each.names, named[0].names, each.owner, f"those of {named[0].owner}", protocol.why_same_inputs()
+                )
+    elif differ:
+        return SharedColumns((), True, tuple(_lacking(named)))
+    if coded:
+        return SharedColumns((), True, ())
     columns, notes = agree_on_columns(given, others, settled)
-    moved = [each.owner for each in given if each.names and each.names != columns]
-    return columns, [*notes, *(f"{owner}: its columns are brought into the order of the others" for owner in moved)]
+    moved = [each.owner for each in named if each.names != columns]
+    notes += [f"{owner}: its columns are brought into the order of the others" for owner in moved]
+    return SharedColumns(columns, False, tuple(notes))
+
+
+def _lacking(named: Sequence[Given]) -> list[str]:
+    """Which agents lack columns that others have."""
+    everything = dict.fromkeys(name for each in named for name in each.names)
+    lacking = {each.owner: [name for name in everything if name not in set(each.names)] for each in named}
+    return [f"{owner}: it does not have {listed(names)} of the others" for owner, names in lacking.items() if names]
 
 
 def shared_columns(test: tuple[Any, Any] | None, public: PublicData | None) -> list[Given]:
     shared = [] if public is None else [Given("the public data", public.columns, width(public.x))]
     return shared if test is None else [*shared, given_samples("the test set", test[0], "the test set")]
+
+
+def _no_frame(what: str, x: Any) -> DataError:
+    return DataError(
+        f"{what} must be a data frame: agents have columns of their own, which are found by name.",
+        f"an array of shape {np.shape(x)}",
+        "Pass a frame with the columns of all agents.",
+    )

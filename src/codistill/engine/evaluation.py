@@ -8,7 +8,7 @@ import numpy as np
 
 from codistill.core.errors import RecipeError
 from codistill.core.rng import generator, seed_libraries
-from codistill.engine.description import RunDescription
+from codistill.engine.description import RunDescription, rows_of
 from codistill.engine.placement import IdleStates, in_memory
 from codistill.learners.ability import Ability
 from codistill.nodes.agent import Agent
@@ -36,7 +36,7 @@ def score(
     seed_libraries(description.seed, agent.name, "evaluate")
     if description.test is not None:
         x, y = description.tested(samples)
-        answers, by_protocol = description.answers(agent, record.prepared(x))
+        answers, by_protocol = description.answers(agent, record.view_of("the test set")(x))
         mix = record.class_mix if record.test is None and description.tells_class_mix else None
         scores.update(_measure(answers, y, mix, description.scores))
         if answers is not by_protocol:
@@ -111,12 +111,12 @@ def features_of(
 ) -> dict[str, np.ndarray]:
     """Features (n, d) of the chosen samples by agent; without agents that have no features, or no model yet."""
     assert description.test is not None
-    x, found = description.test[0][chosen_samples(description)], {}
+    x, found = rows_of(description.test[0], chosen_samples(description)), {}
     for agent in agents:
         if agent.learner.ready and has_features(agent):
             seed_libraries(description.seed, agent.name, "features")
             with in_memory(idle, agent):
-                found[agent.name] = agent.learner.evaluated_features(record_of(agent).prepared(x))
+                found[agent.name] = agent.learner.evaluated_features(record_of(agent).view_of("the test set")(x))
     return found
 
 

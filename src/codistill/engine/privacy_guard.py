@@ -492,7 +492,8 @@ class LabelGuard:
         test, at_hand = self._description.test, {each.name: each for each in self._description.agents}
         if test is None or agent not in self._shares or not at_hand[agent].learner.ready:
             return
-        chosen = self._description.answer(at_hand[agent], test[0]).argmax(axis=1)
+        x = record_of(at_hand[agent]).view_of("the test set")(test[0])
+        chosen = self._description.answer(at_hand[agent], x).argmax(axis=1)
         for name, value in values.items():
             self.reported(agent, name, chosen, value)
 

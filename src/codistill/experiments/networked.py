@@ -16,7 +16,6 @@ from codistill.core.errors import CheckpointError, CodistillError, DataError, Ne
 from codistill.core.spec import RunSpec
 from codistill.data.labels import LabelEncoding
 from codistill.data.shard import PublicData
-from codistill.data.validation import encoded_samples
 from codistill.engine.description import RunDescription, agree_on_all_columns
 from codistill.engine.placement import set_default_device
 from codistill.engine.runtime import ShouldStop
@@ -180,13 +179,10 @@ def _describe_peer(mine: AgentFile, recipe: Recipe) -> RunDescription:
     if public is not None:
         public.seed = recipe.seed
     encoding = description.encoding
-    columns, notes = agree_on_all_columns((mine.agent,), mine.test, public)
-    if public is not None:
-        public.order_columns(columns)
-    test = None
-    if mine.test is not None and encoding is not None:
-        test = encoded_samples(*mine.test, encoding, "the test set", columns)
-    shared = replace(description, public=public, test=test, columns=columns, notes=tuple(notes))
+    columns = agree_on_all_columns((mine.agent,), description.protocol, mine.test, public)
+    columns.take_public(public)
+    test = None if encoding is None else columns.take_test(mine.test, encoding)
+    shared = replace(description, public=public, test=test, columns=columns.columns, notes=columns.notes)
     return with_agent(replace(shared, safeguard=mine.safeguard), mine.agent)
 
 

@@ -19,7 +19,6 @@ from codistill.core.spec import RunSpec
 from codistill.core.text import bytes_text
 from codistill.data.labels import LabelEncoding
 from codistill.data.shard import PublicData, Shard
-from codistill.data.validation import encoded_samples
 from codistill.engine.description import RunDescription, agree_on_all_columns
 from codistill.engine.exchange import Watcher
 from codistill.engine.observers import Progress, check_observers
@@ -96,13 +95,13 @@ class Federation:
         encoding = agree_on_all_labels(agents, test, classes, task)
         classes = encoding.classes
         shared = None if public is None else as_public_data(public, seed)
-        columns, notes = agree_on_all_columns(agents, test, shared)
+        columns = agree_on_all_columns(agents, protocol, test, shared)
         for agent in agents:
-            record_of(agent).encode_labels(classes, encoding, columns)
-        if shared is not None:
-            shared.order_columns(columns)
-        tested = None if test is None else encoded_samples(*test, encoding, "the test set", columns)
-        check_shapes(agents, tested, shared)
+            record_of(agent).encode_labels(classes, encoding, columns.columns)
+        columns.take_public(shared)
+        tested = columns.take_test(test, encoding)
+        if not columns.own:
+            check_shapes(agents, tested, shared)
         samples = sum(len(agent.shard) for agent in agents)
         if protocol.pools_data:
             _pool(agents, encoding)
@@ -119,14 +118,14 @@ class Federation:
             public=shared,
             test=tested,
             samples=samples,
-            shape=record_of(agents[0]).shape,
+            shape=None if columns.own else record_of(agents[0]).shape,
             compression=as_compression(compression),
             safeguard=as_safeguard(safeguard),
             watchers=tuple(watchers),
             encoding=encoding,
             clock=as_clock(clock, protocol, names),
-            columns=columns,
-            notes=tuple(notes),
+            columns=columns.columns,
+            notes=columns.notes,
         ).bind_nodes()
         tests = [tested, *(record_of(agent).test for agent in agents)]
         y = next((test[1] for test in tests if test is not None), None)  # tried on: labels of any test set
@@ -241,8 +240,14 @@ def _pool(agents: Sequence[Agent], encoding: LabelEncoding) -> None:
         Shard(record_of(agent).data[0], y, encoding.classes, agent.name).x
         for agent, y in zip(agents, targets, strict=True)
     ]
-    x, y = np.concatenate(raw), np.concatenate(targets)
+    y = np.concatenate(targets)
     for agent in agents:
+        record = record_of(agent)
+        # Codes mean nothing to others: each agent encodes the frames of all.
+        x = np.concatenate(
+            [each if other is agent or not record.is_coded else record.own_columns(record_of(other).given_frame(), "x")
+             for other, each in zip(agents, raw, strict=True)]
+        )  # fmt: skip
         agent.shard = Shard(record_of(agent).prepared.fit(x), y, encoding.classes, agent.name)
         record_of(agent).encode_test(encoding)
 

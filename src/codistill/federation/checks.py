@@ -11,6 +11,7 @@ import numpy as np
 
 from codistill.core.errors import DataError, LearnerError, RecipeError, nearest
 from codistill.core.spec import RunSpec, features_stay, present_only
+from codistill.data.frames import as_frame
 from codistill.data.labels import LabelEncoding, agree_on_labels, has_several_labels, several_labels
 from codistill.data.shard import PublicData
 from codistill.data.validation import check_shape, plain_samples
@@ -110,7 +111,8 @@ def as_seed(seed: Any) -> int:
 
 def as_public_data(public: Any, seed: int) -> PublicData:
     try:
-        len(plain_samples(public, "the public data"))  # a sparse matrix has no length
+        if as_frame(public) is None:
+            len(plain_samples(public, "the public data"))  # a sparse matrix has no length
     except TypeError:
         raise DataError(
             "The public data must be samples.", _shown(public), "Pass the samples themselves as public=..."

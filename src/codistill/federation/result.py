@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from html import escape
@@ -42,6 +43,9 @@ if TYPE_CHECKING:
 
 NOT_BEGUN = Outcome(0, complete=False, rows=[], outputs=None, baseline_rows=None, seconds=0.0)
 ELSEWHERE = "on its own machine"  # in the place of a model that this process does not see
+
+
+_CODES = threading.RLock()  # held while an agent answers for values that it forgets afterwards
 
 
 class TrainedAgent:
@@ -132,10 +136,23 @@ class TrainedAgent:
         if len(wanted) == 1 and set(given) == set(map(str, range(wanted[0]))):
             known = known or tuple(map(str, range(wanted[0])))  # columns of arrays by their numbers
         self._note_positions(known, given)
+        record = record_of(self._agent)
+        if record.is_coded and record.frame is not None:
+            with _CODES:
+                mark = record.frame.mark()
+                try:
+                    return self._answers(record.own_columns(x, what), x)
+                finally:
+                    record.frame.forget(mark)
         try:
             samples = as_floats(np.asarray(plain_samples(x, what, known, leave_out=True)))
         except (TypeError, ValueError) as error:
             raise DataError("Samples must be numbers.", f"{error}", "Convert them to an array of numbers.") from None
+        return self._answers(samples, x)
+
+    def _answers(self, samples: np.ndarray, x: Any) -> np.ndarray:
+        """The same for samples as an array; `x`: as they were given."""
+        wanted = record_of(self._agent).shape
         if samples.ndim != len(wanted) + 1 or samples.shape[1:] != wanted:
             raise DataError(
                 f"Samples for agent '{self.name}' must have the shape {wanted} each, one per row.",

@@ -143,7 +143,7 @@ def describe_hub(
             f"{protocol.name} needs public data on every node.", "none", "Pass the same public=... everywhere."
         )
     columns, notes = agree_on_columns((), shared_columns(test, shared))
-    if shared is not None:
+    if shared is not None and not shared.is_coded:
         shared.order_columns(columns)
     made = RunDescription(
         protocol=protocol,

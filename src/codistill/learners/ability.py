@@ -45,6 +45,7 @@ class Learner(ABC):
     ready: bool = True  # False until the first fit, if it cannot predict before
     is_constant: bool = False  # predicts class frequencies, since it could not be fitted to the last targets
     takes_missing: bool = False  # accepts samples with missing values (NaN)
+    takes_frames: bool = False  # accepts columns that hold no numbers, as a data frame
 
     @abstractmethod
     def fit(self, x: np.ndarray, targets: np.ndarray) -> None:

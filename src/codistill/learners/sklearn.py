@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,8 @@ from sklearn.pipeline import Pipeline
 from sklearn.utils import get_tags
 
 from codistill.core.errors import LearnerError
-from codistill.data.frames import Naming, by_number, check_names
+from codistill.data.frame_encoding import FrameEncoding
+from codistill.data.frames import Naming, by_number, check_names, takes_frame
 from codistill.learners.ability import Ability, Learner, not_fitted
 from codistill.learners.portable.estimators import export_estimator, may_travel, why_not_to_travel
 from codistill.learners.portable.models import class_frequencies, export_constant
@@ -42,7 +44,12 @@ class SklearnLearner(Learner):
     one row must not be on both sides of a split. A classifier that cannot be fitted to what there is of each class (one
     class only, or one sample of a class where folds need more) answers with the class frequencies until it is fitted to
     targets that suffice.
+
+    Samples with columns that hold no numbers are given to it as the data frame they were, and so is any data frame if
+    it has transformers of its owner's making. An estimator that gets frames is not sent to others.
     """
+
+    takes_frames = True
 
     def __init__(self, estimator: BaseEstimator) -> None:
         self.estimator = estimator
@@ -64,6 +71,7 @@ class SklearnLearner(Learner):
             has_sample_weight(last) or not _compares_rows(estimator) if self.classifies else _fits_many_columns(last)
         )
         self._naming = Naming()
+        self.frame: FrameEncoding | None = None  # of the samples, if the estimator gets them as frames
         self.takes_missing = takes_missing(estimator)
         self.abilities = Ability.PREDICT if self._takes_soft_targets else Ability.LABELS
         if may_travel(estimator):
@@ -72,14 +80,23 @@ class SklearnLearner(Learner):
     def take_names(self, naming: Naming, x: np.ndarray) -> None:
         """Take the names that its options may use: of columns, and of classes in `class_weight`."""
         if not self.ready:  # else it has taken them before
-            self._naming = naming
-            check_names(self.estimator, naming, x)
+            decoded = takes_frame(self.estimator, naming.frame)
+            self._naming = replace(naming, decoded=decoded)
+            check_names(self.estimator, self._naming, x)
+            if decoded:
+                self.take_frames(naming.frame)
+
+    def take_frames(self, frame: FrameEncoding | None) -> None:
+        """Get samples as data frames from now on."""
+        self.frame = frame
+        self.abilities &= ~Ability.PORTABLE
 
     def fit(self, x: np.ndarray, targets: np.ndarray) -> None:
-        rows = without_empty_columns(np.asarray(x).reshape(len(x), -1))
+        array = self._without_empty_columns(np.asarray(x).reshape(len(x), -1))
         self.columns = targets.shape[1]
         self._frequencies = None
-        with by_number(self.estimator, self._naming, rows):
+        rows = self._inputs(array)
+        with by_number(self.estimator, self._naming, array):
             if not self.classifies:
                 self._fit_regressor(rows, targets)
                 return
@@ -96,22 +113,33 @@ class SklearnLearner(Learner):
                     raise  # not for want of classes
                 self._frequencies = class_frequencies(targets)
 
+    def _inputs(self, rows: np.ndarray) -> Any:
+        """Rows as the estimator gets them: an array or a data frame (of texts a series)."""
+        return rows if self.frame is None else self.frame.decode(rows)
+
+    def _without_empty_columns(self, rows: np.ndarray) -> np.ndarray:
+        if self.frame is None or not self.frame.coded:
+            return without_empty_columns(rows)
+        filled = without_empty_columns(rows)
+        return np.where(self.frame.is_coded, rows, filled) if filled is not rows else rows
+
     @property
     def is_constant(self) -> bool:  # type: ignore[override]
         return self._frequencies is not None
 
-    def _fits(self, rows: np.ndarray, classes: int) -> bool:
+    def _fits(self, rows: Any, classes: int) -> bool:
         labels = np.arange(classes * _TRIAL_ROWS) % classes
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a fit of a few rows need not converge
             try:
-                trial = without_empty_columns(rows[np.arange(len(labels)) % len(rows)])
+                trial = taken(rows, np.arange(len(labels)) % len(rows))
+                trial = trial if self.frame is not None else without_empty_columns(trial)
                 clone(self.estimator).fit(trial, labels)  # with what its options name by number, as in fit
             except Exception:  # the estimator may be its owner's code
                 return False
         return True
 
-    def _fit_regressor(self, rows: np.ndarray, targets: np.ndarray) -> None:
+    def _fit_regressor(self, rows: Any, targets: np.ndarray) -> None:
         self._check_columns(targets)
         wanted = targets.astype(np.float64)
         with warnings.catch_warnings():
@@ -122,7 +150,7 @@ class SklearnLearner(Learner):
         if targets.shape[1] > 1 and not self._takes_soft_targets:
             raise self._cannot("its fit takes one output column only")
 
-    def _fit_labels(self, estimator: Any, rows: np.ndarray, labels: np.ndarray, **weights: np.ndarray) -> None:
+    def _fit_labels(self, estimator: Any, rows: Any, labels: np.ndarray, **weights: np.ndarray) -> None:
         self._seen = None
         try:
             estimator.fit(rows, labels, **weights)
@@ -134,7 +162,7 @@ class SklearnLearner(Learner):
             estimator.fit(rows, codes, **weights)
             self._seen = seen
 
-    def _fit_soft_labels(self, rows: np.ndarray, targets: np.ndarray) -> None:
+    def _fit_soft_labels(self, rows: Any, targets: np.ndarray) -> None:
         if not self._takes_soft_targets:
             raise self._cannot("copies of a row, one for each of its labels, would be its nearest neighbours")
         if targets.min() < 0:
@@ -151,10 +179,10 @@ class SklearnLearner(Learner):
         if has_sample_weight(last):
             row, label = np.nonzero(targets)
             name = "sample_weight" if last is estimator else f"{estimator.steps[-1][0]}__sample_weight"
-            self._fit_labels(estimator, rows[row], label, **{name: targets[row, label].astype(np.float64)})
+            self._fit_labels(estimator, taken(rows, row), label, **{name: targets[row, label].astype(np.float64)})
         else:
             row, label = labelled_copies(targets)
-            self._fit_labels(estimator, rows[row], label)
+            self._fit_labels(estimator, taken(rows, row), label)
 
     def _cannot(self, reason: str) -> LearnerError:
         must = "A model must be able to learn soft targets."
@@ -178,9 +206,9 @@ class SklearnLearner(Learner):
         with warnings.catch_warnings() if self._is_lightgbm else nullcontext():
             if self._is_lightgbm:  # it gives names to the columns of arrays, which scikit-learn misses in the next ones
                 warnings.filterwarnings("ignore", "X does not have valid feature names", UserWarning)
-            return self._predict(rows)
+            return self._predict(self._inputs(rows))
 
-    def _predict(self, rows: np.ndarray) -> np.ndarray:
+    def _predict(self, rows: Any) -> np.ndarray:
         if not self.classifies:
             values = np.asarray(self.estimator.predict(rows), dtype=np.float32)
             return values.reshape(len(rows), self.columns)
@@ -251,7 +279,7 @@ class SklearnLearner(Learner):
     def _trial(self, x: np.ndarray, targets: np.ndarray) -> SklearnLearner:
         """A copy that was fitted to a few rows, which need not converge."""
         trial = SklearnLearner(clone(self.estimator))
-        trial._naming = self._naming
+        trial._naming, trial.frame = self._naming, self.frame
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             trial.fit(x, targets)
@@ -275,6 +303,11 @@ class SklearnLearner(Learner):
         if self.classifies:
             return "Use KNeighborsRegressor, which learns soft labels as they are, or another classifier."
         return "Wrap it: sklearn.multioutput.MultiOutputRegressor(...), or use a forest or ridge regressor."
+
+
+def taken(rows: Any, places: np.ndarray) -> Any:
+    """Rows of an array, a sparse matrix, a data frame or a series by their places."""
+    return rows.iloc[places] if hasattr(rows, "iloc") else rows[places]
 
 
 def labelled_copies(targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -23,8 +23,7 @@ from codistill.data.frames import Names, unclear_order
 from codistill.data.frames import difference as difference_of_columns
 from codistill.data.labels import CLASSIFICATION, TASKS, LabelEncoding
 from codistill.data.shard import PublicData
-from codistill.data.validation import encoded_samples
-from codistill.engine.description import RunDescription, agree_on_all_columns
+from codistill.engine.description import RunDescription, SharedColumns, agree_on_all_columns
 from codistill.network.options import WIRE_VERSION
 from codistill.nodes.agent import Agent, JoinInfo
 from codistill.nodes.clock import Clock, clock_from_table
@@ -86,15 +85,17 @@ def description_under(
             f"{record_of(agent).task} for '{agent.name}', {encoding.task} at the hub",
             "Ask whoever runs the hub, or leave task out.",
         )
-    columns, notes = _columns(terms, agent, public, test)
-    if public is not None:
-        public.order_columns(columns)
-    tested = None if test is None else encoded_samples(*test, encoding, "the test set", columns)
     try:
         names = tuple(map(str, terms["roster"]))
         faults = [from_table(Fault, fault, "faults") for fault in terms["faults"]]
         compression = terms.get("compression")
         protocol = protocol_from(terms["protocol"], own)
+    except (TypeError, KeyError, AttributeError, ValueError, OverflowError) as error:
+        raise _incomplete(error) from None
+    columns = _columns(terms, agent, protocol, public, test)
+    columns.take_public(public)
+    tested = columns.take_test(test, encoding)
+    try:
         return RunDescription(
             protocol=protocol,
             topology=Topology.star(names),
@@ -110,11 +111,15 @@ def description_under(
             encoding=encoding,
             scores=_scores(terms),
             clock=_clock(terms, protocol, names),
-            columns=columns,
-            notes=tuple(notes),
+            columns=columns.columns,
+            notes=columns.notes,
         )
     except (TypeError, KeyError, AttributeError, ValueError, OverflowError) as error:
-        raise _invalid("The terms of a federation must be complete.", f"{error!r}"[:200]) from None
+        raise _incomplete(error) from None
+
+
+def _incomplete(error: Exception) -> NetworkError:
+    return _invalid("The terms of a federation must be complete.", f"{error!r}"[:200])
 
 
 def _encoding(terms: Terms) -> LabelEncoding:
@@ -131,15 +136,16 @@ def _encoding(terms: Terms) -> LabelEncoding:
 
 
 def _columns(
-    terms: Terms, agent: Agent, public: PublicData | None, test: tuple[Any, Any] | None
-) -> tuple[Names, list[str]]:
+    terms: Terms, agent: Agent, protocol: Protocol, public: PublicData | None, test: tuple[Any, Any] | None
+) -> SharedColumns:
     """The order of the columns of this agent's samples: as the hub tells it, where it does."""
     told = terms.get("columns")
-    columns, notes = agree_on_all_columns((agent,), test, public, tuple(told) if isinstance(told, list) else ())
+    settled = tuple(told) if isinstance(told, list) else ()
+    shared = agree_on_all_columns((agent,), protocol, test, public, settled)
     by_position = terms.get("public") is not None and terms.get("public_by_name") is None
-    if public is not None and by_position and public.columns not in ((), columns):
+    if public is not None and by_position and public.columns not in ((), shared.columns):
         raise unclear_order("the public data at the hub", "that of this agent")
-    return columns, notes
+    return shared
 
 
 def _clock(terms: Terms, protocol: Protocol, names: tuple[str, ...]) -> Clock | None:
@@ -216,6 +222,7 @@ def hello_of(agent: Agent, public: PublicData | None) -> dict[str, Any]:
         "public": describe_public(public),
         "public_by_name": None if public is None else public.digest_by_name(),
         "columns": describe_columns(record_of(agent).column_names),
+        "own_columns": record_of(agent).is_coded,
         "shape": list(x.shape[1:]),
         "model": agent.learner.describe(),
     }

@@ -177,7 +177,7 @@ def twin_of(agent: Agent) -> Agent:
     )
     mine = twin._record
     mine.random_items, mine.named = of.random_items, of.named
-    mine.column_names, mine.has_names, mine.dtypes = of.column_names, of.has_names, of.dtypes
+    mine.use_columns_of(of)
     return twin
 
 

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
+from codistill.core.errors import DataError
 from codistill.core.rng import Key, seed_libraries
+from codistill.data.frame_encoding import FrameEncoding, non_numeric
 from codistill.data.frames import (
     Given,
     Names,
@@ -18,13 +20,22 @@ from codistill.data.frames import (
     check_positions,
     check_same,
     column_names,
+    is_text,
     places,
+    texts,
     unclear_order,
     width,
 )
 from codistill.data.labels import CLASSIFICATION, LabelEncoding, check_task
 from codistill.data.shard import Preparation, Shard, released
-from codistill.data.validation import check_shape, encoded_samples, is_dataset, plain_samples, read_dataset
+from codistill.data.validation import (
+    as_floats,
+    check_shape,
+    encoded_samples,
+    is_dataset,
+    plain_samples,
+    read_dataset,
+)
 from codistill.learners.ability import Ability
 from codistill.topology import HUB
 from codistill.wire.compression import Residue
@@ -133,22 +144,68 @@ class AgentRecord(NodeRecord):
             x, y, self.random_items = read_dataset(x, self._owner)
         frame, self.by_argument = as_frame(x), isinstance(x, Mapping)
         self.column_names = column_names(x, f"the samples x of {self._owner}")  # in their order; empty: unknown
-        self.has_names = bool(self.column_names)  # of its own, from a data frame
-        self.dtypes = dict(zip(self.column_names, frame.dtypes, strict=True)) if self.has_names else {}
-        self.data = plain_samples(x, f"the samples x of {self._owner}"), y
+        self.frame: FrameEncoding | None = None  # of its data frame, for models that get frames
+        if frame is not None and (self.column_names or non_numeric(frame)):
+            self.column_names = texts(frame.columns)
+            self.frame = FrameEncoding.of(frame, text=is_text(x))
+        self.has_names = self.frame is not None  # of its own, from a data frame
+        self.dtypes = {} if self.frame is None else self.frame.dtypes
+        if self.frame is not None and self.frame.coded and (agent.learner.takes_frames or prepare is not None):
+            self.data = self.frame.encode(x, f"the samples x of {self._owner}"), y
+        else:
+            self.data = plain_samples(x, f"the samples x of {self._owner}"), y
         if releases is not None:
             self.data, self.random_items = released(releases, *self.data, self.random_items, agent.name)
         self.naming = Naming(self._owner)  # what columns and classes are called, known when labels are encoded
         self.named: Naming | None = None  # the same, if this is a copy with numbered ones
         self.prepare = prepare
-        self.prepared = Preparation(prepare, takes_missing=agent.learner.takes_missing, owner=self._owner)
+        self.prepared = self._preparation()
         self.shape: tuple[int, ...] = ()  # of one sample, before it is prepared
 
     @property
     def _owner(self) -> str:
         return f"agent '{self.node.name}'"
 
+    def _preparation(self) -> Preparation:
+        takes_missing = self.node.learner.takes_missing
+        return Preparation(self.prepare, takes_missing=takes_missing, owner=self._owner, frame=self.frame)
+
     # --- its data -----------------------------------------------------------------------------------
+
+    @property
+    def is_coded(self) -> bool:
+        """Whether some columns of its samples hold no numbers."""
+        return self.frame is not None and bool(self.frame.coded)
+
+    def use_columns_of(self, other: AgentRecord) -> None:
+        """Of a copy of an agent, which was given its samples as an array: what is known of their columns."""
+        self.column_names, self.has_names, self.frame = other.column_names, other.has_names, other.frame
+        self.dtypes, self.by_argument = other.dtypes, other.by_argument
+        self.prepared = self._preparation()
+
+    def view_of(self, what: str) -> Callable[[Any], np.ndarray]:
+        """Turns samples that all agents share into those that its model takes: of a frame its own columns, by name."""
+
+        def view(x: Any) -> np.ndarray:
+            return self.prepared(x if isinstance(x, np.ndarray) else self.own_columns(x, f"{what} for {self._owner}"))
+
+        return view
+
+    def given_frame(self) -> Any:
+        """Its samples as the data frame that they were."""
+        return None if self.frame is None else self.frame.decode(np.asarray(self.data[0]))
+
+    def own_columns(self, x: Any, what: str) -> np.ndarray:
+        """(n, d) a frame's columns that it has itself, in its order; of those that hold no numbers the codes."""
+        if self.frame is None:
+            raise DataError(
+                f"{self._owner.capitalize()} must be given a data frame, as the others: agents have different columns.",
+                f"an array of shape {np.shape(self.data[0])}",
+                "Pass its x as a data frame, so that its columns are found by name.",
+            )
+        if self.is_coded:
+            return self.frame.encode(x, what)
+        return as_floats(np.asarray(plain_samples(x, what, self.column_names, leave_out=True)))
 
     def given_columns(self) -> Given:
         """What is known of the columns of its samples."""
@@ -164,6 +221,8 @@ class AgentRecord(NodeRecord):
                 raise unclear_order(f"the test data of {self._owner}", self._owner)
             check_positions([getattr(self.node.learner, "estimator", None), self.prepare], self._owner, wanted)
             self.data = np.ascontiguousarray(x[:, places(self.column_names, wanted)]), y
+            self.frame = FrameEncoding(wanted, self.dtypes)
+            self.prepared = self._preparation()
         self.column_names = wanted if width(x) == len(wanted) else ()
 
     def encode_labels(self, classes: int, encoding: LabelEncoding | None = None, columns: Names = ()) -> None:
@@ -174,19 +233,31 @@ class AgentRecord(NodeRecord):
         agent.shard = shard = Shard(x, encoding.encode(y, self._owner), classes, agent.name, self.random_items)
         self.shape = shard.x.shape[1:]
         counted = encoding.classes if encoding.task == CLASSIFICATION else 0
-        own = Naming(self._owner, self.column_names, self.dtypes, counted, encoding.names, self.by_argument)
+        own = Naming(self._owner, self.column_names, self.dtypes, counted, encoding.names, self.by_argument, self.frame)
         self.naming = self.named or own
         shard.x = self.prepared.fit(shard.x, self.naming)
-        prepared = self.prepared.transformer is not None  # then it has made other columns of them
-        agent.learner.take_names(replace(self.naming, columns=()) if prepared else self.naming, shard.x)
+        agent.learner.take_names(self._naming_after_preparation(), shard.x)
         if shard.labels is not None:
             self.class_mix = np.bincount(shard.labels, minlength=classes)
         self.encode_test(encoding)
 
+    def _naming_after_preparation(self) -> Naming:
+        """The names that its model may use: a transformer has made other columns of those that were given."""
+        if self.prepared.transformer is None:
+            return self.naming
+        made = self.prepared.arguments
+        if made is None:
+            return replace(self.naming, columns=(), frame=None)
+        names = texts(made.columns)
+        dtypes = dict(zip(names, made.dtypes, strict=True))
+        return replace(self.naming, columns=names, dtypes=dtypes, frame=None, by_argument=True)
+
     def encode_test(self, encoding: LabelEncoding) -> None:
         if self.given_test is not None:
             owner = f"the test data of {self._owner}"
-            x, y = encoded_samples(*self.given_test, encoding, owner, self.column_names)
+            x, y = self.given_test
+            x = self.own_columns(x, owner) if self.is_coded else x
+            x, y = encoded_samples(x, y, encoding, owner, self.column_names)
             check_shape(x.shape[1:], self.shape, owner, self._owner)
             self.test = self.prepared(x), y
 
