@@ -135,8 +135,9 @@ class TrainedAgent:
         known, given = record_of(self._agent).column_names, column_names(x, what)
         if len(wanted) == 1 and set(given) == set(map(str, range(wanted[0]))):
             known = known or tuple(map(str, range(wanted[0])))  # columns of arrays by their numbers
-        self._note_positions(known, given)
         record = record_of(self._agent)
+        if record.frame is None or not record.frame.text:
+            self._note_positions(known, given)
         if record.is_coded and record.frame is not None:
             with _CODES:
                 mark = record.frame.mark()
@@ -160,6 +161,8 @@ class TrainedAgent:
                 "Bring them to that shape; a single sample x is x[None].",
             )
         check_finite(samples, "the samples", missing=samples.ndim == 2)
+        if not len(samples) and record_of(self._agent).is_coded:
+            return np.zeros((0, self._description.classes), np.float32)
         if not len(samples):  # models need a row to answer: the answer to one of its own says the form of all others
             return self._description.answer(self._agent, self._agent.shard.x[:1])[:0]
         return self._description.answer(self._agent, record_of(self._agent).prepared(samples))
