@@ -105,6 +105,25 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert link["anchor"] in anchors(target), link[0]
 
 
+def test_formulas_and_search_need_no_server() -> None:
+    """Their scripts, styles and fonts are files of the site with a licence; formulas use no other font."""
+    site = yaml.load((ROOT / "mkdocs.yml").read_text("utf-8"), yaml.SafeLoader)
+    assert "offline" in site["plugins"]
+    loaded = [*site["extra_css"], *site["extra_javascript"], *site["extra"]["polyfills"]]
+    assert all((DOCS / path).is_file() for path in loaded)
+    assert all((folder / "LICENSE").is_file() for folder in (DOCS / "vendor").iterdir())
+    fonts = {path.stem for path in (DOCS / "vendor" / "katex" / "fonts").iterdir()}
+    assert {"KaTeX_Main-Regular", "KaTeX_Math-Italic", "KaTeX_AMS-Regular", "KaTeX_Size4-Regular"} <= fonts
+    for page in (DOCS / "protocols").glob("*.md"):
+        text = page.read_text("utf-8")
+        formulas = re.findall(r"^```math\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+        formulas += re.findall(r"\$([^$\n]+)\$", re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL))
+        for formula in formulas:
+            assert formula.count("{") == formula.count("}"), formula
+            assert formula.count("\\big(") == formula.count("\\big)"), formula
+            assert not re.search(r"\\(?:mathfrak|mathscr|mathsf|mathtt|boldsymbol)\b", formula), formula
+
+
 def test_every_protocol_has_one_place() -> None:
     index = (DOCS / "protocols" / "README.md").read_text("utf-8")
     places = []
