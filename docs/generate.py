@@ -1,10 +1,18 @@
-"""Writes docs/recipes.md from the settings themselves, so that nothing is documented twice."""
+"""Writes what the documentation says of settings from the settings themselves, so that nothing is documented twice.
+
+That is docs/recipes.md, and on the pages of the protocols the parts between `<!-- generated: ... -->` and
+`<!-- end -->`: the table of settings, and the picture of a round with its text, from `draw_rounds.py`.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
+from textwrap import fill
 from typing import Any
+
+import draw_rounds
 
 from codistill.core.spec import OPTIONS
 from codistill.data.partition import KINDS
@@ -154,6 +162,26 @@ def _bounds(metadata: Any) -> str:
     return f" ({'; '.join(said)})" if said else ""
 
 
+def protocols() -> str:
+    """Where the settings of each protocol are: on its page."""
+    index = (Path(__file__).parent / "protocols" / "README.md").read_text("utf-8")
+    places = dict(re.findall(r"^\| \[(\w+)\]\(([^)]+)\)", index, re.MULTILINE))
+    links = [f"[`{name}`](protocols/{places[name]})" for name in PROTOCOLS]
+    return PROTOCOL + _wrapped(", ".join(links) + ".")
+
+
+def _wrapped(text: str) -> str:
+    return fill(text, 120, break_long_words=False, break_on_hyphens=False) + "\n"
+
+
+PROTOCOL = """\
+### [protocol]
+
+`name`, the settings of the protocol, `rounds` (10 by default) and `topology` (star, complete, ring, silent; unset: the
+protocol's own). The settings are on the page of each protocol, and `codistill protocols NAME` prints them:
+"""
+
+
 TOPOLOGY = """\
 ### [topology]
 
@@ -235,9 +263,7 @@ def page() -> str:
             parts.append(table(f'[topology] kind = "{kind}"', graph, note))
         elif kind not in TOPOLOGIES:
             parts.append(f'### [topology] kind = "{kind}"\n\n{note}\n')
-    common = "Also: `rounds` (10 by default) and `topology` (star, complete, ring, silent; unset: the protocol's own)."
-    for name, protocol in PROTOCOLS.items():
-        parts.append(table(f'[protocol] name = "{name}"', protocol, common))
+    parts.append(protocols())
     parts += [options("runtime"), options("evaluation")]
     parts.append(table("[safeguard]", Safeguard, SAFEGUARD))
     parts.append(table("[compression]", Compression, COMPRESSION))
@@ -251,5 +277,32 @@ def page() -> str:
     return "\n".join(parts)
 
 
+PART = re.compile(r"<!-- generated: (picture|settings) of (\w+) -->\n.*?<!-- end -->", re.DOTALL)
+
+
+def filled(text: str) -> str:
+    """The page of a protocol, with its generated parts as they must be."""
+
+    def part(match: re.Match[str]) -> str:
+        kind, name = match.groups()
+        if kind == "picture":
+            made = _wrapped(f"![{draw_rounds.described(name)}](rounds/{name}.svg)")
+        else:
+            fields = [(f"`{field.name}`", _default(field), field) for field in dataclasses.fields(PROTOCOLS[name])]
+            made = _table("", "", ("setting",), fields).lstrip() if fields else "It has none of its own.\n"
+        return f"<!-- generated: {kind} of {name} -->\n\n{made}\n<!-- end -->"
+
+    return PART.sub(part, text)
+
+
+def main() -> None:
+    """Write all that is generated."""
+    here = Path(__file__).parent
+    (here / "recipes.md").write_text(page(), "utf-8")
+    for path in sorted((here / "protocols").glob("*.md")):
+        path.write_text(filled(path.read_text("utf-8")), "utf-8")
+    draw_rounds.main()
+
+
 if __name__ == "__main__":
-    (Path(__file__).parent / "recipes.md").write_text(page())
+    main()
