@@ -41,14 +41,18 @@ A recipe with a table `[sweep]` describes many runs, one for every combination o
 `codistill sweep RECIPE`. See `recipes/akd/`.
 
 - Keys are fields of the recipe (`"partition.alpha" = [0.0, 0.1]`). Values are a list, or a table of named values. A
-  table as a value (`protocol = [{ name = "akd" }, { name = "ekd" }]`) changes the fields that it names and keeps the
-  others.
+  table as a value (`protocol = [{ name = "akd" }, { name = "avgkd", own_weight = 0.2 }]`) changes the fields that it
+  names and keeps the others; a protocol's name alone is a table with it. Two lists must not set the same field.
 - Changes to several tables at once go into `[sweep.variants]`: `"8 bit, every 10" = { protocol = { every = 10 },
   compression = { bits = 8 } }`.
 - `--quick` first applies the changes in the table `[quick]`.
 - Finished runs are not run again. Impossible combinations are reported and skipped.
 - The sweep's folder gets `sweep.csv`, `sweep.png`, `outputs.png` (for classification: the average outputs of every
   combination), `features.png` (if `features_at` is set: the maps of the first 12 runs) and a folder for every run.
+
+With several seeds or several scores, a sweep prints every score after the run with its mean, sample standard deviation
+and 95 % interval over the seeds, and with `[compare] gain_over` a paired t-test; `scores.csv` has the same numbers, not
+rounded. See [intervals and tests](how-to/compare.md#several-seeds-intervals-and-tests).
 
 If agents communicate, a sweep also reports what accuracy costs: tables per panel, `costs.csv` (the same numbers, not
 rounded) and `costs.png` (accuracy against rounds, exchanges, gradient steps and bytes so far). Bytes are those that all
@@ -65,8 +69,9 @@ The folder of a run holds:
   exchanges (how often it waited for others, except to catch up on missed rounds), scores, and measures of the protocol.
 - `report.html`.
 - `outputs.safetensors`, for classification with at most 100 classes, from the last evaluation: each agent's average
-  output by true class, and the share of pairs of agents that disagree. An agent that predicts real values counts as
-  predicting the class of the largest one. The report and `codistill compare --out` draw it as heat maps.
+  output by true class, its confusion matrix, and the share of pairs of agents that disagree. An agent that predicts
+  real values counts as predicting the class of the largest one. The report and `codistill compare --out` draw them as
+  heat maps.
 - `features-000025.safetensors` and others, with `[evaluation] features_at = [1, 25, 100]`: the features (the input of
   the last layer, the head) of 200 common test samples after these rounds, for every agent whose model has any. The
   report draws them as t-SNE maps under "Feature space". The samples are drawn by the seed, and are the same for all

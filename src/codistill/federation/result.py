@@ -281,6 +281,29 @@ class Result:
 
         return pd.DataFrame(self.rows)
 
+    def per_class(self) -> pd.DataFrame:
+        """One row per agent and class: recall, precision, f1 and support (test samples) on the common test set.
+
+        Of the predictions after the last round. Recall is the accuracy on the samples of the class. NaN where a class
+        has no test samples (recall) or is never predicted (precision).
+        """
+        from codistill.results.per_class import per_class_frame
+
+        return per_class_frame(self.summary(), self._labels)
+
+    def confusion_matrix(self, agent: str) -> pd.DataFrame:
+        """Test samples of the common test set by true class (rows) and predicted class (columns), of one agent."""
+        from codistill.results.per_class import confusion_frame
+
+        return confusion_frame(self.summary(), agent, self._labels)
+
+    @property
+    def _labels(self) -> list[Any]:
+        """The classes, as the labels were given."""
+        description = self._description
+        encoding = description.encoding or LabelEncoding(description.task, description.classes)
+        return list(encoding.decode(np.arange(description.classes)).tolist())
+
     def summary(self) -> Summary:
         """Everything that is shown of a run."""
         description = self._description
