@@ -255,6 +255,17 @@ def test_real_values():
     np.testing.assert_allclose(made.run(1, **QUIET).agents["a"].predict(FRAME[TEST]), expected, rtol=1e-5)
 
 
+def test_advice_for_agents_with_their_own_columns():
+    agents = [
+        cd.Agent("linear", linear(), FRAME[:60], Y[:60]),
+        cd.Agent("number", LogisticRegression(), FRAME.loc[60:99, ["age"]], Y[60:100]),
+    ]
+    advice = cd.advise(agents, public=FRAME[PUBLIC], seconds=1)
+    assert {option.name for option in advice.options} >= {"alone", "fedmd"}
+    assert "portable" in advice.left_out["avgkd"]
+    assert not any(agent.learner.ready for agent in agents)
+
+
 # --- texts ------------------------------------------------------------------------------------------------------------
 
 WORDS = RANDOM.choice(["good", "fine", "bad", "poor"], (120, 3))
