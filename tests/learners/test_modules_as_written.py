@@ -177,3 +177,11 @@ def test_a_call_is_saved_as_plain_values() -> None:
     for damaged in (["ids", [0, -1], True], [3, [0], True], ["ids", [0.5], True], ["ids", None, True]):
         with pytest.raises(ValueError, match="no argument of a module"):
             ModuleCall.from_plain({"whole": False, "parts": [damaged]})
+
+
+def test_lazy_layers_are_refused_by_name() -> None:
+    module = torch.nn.Sequential(torch.nn.LazyLinear(4), torch.nn.Linear(4, 2))
+    with pytest.raises(LearnerError, match="'0.weight' of a lazy layer"):
+        cd.TorchLearner(module)
+    module(torch.zeros(2, 3))
+    assert cd.TorchLearner(module).predict(np.zeros((2, 3), np.float32)).shape == (2, 2)

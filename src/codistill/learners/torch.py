@@ -106,6 +106,13 @@ class TorchLearner(TrainedModule):
             raise LearnerError("precision must be full or mixed.", repr(precision), 'Write precision="full".')
         if device is not None:
             check_device(device)
+        lazy = [name for name, each in module.named_parameters() if nn.parameter.is_lazy(each)]
+        if lazy:
+            raise LearnerError(
+                "All weights of a torch module must exist before a run.",
+                f"'{lazy[0]}' of a lazy layer",
+                "Make them by a first pass of some samples: module(x[:2]).",
+            )
         self.named_head = head if head is None else checked_head(module, head)  # None: found by the first samples
         self._projected: str | None = None  # the head that a projection was put before, to be checked
         self._head: Head | None = None
