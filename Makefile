@@ -24,9 +24,9 @@ check: .venv/ready
 docs: .venv/ready
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-# The notebook, executed from top to bottom without a screen; a cell that fails is an error.
+# The notebooks, executed from top to bottom without a screen; a cell that fails is an error.
 notebook: .venv/ready
-	$(BIN)/jupyter-execute --timeout=300 examples/notebook.ipynb
+	$(BIN)/jupyter-execute --timeout=300 examples/*.ipynb
 
 # The wheel, installed into empty environments with and without extras, runs the demo in another folder.
 wheel: .venv/ready
