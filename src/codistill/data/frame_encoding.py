@@ -57,8 +57,8 @@ class FrameEncoding:
         """(n, d) 64-bit numbers of a frame's columns by name, others left out; missing values are NaN."""
         import pandas as pd
 
-        if self.text and is_text(x):
-            frame = pd.DataFrame({self.names[0]: pd.Series(x).array})
+        if self.text and (is_text(x) or not len(x)):
+            frame = pd.DataFrame({self.names[0]: pd.Series(x, dtype=object).array})
         else:
             frame = _own_columns(x, self.names, what)
         made = np.empty((len(frame), len(self.names)))

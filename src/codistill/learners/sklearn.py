@@ -14,7 +14,8 @@ from sklearn.calibration import CalibratedClassifierCV
 from sklearn.compose import ColumnTransformer
 from sklearn.ensemble import BaggingRegressor
 from sklearn.exceptions import DataConversionWarning
-from sklearn.model_selection import GridSearchCV, RandomizedSearchCV
+from sklearn.frozen import FrozenEstimator
+from sklearn.model_selection._search import BaseSearchCV
 from sklearn.neighbors import KNeighborsClassifier, RadiusNeighborsClassifier
 from sklearn.neural_network import MLPRegressor
 from sklearn.pipeline import Pipeline
@@ -22,7 +23,7 @@ from sklearn.utils import get_tags
 
 from codistill.core.errors import LearnerError
 from codistill.data.frame_encoding import FrameEncoding
-from codistill.data.frames import Naming, by_number, check_names, takes_frame
+from codistill.data.frames import Naming, by_number, check_names, listed, takes_frame
 from codistill.learners.ability import Ability, Learner, not_fitted
 from codistill.learners.portable.estimators import export_estimator, may_travel, why_not_to_travel
 from codistill.learners.portable.models import class_frequencies, export_constant
@@ -148,7 +149,7 @@ class SklearnLearner(Learner):
 
     def _check_columns(self, targets: np.ndarray) -> None:
         if targets.shape[1] > 1 and not self._takes_soft_targets:
-            raise self._cannot("its fit takes one output column only")
+            raise self._cannot()
 
     def _fit_labels(self, estimator: Any, rows: Any, labels: np.ndarray, **weights: np.ndarray) -> None:
         self._seen = None
@@ -164,7 +165,7 @@ class SklearnLearner(Learner):
 
     def _fit_soft_labels(self, rows: Any, targets: np.ndarray) -> None:
         if not self._takes_soft_targets:
-            raise self._cannot("copies of a row, one for each of its labels, would be its nearest neighbours")
+            raise self._cannot()
         if targets.min() < 0:
             raise LearnerError(
                 f"{self.describe()} is a classifier and needs targets of at least 0.",
@@ -172,7 +173,7 @@ class SklearnLearner(Learner):
                 "Use a regressor for real-valued targets.",
             )
         estimator, last = self.estimator, _last_step(self.estimator)
-        if isinstance(last, GridSearchCV | RandomizedSearchCV):
+        if isinstance(last, BaseSearchCV):
             self._fit_labels(estimator, rows, targets.argmax(axis=1))
             rows = rows if last is estimator else estimator[:-1].transform(rows)
             estimator, last = last.best_estimator_, _last_step(last.best_estimator_)
@@ -184,9 +185,18 @@ class SklearnLearner(Learner):
             row, label = labelled_copies(targets)
             self._fit_labels(estimator, taken(rows, row), label)
 
-    def _cannot(self, reason: str) -> LearnerError:
+    def _cannot(self) -> LearnerError:
         must = "A model must be able to learn soft targets."
-        return LearnerError(must, f"{self.describe()}: {reason}", self._way_out())
+        return LearnerError(must, f"{self.describe()}: {self._why_not_soft()}", self._way_out())
+
+    def _why_not_soft(self) -> str:
+        if not self.classifies:
+            return "its fit takes one output column only"
+        nearest = next(part for part in _parts(self.estimator) if isinstance(part, _NEAREST))
+        return (
+            f"{type(nearest).__name__} answers with the labels of the nearest rows, and soft labels are learnt by "
+            "copies of a row, one for each of its labels, which would be its nearest neighbours"
+        )
 
     @property
     def ready(self) -> bool:  # type: ignore[override]
@@ -255,11 +265,30 @@ class SklearnLearner(Learner):
         if not self.classifies:
             self._check_columns(targets)
             return
+        reason, do = self._hindrance(targets)
+        if reason:
+            must = f"{self.describe()} of agent '{owner}' must be able to learn from its samples."
+            raise LearnerError(must, reason, do)
         if _is_one_hot(targets) and len(np.unique(targets.argmax(axis=1))) == 1:
             try:
                 self._trial(x[: 2 * _TRIAL_ROWS], targets[: 2 * _TRIAL_ROWS])
             except Exception as error:  # the estimator may be its owner's code
                 raise self._failed(error, owner) from None
+
+    def _hindrance(self, targets: np.ndarray) -> tuple[str, str]:
+        """Why it cannot learn such labels, whatever the samples, and what to do; empty: nothing is known of that."""
+        last, classes = _last_step(self.estimator), targets.shape[1]
+        tags = get_tags(last)
+        if isinstance(last, FrozenEstimator):
+            return "a frozen estimator, which stays as it is when it is fitted", "Pass the estimator itself."
+        if isinstance(last, BaseSearchCV) and not last.refit:
+            return "refit=False: it finds options and fits no model with them", "Write refit=True, the default."
+        if classes > 2 and tags.classifier_tags is not None and not tags.classifier_tags.multi_class:
+            one = f"sklearn.multiclass.OneVsRestClassifier({self.describe()}(...))"
+            return f"{classes} classes for a classifier of two", f"Wrap it: {one}."
+        if not tags.target_tags.single_output and _is_one_hot(targets):
+            return "one label per sample for a classifier of several", "Use the estimator in it alone."
+        return "", ""
 
     def check_travel(self, x: np.ndarray, owner: str) -> None:
         """Boosting of other libraries must have no option that plain trees do not say; a trial on few rows shows it."""
@@ -294,7 +323,12 @@ class SklearnLearner(Learner):
 
     def advice(self, missing: Ability) -> str:
         if Ability.PREDICT in missing:
-            return self._way_out()
+            return f"The reason: {self._why_not_soft()}. {self._way_out()}"
+        if missing == Ability.PORTABLE and self.frame is not None and self.frame.coded:
+            return (
+                f"It gets its agent's data frames, and others have no such columns: {listed(self.frame.coded)}. Encode "
+                "them beforehand, with codistill.Columns; or use a protocol in which predictions travel (fedmd)."
+            )
         if missing == Ability.PORTABLE:
             return why_not_to_travel(self.estimator)
         return f"Use a torch module, or a protocol that needs no '{missing.words()}'."
@@ -328,10 +362,16 @@ def _last_step(estimator: Any) -> Any:
     return estimator.steps[-1][1] if isinstance(estimator, Pipeline) else estimator
 
 
+_NEAREST = (KNeighborsClassifier, RadiusNeighborsClassifier)
+
+
+def _parts(estimator: Any) -> list[Any]:
+    return [estimator, *options_of(estimator).values()]
+
+
 def _compares_rows(estimator: Any) -> bool:
     """Whether it answers, or some part of it, with the labels of the nearest rows."""
-    parts = [estimator, *options_of(estimator).values()]
-    return any(isinstance(part, KNeighborsClassifier | RadiusNeighborsClassifier) for part in parts)
+    return any(isinstance(part, _NEAREST) for part in _parts(estimator))
 
 
 def _fits_many_columns(regressor: Any) -> bool:
