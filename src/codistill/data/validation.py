@@ -30,12 +30,15 @@ if TYPE_CHECKING:
 DENSE_LIMIT = 2 << 30  # bytes that a sparse matrix may take as a dense array
 
 
+_EXACT = 1 << 24  # integers up to here are exact in float32
+
+
 def validate_samples(x: Any, y: Any, classes: int, owner: str, columns: Names = ()) -> tuple[np.ndarray, np.ndarray]:
     """Check a user's samples; return x as floats and y as int64 labels or as real-valued targets.
 
-    float64 is kept, since kernel regression needs more digits than float32 has; everything else becomes float32. NaN in
-    a table (n, d) is a missing value, which an agent imputes if its model does not accept it. Frames and sparse
-    matrices become arrays; frames with the column order `columns`.
+    float64 is kept, since kernel regression needs more digits than float32 has, and so are large integers; everything
+    else becomes float32. NaN in a table (n, d) is a missing value, which an agent imputes if its model does not accept
+    it. Frames and sparse matrices become arrays; frames with the column order `columns`.
 
     `y` is one label per sample, or a matrix with one real-valued target per sample and class. `owner`: for errors,
     e.g. "agent 'a'".
@@ -66,8 +69,9 @@ def encoded_samples(
 
 
 def as_floats(array: np.ndarray) -> np.ndarray:
-    """float64 stays, anything else becomes float32."""
-    return np.ascontiguousarray(array, dtype=np.float64 if array.dtype == np.float64 else np.float32)
+    """float64 stays, integers that float32 cannot hold become float64, anything else becomes float32."""
+    large = array.dtype.kind in "iu" and array.size and max(abs(int(array.min())), abs(int(array.max()))) > _EXACT
+    return np.ascontiguousarray(array, dtype=np.float64 if large or array.dtype == np.float64 else np.float32)
 
 
 @dataclass(frozen=True, eq=False)
@@ -213,6 +217,9 @@ def plain_samples(x: Any, what: str, columns: Names = (), *, leave_out: bool = F
     return frame.to_numpy() if exact else frame.to_numpy(dtype=np.float64, na_value=np.nan)
 
 
+_SHOWN = 8  # columns in a message
+
+
 def not_numbers(frame: pd.DataFrame, what: str) -> DataError:
     """All columns of a frame that hold no numbers, and what turns them into numbers."""
     from codistill.data.columns import suggested_kinds
@@ -220,15 +227,16 @@ def not_numbers(frame: pd.DataFrame, what: str) -> DataError:
     kinds = suggested_kinds(frame)
     columns = ", ".join(f'"{name}": "{kind}"' for name, kind in kinds.items() if kind != "date")
     dates = [name for name, kind in kinds.items() if kind == "date"]
-    do = [f"encode them: codistill.Columns({{{columns}}}).fit(x).transform(x)"] if columns else []
-    do += [f'write dates as days: (x["{name}"] - x["{name}"].min()).dt.days' for name in dates[:1]]
-    do += ["use a scikit-learn pipeline that encodes them, as the model or as prepare=, which gets the frame as it is"]
+    do = [f"Encode them: codistill.Columns({{{columns}}}).fit(x).transform(x)."] if columns else []
+    do += [f'Write dates as days: (x["{name}"] - x["{name}"].min()).dt.days.' for name in dates[:1]]
+    do += ["Or use a scikit-learn pipeline that encodes them, as the model or as prepare=: it gets the frame as it is."]
     types = dict(zip(map(str, frame.columns), frame.dtypes, strict=True))
-    found = [f"'{name}' of type {types[name]}" for name in kinds]
+    shown = [f"'{name}' ({types[name]})" for name in kinds]
+    more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
     return DataError(
         f"All values in {what} must be numbers.",
-        f"column{'s' * (len(found) > 1)} {', '.join(found[:8])}{f' and {len(found) - 8} more' if len(found) > 8 else ''}",
-        f"{'; or '.join(do).capitalize() if not columns else 'E' + '; or '.join(do)[1:]}; or drop them.",
+        f"column{'s' * (len(shown) > 1)} {', '.join(shown[:_SHOWN])}{more}",
+        " ".join(do),
     )
 
 

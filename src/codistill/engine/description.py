@@ -33,7 +33,7 @@ from codistill.results.scores import DEFAULT_SCORES, Score
 from codistill.topology import Topology
 from codistill.wire.compression import Compression
 
-_TRIED = 100  # rows of a frame of test data, to see before the run whether an agent can take them
+_TRIED = 100  # rows of a frame of test data, to see before the run whether an agent's transformer can take them
 Build = Callable[[Sequence[str]], "tuple[Protocol, list[Agent]]"]
 
 
@@ -123,7 +123,7 @@ class RunDescription:
                 record.encode_labels(self.classes, self.encoding, self.columns)
             if self.public is not None:
                 agent.public = self.public.prepared(record.view_of("the public data"))
-            if self.test is not None and not isinstance(self.test[0], np.ndarray):
+            if self.test is not None and not isinstance(self.test[0], np.ndarray) and record.prepare is not None:
                 record.view_of("the test set")(rows_of(self.test[0], np.arange(min(_TRIED, len(self.test[0])))))
             agent.shard.seed = self.seed
             if self.safeguard is not None and self.baseline_protocol is not None and record.safeguard is None:
@@ -271,10 +271,11 @@ def agree_on_all_columns(
                 check_same(
                     each.names, named[0].names, each.owner, f"those of {named[0].owner}", protocol.why_same_inputs()
                 )
-    elif differ:
+    if coded or differ:  # with the same inputs everywhere they do not differ: that was refused
+        frame = None if test is None else as_frame(test[0])
+        for agent in agents if frame is not None else ():
+            record_of(agent).own_columns(frame, f"the test set for agent '{agent.name}'")
         return SharedColumns((), True, tuple(_lacking(named)))
-    if coded:
-        return SharedColumns((), True, ())
     columns, notes = agree_on_columns(given, others, settled)
     moved = [each.owner for each in named if each.names != columns]
     notes += [f"{owner}: its columns are brought into the order of the others" for owner in moved]
