@@ -58,7 +58,7 @@ FRAME = pd.DataFrame(
     }
 )
 NAMES = np.array(["mild", "none", "severe"])[Y]
-SIZE = 24
+SIZE = 18
 
 KEEPS, OTHER = "Models that keep training rows inside", "is not among the estimators that travel"
 LINEAR = LogisticRegression
@@ -112,7 +112,7 @@ def federation(models: dict[str, Any], protocol: cd.Protocol, x: Any) -> cd.Fede
     for place, (name, model) in enumerate(models.items()):
         rows = np.arange(SIZE) + SIZE * (place % 12)
         agents.append(cd.Agent(name, model, x.iloc[rows], NAMES[rows]))
-    public = x[300:324] if protocol.needs_public else None
+    public = x[300:316] if protocol.needs_public else None
     return cd.Federation(agents, protocol, public=public, test=(x[330:], NAMES[330:]))
 
 

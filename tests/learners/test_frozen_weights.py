@@ -59,14 +59,14 @@ def test_only_what_is_trained_is_shared_and_the_rest_stays_as_it_is(protocol: cd
         agents(*given), protocol, public=X[60:] if protocol.needs_public else None,
         watchers=[lambda sender, receiver, data: sent.append(len(data))],
     )  # fmt: skip
-    federation.run(2, runtime="simulation", progress=False, alone=False)
+    federation.run(1, runtime="simulation", progress=False, alone=False)
     for agent in federation.agents:
         assert all(torch.equal(each, before[name]) for name, each in agent.learner.module[0].state_dict().items())
         assert list(agent.learner.weights()) == [name for name in agent.learner.module.state_dict() if name[0] != "0"]
     if protocol.name == "fedavg":  # the same messages, and no others
         weights = federation.agents[0].learner.weights()
         upload = len(Message(weights, {"samples": 30}).encoded)
-        assert sent == [upload, upload, *2 * [len(Message(weights).encoded)]] * 2
+        assert sent == [upload, upload, *2 * [len(Message(weights).encoded)]]
 
 
 def test_frozen_weights_of_other_values_are_refused_by_name() -> None:
