@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import codistill as cd
 from codistill.certs.authority import Authority
 from codistill.cli import main
 from codistill.experiments.building import agent_names
@@ -342,7 +343,9 @@ def test_two_agents_with_their_own_data_a_hub_that_is_killed_and_a_gentle_end(
     assert list((here / "agents" / "north").glob("*/state-*"))
 
 
-def test_agents_finish_and_other_public_data_are_refused(here: Path, certs: Path, nodes: Nodes) -> None:
+def test_agents_finish_and_other_public_data_are_refused(
+    here: Path, certs: Path, nodes: Nodes, capsys: pytest.CaptureFixture[str]
+) -> None:
     port = free_port()
     hub = nodes.start("hub", "hub", "held.toml", "--listen", f"127.0.0.1:{port}", "--certs", str(certs / "localhost"))
     other = here / "other"
@@ -354,12 +357,61 @@ def test_agents_finish_and_other_public_data_are_refused(here: Path, certs: Path
     assert stranger.wait(timeout=120) == 9
     assert "its public data differ: 30 samples with digest" in nodes.told("stranger")
     assert "'north' may not join: its public data differ" in nodes.told("hub")
-    agents = [nodes.start(name, "join", "my_agent.py", *joining, str(certs / name)) for name in ("north", "south")]
+    agents = [
+        nodes.start(name, "join", "my_agent.py", *joining, str(certs / name), "--save", f"{name}.codistill")
+        for name in ("north", "south")
+    ]
     assert hub.wait(timeout=120) == 0, nodes.told("hub")
     assert [agent.wait(timeout=60) for agent in agents] == [0, 0]
     assert (here / "north.done").exists()
     assert (here / "south.done").exists()
     assert "after 3 rounds" in nodes.told("hub")
+    for name in ("north", "south"):
+        _check_export(here, name, "my_agent.py", ["agents/" + name, name], capsys)
+    assert main(["export", "agents/north", "north"]) == 6
+    assert "Add --file my_agent.py" in capsys.readouterr().err
+    assert main(["export", "certs", "north", "--file", "my_agent.py"]) == 6
+    assert "must be the folder of an agent that has taken part in a run" in capsys.readouterr().err
+    (here / "my_agent.py").write_text(
+        AGENT_FILE.replace("LogisticRegression()", "GaussianNB()").replace(
+            "linear_model import LogisticRegression", "naive_bayes import GaussianNB"
+        )
+    )
+    assert main(["export", "agents/north", "north", "--file", "my_agent.py"]) == 6
+    log = here / "agents" / "north" / "audit.jsonl"
+    log.write_text("")
+    assert main(["export", "agents/north", "north", "--file", "my_agent.py"]) == 6
+    assert "must have the terms of the run whose state is there" in capsys.readouterr().err
+
+
+def _check_export(here: Path, name: str, file: str, arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """What 'codistill export' makes of an agent's folder is the model that 'codistill join --save' has written."""
+    capsys.readouterr()
+    assert main(["export", *arguments, "--file", file, "--out", "exported"]) == 0
+    assert f"LogisticRegression of '{name}' after 3 rounds of " in capsys.readouterr().out
+    x = np.random.default_rng(1).normal(size=(20, 3))
+    exported, saved = cd.load(here / "exported"), cd.load(here / f"{name}.codistill")
+    assert np.array_equal(exported.answers(x), saved.answers(x))
+    assert exported.classes_.tolist() == saved.classes_.tolist() == [0, 1]
+    assert not np.array_equal(exported.answers(x), exported.learner.predict(x))  # a safeguard mixes it with its own
+
+
+@pytest.mark.long
+def test_the_folder_of_a_peer_is_exported_too(
+    here: Path, certs: Path, nodes: Nodes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "peers.toml").write_text(HELD.format(rounds=3).replace("fedmd", "avgkd").replace("public_file", "#"))
+    (here / "my_agent.py").write_text(AGENT_FILE.replace("def public", "def unused"))
+    ports = {"north": free_port(), "south": free_port()}
+    started = []
+    for name, other in (("north", "south"), ("south", "north")):
+        peer = ("--listen", f"127.0.0.1:{ports[name]}", "--peer", f"{other}=127.0.0.1:{ports[other]}")
+        own = ("--certs", str(certs / name), "--save", f"{name}.codistill")
+        started.append(nodes.start(name, "join", "my_agent.py", "--recipe", "peers.toml", *peer, *own))
+    assert [node.wait(timeout=120) for node in started] == [0, 0], nodes.told("north")
+    _check_export(here, "north", "my_agent.py", ["agents/north", "north"], capsys)
+    assert main(["export", "agents/north", "north"]) == 6
+    assert "At the agent: codistill export FOLDER NAME --file my_agent.py" in capsys.readouterr().err
 
 
 def test_an_agent_takes_part_only_in_what_it_accepts(here: Path, capsys: Any) -> None:

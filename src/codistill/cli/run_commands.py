@@ -95,10 +95,12 @@ def add_parsers(commands: argparse._SubParsersAction[Any]) -> None:
 
     text = "write the trained model of an agent to a file, for codistill.load, 'codistill predict' or ONNX runtimes"
     export = add_command(commands, "export", _export, text)
-    export.add_argument("run", type=Path, metavar="RUN", help="the folder of a run")
+    export.add_argument("run", type=Path, metavar="RUN", help="the folder of a run, or of 'codistill join'")
     export.add_argument("agent", metavar="AGENT", help="the agent's name")
     export.add_argument("--onnx", action="store_true", help="as an ONNX graph that takes samples as they are")
     export.add_argument("--out", type=Path, metavar="FILE", help="default: AGENT.codistill or AGENT.onnx")
+    text = "for a folder of 'codistill join': the file that it was given; my_agent.py is run"
+    export.add_argument("--file", type=Path, metavar="FILE", help=text)
     export.add_argument("--data-dir", metavar="DIR", help="folder of <name>.npz data sets (default: as in the run)")
     add_trust_argument(export)
 
@@ -295,10 +297,14 @@ def _report(options: argparse.Namespace) -> int:
 
 
 def _export(options: argparse.Namespace) -> int:
+    from codistill.experiments.networked import trained_at
     from codistill.experiments.run import trained_in
     from codistill.federation.onnx_file import save_onnx
 
-    trained, done = trained_in(options.run, options.agent, data_dir=options.data_dir, trust_code=options.trust_code)
+    if options.file is not None:
+        trained, done = trained_at(options.run, options.agent, options.file, data_dir=options.data_dir)
+    else:
+        trained, done = trained_in(options.run, options.agent, data_dir=options.data_dir, trust_code=options.trust_code)
     suffix = ".onnx" if options.onnx else ".codistill"
     path = options.out or Path(f"{options.agent}{suffix}")
     if options.onnx:

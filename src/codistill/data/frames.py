@@ -41,7 +41,7 @@ def as_frame(x: Any) -> Any:
 
     Texts become a frame of one column: the series' name, or "text".
     """
-    if isinstance(x, Mapping):
+    if isinstance(x, Mapping) and not hasattr(x, "toarray"):  # some sparse matrices are tables of their entries
         return _packed(x)
     pandas = sys.modules.get("pandas")  # if it is not imported, x is no frame
     if pandas is not None and isinstance(x, pandas.DataFrame):

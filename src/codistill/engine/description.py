@@ -33,6 +33,7 @@ from codistill.results.scores import DEFAULT_SCORES, Score
 from codistill.topology import Topology
 from codistill.wire.compression import Compression
 
+_TRIED = 100  # rows of a frame of test data, to see before the run whether an agent's transformer can take them
 Build = Callable[[Sequence[str]], "tuple[Protocol, list[Agent]]"]
 
 
@@ -122,6 +123,8 @@ class RunDescription:
                 record.encode_labels(self.classes, self.encoding, self.columns)
             if self.public is not None:
                 agent.public = self.public.prepared(record.view_of("the public data"))
+            if self.test is not None and not isinstance(self.test[0], np.ndarray) and record.prepare is not None:
+                record.view_of("the test set")(rows_of(self.test[0], np.arange(min(_TRIED, len(self.test[0])))))
             agent.shard.seed = self.seed
             if self.safeguard is not None and self.baseline_protocol is not None and record.safeguard is None:
                 record.safeguard = AgentSafeguard(self.safeguard, agent)

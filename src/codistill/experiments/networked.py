@@ -20,10 +20,20 @@ from codistill.engine.description import RunDescription, agree_on_all_columns
 from codistill.engine.placement import set_default_device
 from codistill.engine.runtime import ShouldStop
 from codistill.engine.safeguard import Safeguard, as_safeguard
-from codistill.engine.store import check_vacant
+from codistill.engine.store import check_vacant, read_body
 from codistill.experiments.building import agent_names, build, topology_of
 from codistill.experiments.recipe import Recipe, make_recipe, read_recipe
-from codistill.experiments.run import check_devices, labels_of, make_folder, prepare, report_on, samples_of, source_of
+from codistill.experiments.run import (
+    bring_back,
+    check_devices,
+    labels_of,
+    make_folder,
+    newest_state,
+    prepare,
+    report_on,
+    samples_of,
+    source_of,
+)
 from codistill.experiments.saved_run import RECIPE, facts_of_code, reopen
 from codistill.experiments.user_code import run_file
 from codistill.federation import run_on_this_machine
@@ -31,10 +41,11 @@ from codistill.federation.checks import checked_run
 from codistill.federation.joining import AgentNode, PeerNode, policy_from, with_agent
 from codistill.federation.result import TrainedAgent, facts_of
 from codistill.federation.serving import HubNode, check_has_hub, describe_hub
-from codistill.federation.trained_model import Samples, is_onnx, save_model
+from codistill.federation.trained_model import Samples, TrainedModel, is_onnx, known_samples, save_model
 from codistill.network.log import HEALTH, EventLog
 from codistill.network.options import Network
-from codistill.network.policy import ANYTHING, Policy
+from codistill.network.policy import ANYTHING, AUDIT, ChainReader, Policy
+from codistill.network.state_store import StateFile, find_states
 from codistill.network.terms import terms_of
 from codistill.nodes.agent import Agent
 from codistill.nodes.faults import Faults
@@ -169,6 +180,52 @@ def _finish(mine: AgentFile, description: RunDescription | None, save: Path | No
         save_model(TrainedAgent(mine.agent, named), save, samples=mine.samples)
     if mine.finished is not None:
         mine.finished(mine.agent)
+
+
+# --- What 'codistill join' leaves in the folder of an agent.
+
+
+def trained_at(folder: Path, name: str, file: Path, *, data_dir: str | None = None) -> tuple[TrainedModel, int]:
+    """An agent's model as it stored it last, in the folder of 'codistill join', and the number of rounds done by then.
+
+    `file`: what the agent brought, as in `read_agent_file`. The terms of the hub are in the agent's audit log.
+    """
+    mine = read_agent_file(file, name, data_dir=data_dir)
+    if (folder / RECIPE).exists():
+        recipe = reopen(folder)
+        protocol = recipe.protocol if mine.recipe is None else mine.recipe.protocol
+        description = _describe_peer(mine, replace(recipe, protocol=protocol))
+        done, saved = newest_state(folder, name)
+    else:
+        state = _last_state(folder)
+        terms = [entry["terms"] for _, entry in ChainReader(folder / AUDIT) if entry.get("run") == state.run]
+        if not terms:
+            raise CheckpointError(
+                f"{folder / AUDIT} must have the terms of the run whose state is there.",
+                f"none of run '{state.run[:20]}'",
+                "Name the whole folder that 'codistill join' wrote, --state.",
+            )
+        node = AgentNode(
+            mine.agent, "", None, Network(), None, mine.public, mine.test, mine.protocol, safeguard=mine.safeguard
+        )
+        description, done = node.describe(terms[-1]), state.done
+        saved = read_body(state.path, "a state")
+    bring_back(mine.agent, saved, folder)
+    named = description if mine.labels is None else replace(description, encoding=mine.labels)
+    samples = known_samples(TrainedAgent(mine.agent, named), mine.samples)
+    return TrainedModel(mine.agent, named, samples), done
+
+
+def _last_state(folder: Path) -> StateFile:
+    states = [state for state in find_states(folder) if state.back_to is None] if folder.is_dir() else []
+    if not states:
+        raise CheckpointError(
+            f"{folder} must be the folder of an agent that has taken part in a run.",
+            "no states of it" if folder.is_dir() else "no such folder",
+            "Give the folder that 'codistill join' has as --state, by default agents/NAME.",
+        )
+    run = max(states, key=lambda each: each.time).run
+    return max((state for state in states if state.run == run), key=lambda each: each.done)
 
 
 def _describe_peer(mine: AgentFile, recipe: Recipe) -> RunDescription:

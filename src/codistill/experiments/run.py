@@ -24,7 +24,9 @@ from codistill.federation import Federation, run_on_this_machine
 from codistill.federation.checks import checked_run
 from codistill.federation.result import FACTS, facts_of
 from codistill.federation.trained_model import Samples, TrainedModel
+from codistill.network.policy import AUDIT
 from codistill.network.state_store import find_states
+from codistill.nodes.agent import Agent
 from codistill.nodes.record import record_of
 from codistill.results.summary import Summary
 
@@ -195,6 +197,12 @@ def trained_in(
     The recipe says how the model is built and how its data were scaled, so the data must still be there. A protocol or
     a learner in a file of one's own is run only with `trust_code`, and only if it is the file that the run began with.
     """
+    if (folder / AUDIT).exists() and not (folder / RECIPE).exists():
+        raise CheckpointError(
+            "The folder of an agent that has joined a hub holds its state, and not how its model is built.",
+            f"{folder}, without the agent's file",
+            "Add --file my_agent.py: the file that 'codistill join' was given.",
+        )
     recipe = reopen(folder)
     names = agent_names(recipe)
     if name not in names:
@@ -203,22 +211,13 @@ def trained_in(
         raise CheckpointError(
             "The models of agents that hold their data stay with them.",
             f"{folder} is the folder of a hub or of a peer",
-            "At the agent: codistill join ... --save FILE; in Python: codistill.join(...).save(path).",
+            "At the agent: codistill export FOLDER NAME --file my_agent.py; the folder is that of 'codistill join'.",
         )
     check_trusted(code_of(recipe), trust_code, f"The model of '{name}'")
-    done, saved = _newest_state(folder, name)
+    done, saved = newest_state(folder, name)
     federation, data = prepare(recipe, folder, data_dir=data_dir, resume=True)
     agent = next(agent for agent in federation.agents if agent.name == name)
-    try:
-        record_of(agent).resume(saved)
-    except CodistillError:
-        raise
-    except Exception as error:  # a state of another model: each library has its own way to say so
-        raise CheckpointError(
-            f"The checkpoint of {folder} must be that of its recipe.",
-            f"{type(error).__name__}: {error}"[:200],
-            "Use the versions of codistill and of the model's library that the run was made with.",
-        ) from None
+    bring_back(agent, saved, folder)
     description = federation.description
     named = replace(description, encoding=labels_of(data) or description.encoding)
     return TrainedModel(agent, named, samples_of(recipe, data)), done
@@ -244,7 +243,21 @@ def labels_of(data: Dataset) -> LabelEncoding | None:
     return LabelEncoding(CLASSIFICATION, data.classes, names)
 
 
-def _newest_state(folder: Path, name: str) -> tuple[int, dict[str, Any]]:
+def bring_back(agent: Agent, saved: dict[str, Any], folder: Path) -> None:
+    """Give an agent the state that was found in a folder."""
+    try:
+        record_of(agent).resume(saved)
+    except CodistillError:
+        raise
+    except Exception as error:  # a state of another model: each library has its own way to say so
+        raise CheckpointError(
+            f"The checkpoint in {folder} must be of the same model as its recipe, or the agent's file, makes.",
+            f"{type(error).__name__}: {error}"[:200],
+            "Use the versions of codistill and of the model's library that the run was made with.",
+        ) from None
+
+
+def newest_state(folder: Path, name: str) -> tuple[int, dict[str, Any]]:
     """What an agent kept at the last checkpoint; of two, the newest that can be read."""
     problem = "no checkpoint there"
     for path in sorted((folder / "checkpoints").glob("round-*.state"), reverse=True):

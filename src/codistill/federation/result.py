@@ -6,11 +6,13 @@ import dataclasses
 import json
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from functools import update_wrapper
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import MethodType
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -46,6 +48,24 @@ ELSEWHERE = "on its own machine"  # in the place of a model that this process do
 
 
 _CODES = threading.RLock()  # held while an agent answers for values that it forgets afterwards
+
+
+class _ForClasses(DataError, AttributeError):
+    """There is no such attribute, as scikit-learn expects it of a regressor; in the words of codistill."""
+
+
+class _OfClasses:
+    """A method of agents that predict classes; one that predicts real values has no such attribute."""
+
+    def __init__(self, method: Callable[[TrainedAgent, Any], np.ndarray]) -> None:
+        self._method = method
+        update_wrapper(cast(Any, self), method)
+
+    def __get__(self, agent: TrainedAgent | None, kind: Any = None) -> Callable[[Any], np.ndarray]:
+        if agent is None:
+            return cast(Callable[[Any], np.ndarray], self._method)
+        agent._check_has_classes(self._method.__name__)
+        return cast(Callable[[Any], np.ndarray], MethodType(self._method, agent))
 
 
 class TrainedAgent:
@@ -94,7 +114,13 @@ class TrainedAgent:
     @property
     def classes_(self) -> np.ndarray:
         """(C,) the classes in the order of the columns of `predict_proba`, as the labels were given."""
+        self._check_has_classes("classes_")
         return self._encoding.decode(np.arange(self._description.classes))
+
+    def _check_has_classes(self, attribute: str) -> None:
+        if not self.is_classifier:
+            what = "Probabilities are" if attribute == "predict_proba" else f"{attribute} is"
+            raise _ForClasses(f"{what} for classes.", f"agent '{self.name}' predicts real values", "Use predict(x).")
 
     @property
     def feature_names_in_(self) -> np.ndarray:
@@ -103,18 +129,13 @@ class TrainedAgent:
             raise AttributeError(f"Agent '{self.name}' has no feature_names_in_: it was trained on a plain array.")
         return np.array(record_of(self._agent).column_names, dtype=object)
 
+    @_OfClasses
     def predict_proba(self, x: Any) -> np.ndarray:
         """(n, C) class probabilities.
 
         A model without probabilities, such as a regressor on labels, has none here either: an error says so, and
         `answers` gives what it answers.
         """
-        if not self.is_classifier:
-            raise DataError(
-                "Probabilities are for classes.",
-                f"agent '{self.name}' predicts real values",
-                "Use predict(x).",
-            )
         answers = self.answers(x)
         if not are_probabilities(answers):
             raise DataError(
@@ -124,10 +145,11 @@ class TrainedAgent:
             )
         return answers
 
+    @_OfClasses
     def decision_function(self, x: Any) -> np.ndarray:
         """(n, C) the answers for each class; for two classes (n,) those for the second less those for the first."""
         answers = self.answers(x)
-        return answers[:, 1] - answers[:, 0] if self.is_classifier and answers.shape[1] == 2 else answers
+        return answers[:, 1] - answers[:, 0] if answers.shape[1] == 2 else answers
 
     def answers(self, x: Any) -> np.ndarray:
         """(n, C) what the protocol answers, as it is: probabilities, scores or real values."""
@@ -226,12 +248,19 @@ class TrainedAgent:
     def __sklearn_tags__(self) -> Any:
         from sklearn.utils import ClassifierTags, InputTags, RegressorTags, Tags, TargetTags
 
+        record = record_of(self._kept)
+        is_table, is_text = len(record.shape) == 1, record.frame is not None and record.frame.text
         return Tags(
             estimator_type="classifier" if self.is_classifier else "regressor",
             target_tags=TargetTags(required=False),
             classifier_tags=ClassifierTags() if self.is_classifier else None,
             regressor_tags=None if self.is_classifier else RegressorTags(),
-            input_tags=InputTags(allow_nan=len(record_of(self._kept).shape) == 1),
+            input_tags=InputTags(
+                two_d_array=is_table and not is_text,
+                string=record.is_coded,
+                sparse=is_table and not record.is_coded,
+                allow_nan=is_table and not is_text,
+            ),
         )
 
     def __repr__(self) -> str:
@@ -243,12 +272,13 @@ class TrainedAgent:
         return f"{self._kept.learner.describe()}, {kind}"
 
     def _repr_html_(self) -> str:
-        shape = record_of(self._kept).shape
+        shape, frame = record_of(self._kept).shape, record_of(self._kept).frame
+        columns = "1 feature" if shape == (1,) else f"{shape[0]} features" if len(shape) == 1 else f"shape {shape}"
         rows = {
             "agent": self.name,
             "protocol": self._description.protocol.name,
             "model": self._kept.learner.describe(),
-            "samples": f"{shape[0]} features" if len(shape) == 1 else f"shape {shape}",
+            "samples": "texts" if frame is not None and frame.text else columns,
             "predicts": listed([str(name) for name in self.classes_]) if self.is_classifier else "real values",
         }
         cells = "".join(f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>" for name, text in rows.items())

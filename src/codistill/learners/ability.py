@@ -170,7 +170,12 @@ class GradientLearner(Learner):
 
     @abstractmethod
     def weights(self) -> dict[str, np.ndarray]:
-        """A copy of all parameters and buffers by name."""
+        """A copy of all parameters and buffers by name; without frozen parameters, which agents must have alike."""
+
+    @property
+    def frozen(self) -> str | None:
+        """The digest of the frozen parameters; None if there are none."""
+        return None
 
     def is_finite(self) -> bool:
         """Whether all weights and the optimiser's state are finite."""

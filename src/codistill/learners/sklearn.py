@@ -15,7 +15,8 @@ from sklearn.calibration import CalibratedClassifierCV
 from sklearn.compose import ColumnTransformer
 from sklearn.ensemble import BaggingRegressor
 from sklearn.exceptions import DataConversionWarning
-from sklearn.model_selection import GridSearchCV, RandomizedSearchCV
+from sklearn.frozen import FrozenEstimator
+from sklearn.model_selection._search import BaseSearchCV
 from sklearn.neighbors import KNeighborsClassifier, RadiusNeighborsClassifier
 from sklearn.neural_network import MLPRegressor
 from sklearn.pipeline import Pipeline
@@ -166,7 +167,7 @@ class SklearnLearner(Learner):
 
     def _check_columns(self, targets: np.ndarray) -> None:
         if targets.shape[1] > 1 and not self._takes_soft_targets:
-            raise self._cannot("its fit takes one output column only")
+            raise self._cannot()
 
     def _fit_labels(self, estimator: Any, rows: Any, labels: np.ndarray, **weights: np.ndarray) -> None:
         self._seen = None
@@ -182,7 +183,7 @@ class SklearnLearner(Learner):
 
     def _fit_soft_labels(self, rows: Any, targets: np.ndarray) -> None:
         if not self._takes_soft_targets:
-            raise self._cannot("copies of a row, one for each of its labels, would be its nearest neighbours")
+            raise self._cannot()
         if targets.min() < 0:
             raise LearnerError(
                 f"{self.describe()} is a classifier and needs targets of at least 0.",
@@ -190,7 +191,7 @@ class SklearnLearner(Learner):
                 "Use a regressor for real-valued targets.",
             )
         estimator, last = self.estimator, _last_step(self.estimator)
-        if isinstance(last, GridSearchCV | RandomizedSearchCV):
+        if isinstance(last, BaseSearchCV):
             self._fit_labels(estimator, rows, targets.argmax(axis=1))
             rows = rows if last is estimator else estimator[:-1].transform(rows)
             estimator, last = last.best_estimator_, _last_step(last.best_estimator_)
@@ -202,9 +203,18 @@ class SklearnLearner(Learner):
             row, label = labelled_copies(targets)
             self._fit_labels(estimator, taken(rows, row), label)
 
-    def _cannot(self, reason: str) -> LearnerError:
+    def _cannot(self) -> LearnerError:
         must = "A model must be able to learn soft targets."
-        return LearnerError(must, f"{self.describe()}: {reason}", self._way_out())
+        return LearnerError(must, f"{self.describe()}: {self._why_not_soft()}", self._way_out())
+
+    def _why_not_soft(self) -> str:
+        if not self.classifies:
+            return "its fit takes one output column only"
+        nearest = next(part for part in _parts(self.estimator) if isinstance(part, _NEAREST))
+        return (
+            f"{type(nearest).__name__} answers with the labels of the nearest rows, and soft labels are learnt by "
+            "copies of a row, one for each of its labels, which would be its nearest neighbours"
+        )
 
     @property
     def ready(self) -> bool:  # type: ignore[override]
@@ -273,6 +283,8 @@ class SklearnLearner(Learner):
         """An estimator must be able to learn from such rows; of a shard with one class that shows only later."""
         if not self.classifies:
             self._check_columns(targets)
+        else:
+            self._check_kind(targets, owner)
         if self.frame is not None:
             self._check_frame(x, targets, owner)
         elif not self.classifies:
@@ -282,6 +294,27 @@ class SklearnLearner(Learner):
                 self._trial(x[: 2 * _TRIAL_ROWS], targets[: 2 * _TRIAL_ROWS])
             except Exception as error:  # the estimator may be its owner's code
                 raise self._failed(error, owner) from None
+
+    def _check_kind(self, targets: np.ndarray, owner: str) -> None:
+        """A classifier must be of a kind that can learn such labels, whatever the samples."""
+        found, do = self._hindrance(targets)
+        if found:
+            must = f"{self.describe()} of agent '{owner}' must be able to learn from its samples."
+            raise LearnerError(must, found, do)
+
+    def _hindrance(self, targets: np.ndarray) -> tuple[str, str]:
+        last, classes = _last_step(self.estimator), targets.shape[1]
+        tags = get_tags(last)
+        if isinstance(last, FrozenEstimator):
+            return "a frozen estimator, which stays as it is when it is fitted", "Pass the estimator itself."
+        if isinstance(last, BaseSearchCV) and not last.refit:
+            return "refit=False: it finds options and fits no model with them", "Write refit=True, the default."
+        if classes > 2 and tags.classifier_tags is not None and not tags.classifier_tags.multi_class:
+            one = f"sklearn.multiclass.OneVsRestClassifier({self.describe()}(...))"
+            return f"{classes} classes for a classifier of two", f"Wrap it: {one}."
+        if not tags.target_tags.single_output and _is_one_hot(targets):
+            return "one label per sample for a classifier of several", "Use the estimator in it alone."
+        return "", ""
 
     def takes_missing_in_frames(self, x: np.ndarray, targets: np.ndarray) -> bool:
         """Whether its steps accept data frames with missing numbers: a trial shows it."""
@@ -341,7 +374,7 @@ class SklearnLearner(Learner):
 
     def advice(self, missing: Ability) -> str:
         if Ability.PREDICT in missing:
-            return self._way_out()
+            return f"The reason: {self._why_not_soft()}. {self._way_out()}"
         if missing == Ability.PORTABLE and self.frame is not None and may_travel(self.estimator):
             return (
                 "A model that gets data frames is not sent, since others cannot tell what its columns hold: encode "
@@ -380,10 +413,16 @@ def _last_step(estimator: Any) -> Any:
     return estimator.steps[-1][1] if isinstance(estimator, Pipeline) else estimator
 
 
+_NEAREST = (KNeighborsClassifier, RadiusNeighborsClassifier)
+
+
+def _parts(estimator: Any) -> list[Any]:
+    return [estimator, *options_of(estimator).values()]
+
+
 def _compares_rows(estimator: Any) -> bool:
     """Whether it answers, or some part of it, with the labels of the nearest rows."""
-    parts = [estimator, *options_of(estimator).values()]
-    return any(isinstance(part, KNeighborsClassifier | RadiusNeighborsClassifier) for part in parts)
+    return any(isinstance(part, _NEAREST) for part in _parts(estimator))
 
 
 def _fits_many_columns(regressor: Any) -> bool:

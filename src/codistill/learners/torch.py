@@ -411,6 +411,13 @@ class TorchLearner(TrainedModule):
 
     def check(self, x: np.ndarray, targets: np.ndarray, owner: str) -> None:
         """One forward pass must give one column per class; a module in which it finds no head has no features."""
+        trained = [each.requires_grad for each in self.module.parameters()]
+        if trained and not any(trained):
+            raise LearnerError(
+                f"The module of agent '{owner}' must have weights to train.",
+                f"{self.describe()}, of which all weights are frozen",
+                "Let its last layer learn: module.head.requires_grad_(True).",
+            )
         try:
             outputs = self.outputs(x[:2])
             found = tuple(outputs.shape)

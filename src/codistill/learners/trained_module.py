@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import hashlib
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from math import isfinite
@@ -50,6 +52,7 @@ class TrainedModule(GradientLearner):
         self._views: HostViews | None = None  # of the weights
         self._views_of_moments: HostViews | None = None
         self._initial = initial_values(module)
+        self._loaded = loaded_values(module)
         self._copies = FrozenCopies(module)
         self._freed: list[tuple[torch.Tensor, tuple[int, ...], tuple[int, ...]]] = []  # without memory, and its layout
         self._channels_last = any(isinstance(part, nn.Conv2d) for part in module.modules())
@@ -96,7 +99,7 @@ class TrainedModule(GradientLearner):
     @property
     def optimiser(self) -> torch.optim.Optimizer:
         if self._optimiser is None:
-            parameters = self.module.parameters()
+            parameters = (each for each in self.module.parameters() if each.requires_grad)
             self._optimiser = make_optimiser(self._make_optimiser, parameters, **self._optimiser_options)
         return self._optimiser
 
@@ -120,22 +123,32 @@ class TrainedModule(GradientLearner):
     # --- weights --------------------------------------------------------------------------------
 
     def reset(self) -> None:
-        """Fresh parameters: every layer's own initialisation; what has none returns to its first value."""
+        """Fresh parameters: every layer's own initialisation; what has none returns to its first value.
+
+        Frozen parameters keep their values, and those that transformers has read from a file return to them.
+        """
         # Drawn in host memory: the same initial weights on every device.
         with in_host_memory():
             module = self.module_in_host_memory()
+            kept = copied({**frozen_tensors(module), **self._loaded})
             if self._initial:
                 module.load_state_dict(self._initial, strict=False)
-            for part in module.modules():
-                if hasattr(part, "reset_parameters"):
-                    part.reset_parameters()  # type: ignore[operator]
+            reset_layers(module)
+            if kept:
+                module.load_state_dict(kept, strict=False)
             if module is not self.module:
                 self.module.load_state_dict(module.state_dict())
         self._optimiser = None
 
     @cached_property
     def _tensors(self) -> dict[str, torch.Tensor]:
-        return distinct_tensors(self.module)
+        """Parameters and buffers, without frozen ones: those never change, so they are not sent."""
+        frozen = frozen_tensors(self.module)
+        return {name: tensor for name, tensor in distinct_tensors(self.module).items() if name not in frozen}
+
+    @cached_property
+    def frozen(self) -> str | None:
+        return tensors_digest(frozen_tensors(self.module))
 
     @cached_property
     def _first_names(self) -> dict[str, str]:
@@ -440,6 +453,53 @@ def distinct_tensors(module: nn.Module) -> dict[str, Any]:
     found: dict[int, str] = {}
     state = module.state_dict(keep_vars=True)
     return {name: value for name, value in state.items() if found.setdefault(id(value), name) == name}
+
+
+def frozen_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
+    """The parameters that are not trained, by name."""
+    found = distinct_tensors(module)
+    return {name: each for name, each in found.items() if isinstance(each, nn.Parameter) and not each.requires_grad}
+
+
+def tensors_digest(tensors: Mapping[str, torch.Tensor]) -> str | None:
+    """The SHA-256 of tensors by name, equal on any machine; None if there are none."""
+    digested = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        digested.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digested.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digested.hexdigest() if tensors else None
+
+
+# Modules of transformers initialise their layers in a way of their own, and mark what they have read from a file; LoRA
+# layers of peft start without an effect.
+
+
+def loaded_values(module: nn.Module) -> dict[str, torch.Tensor]:
+    """A copy of the trainable weights that transformers has read from a file."""
+    return {
+        name: each.detach().clone()
+        for name, each in distinct_tensors(module).items()
+        if each.requires_grad and getattr(each, "_is_hf_initialized", False)
+    }
+
+
+def reset_layers(module: nn.Module) -> None:
+    """Initialise each layer as its library does."""
+    pretrained = getattr(sys.modules.get("transformers.modeling_utils"), "PreTrainedModel", ())
+    library: dict[nn.Module, Any] = {}  # by layer, the innermost module of transformers around it
+    for root in module.modules():
+        library |= dict.fromkeys(root.modules(), root) if isinstance(root, pretrained) else {}
+    for each in module.parameters():
+        vars(each).pop("_is_hf_initialized", None)  # copies have lost these marks, and must draw the same
+    for part in module.modules():
+        if part in library:
+            library[part]._init_weights(part)
+        elif hasattr(part, "reset_parameters"):
+            part.reset_parameters()  # type: ignore[operator]
+    for part in module.modules():
+        if hasattr(part, "reset_lora_parameters"):
+            for adapter in part.r:  # type: ignore[union-attr]
+                part.reset_lora_parameters(adapter, True)  # type: ignore[operator]
 
 
 def tensors_of(module: nn.Module) -> list[torch.Tensor]:

@@ -233,14 +233,15 @@ def hello_of(agent: Agent, public: PublicData | None) -> dict[str, Any]:
 
 def read_hello(hello: Mapping[str, Any]) -> JoinInfo | None:
     """What an agent says of its data and its model; None if that is malformed."""
-    samples, weights, features, body = (hello.get(key) for key in ("samples", "weights", "features", "body"))
+    samples, weights, features, body, frozen = map(hello.get, ("samples", "weights", "features", "body", "frozen"))
     if type(samples) is not int or not 0 < samples < 1 << 48:
         return None
-    if any(digest is not None and (not isinstance(digest, str) or len(digest) != 64) for digest in (weights, body)):
+    digests = (weights, body, frozen)
+    if any(digest is not None and (not isinstance(digest, str) or len(digest) != 64) for digest in digests):
         return None
     if features is not None and (type(features) is not int or not 0 < features < 1 << 31):
         return None
-    return JoinInfo(samples, weights, features, body)
+    return JoinInfo(samples, weights, features, body, frozen)
 
 
 def objection(terms: Mapping[str, Any], hello: Mapping[str, Any]) -> str | None:

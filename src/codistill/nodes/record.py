@@ -280,7 +280,7 @@ class AgentRecord(NodeRecord):
             return JoinInfo(len(x), None, features)
         weights, norms = learner.weights(), learner.batch_norm
         body = {name: array for name, array in weights.items() if name not in norms}
-        return JoinInfo(len(x), Message(weights).layout, features, Message(body).layout)
+        return JoinInfo(len(x), Message(weights).layout, features, Message(body).layout, learner.frozen)
 
     # --- its life -----------------------------------------------------------------------------------
 
@@ -329,6 +329,7 @@ class JoinInfo:
     weights: str | None = None  # digest of the names, shapes and dtypes of its weights
     features: int | None = None  # how many its model has
     body: str | None = None  # digest of its weights without those of batch norm
+    frozen: str | None = None  # digest of the values of its frozen weights, which are not sent
 
 
 @overload

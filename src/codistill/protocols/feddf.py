@@ -116,7 +116,7 @@ class FedDF(Protocol):
         heard = parts.accepted_weights(me, await me.gather())
         # An agent whose weights were lost gets an empty reply, and keeps its own.
         answers = dict.fromkeys(me.present, Message())
-        for names, group in parts.groups_alike(me, heard, "weights"):
+        for names, group in parts.groups_alike(me, heard, "weights", "frozen"):
             # w ← Σ_k n_k / n · w_k, over the agents k of one architecture
             mean = parts.combined_weights(group, self.aggregate_weights, self.trim, self.cap, me)
             parts.watch_growth(me, [(names, mean)])

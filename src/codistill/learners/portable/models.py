@@ -22,7 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from codistill.core.devices import current_device, in_host_memory
 from codistill.core.errors import LearnerError
 from codistill.learners import zoo
-from codistill.learners.trained_module import distinct_tensors
+from codistill.learners.trained_module import distinct_tensors, frozen_tensors
 from codistill.wire.message import Message
 
 if TYPE_CHECKING:
@@ -149,7 +149,8 @@ def export_torch(learner: TorchLearner) -> Message:
     }
     if learner.named_head is not None:  # any other is found by the samples, there as here
         plain["head"] = learner.named_head
-    return Message(learner.weights(), plain)
+    frozen = {name: tensor.numpy(force=True).copy() for name, tensor in frozen_tensors(learner.module).items()}
+    return Message(learner.weights() | frozen, plain)
 
 
 def check_registered(learner: TorchLearner, owner: str) -> None:

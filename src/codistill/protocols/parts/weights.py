@@ -65,6 +65,12 @@ def check_equal_weights(agents: Sequence[Agent], protocol: str) -> None:
                 f"{first.learner.describe()}",
                 "Use one architecture, or a protocol that exchanges predictions: fedmd, avgkd.",
             )
+        if agent.learner.frozen != first.learner.frozen:
+            raise LearnerError(
+                f"{protocol} averages the trainable weights only, so all agents must have the same frozen ones.",
+                f"agents '{first.name}' and '{agent.name}' have frozen weights of different values",
+                "Load them from one file, or build them after the same torch.manual_seed; or freeze nothing.",
+            )
 
 
 # --- the hub: what arrived, and from whom
@@ -127,7 +133,7 @@ def architectures(
     me: Hub, heard: Mapping[str, Message], average: str = "all"
 ) -> list[tuple[list[str], dict[str, Message]]]:
     """Agents that joined with one architecture, and their messages: mostly one group; the hub remarks on several."""
-    groups = groups_alike(me, heard, _SAID[average], "features")
+    groups = groups_alike(me, heard, _SAID[average], "features", "frozen")
     if len(groups) > 1:
         kinds = "; ".join(", ".join(names) for names, _ in groups)
         me.remark(f"agents with different architectures, each averaged separately: {kinds}")
@@ -137,7 +143,7 @@ def architectures(
 def kind_of(me: Hub, name: str) -> str:
     """What an agent joined with: those with other weights, or another number of features, are another group."""
     said = me.joined.get(name)
-    return "" if said is None else f"{said.weights} {said.features}"
+    return "" if said is None else f"{said.weights} {said.features}{f' {said.frozen}' if said.frozen else ''}"
 
 
 # --- the mean of weights, and robust ones
