@@ -18,7 +18,8 @@ from torch.utils.data import Dataset as TorchDataset
 
 from codistill.core.errors import DataError
 from codistill.core.rng import Key, seed_libraries
-from codistill.data.frames import Names, as_frame, in_order
+from codistill.data.cells import is_numeric
+from codistill.data.frames import Names, as_frame, in_order, texts
 from codistill.data.labels import CLASSIFICATION, REGRESSION, LabelEncoding, agree_on_labels
 
 if TYPE_CHECKING:
@@ -90,6 +91,7 @@ class Dataset:
     ids_test: dict[str, np.ndarray] = field(default_factory=dict)
     columns: Columns | None = None  # of a table: what its features are made from
     scaling: Scaling | None = None  # what was done to the values as they were read
+    text: str | None = None  # the column of texts, if each sample is a text: then `x` is (samples,), of strings
 
 
 def checked_dataset(
@@ -145,8 +147,13 @@ def checked_dataset(
 
 
 def digest(x: np.ndarray) -> str:
-    """The SHA-256 of an array's type, shape and values, equal on any machine."""
+    """The SHA-256 of an array's type, shape and values (numbers or strings), equal on any machine."""
     array = np.asarray(x)
+    if array.dtype.hasobject and all(isinstance(each, str) for each in array.flat):
+        written = hashlib.sha256(f"text {array.shape}\n".encode())
+        for each in array.flat:
+            written.update(f"{len(each.encode())} {each}".encode())
+        return written.hexdigest()
     if array.dtype.hasobject:
         raise DataError("Only arrays of plain values have a digest.", "Python objects", "Convert them to numbers.")
     array = array.astype(array.dtype.newbyteorder("<"), copy=False)
@@ -215,20 +222,20 @@ def plain_samples(x: Any, what: str, columns: Names = (), *, leave_out: bool = F
 
 def not_numbers(frame: pd.DataFrame, what: str) -> DataError:
     """All columns of a frame that hold no numbers, and what turns them into numbers."""
-    from codistill.data.columns import suggested_kinds
+    from codistill.data.problems import find_problems, python_advice
 
-    kinds = suggested_kinds(frame)
-    columns = ", ".join(f'"{name}": "{kind}"' for name, kind in kinds.items() if kind != "date")
-    dates = [name for name, kind in kinds.items() if kind == "date"]
-    do = [f"encode them: codistill.Columns({{{columns}}}).fit(x).transform(x)"] if columns else []
-    do += [f'write dates as days: (x["{name}"] - x["{name}"].min()).dt.days' for name in dates[:1]]
-    do += ["use a scikit-learn pipeline that encodes them, as the model or as prepare=, which gets the frame as it is"]
-    types = dict(zip(map(str, frame.columns), frame.dtypes, strict=True))
-    found = [f"'{name}' of type {types[name]}" for name in kinds]
+    names = texts(frame.columns)
+    found = find_problems(frame.set_axis(list(names), axis=1), {}, what)
+    wanted = [each for each in found if each.kind or each.missing or (each.stops and each.drop)]
+    types = dict(zip(names, frame.dtypes, strict=True))
+    odd = [name for name in names if not is_numeric(frame.iloc[:, names.index(name)])]
+    shown = [f"'{name}' of type {types[name]}" for name in odd[:8]]
+    more = f" and {len(odd) - len(shown)} more" if len(odd) > len(shown) else ""
     return DataError(
         f"All values in {what} must be numbers.",
-        f"column{'s' * (len(found) > 1)} {', '.join(found[:8])}{f' and {len(found) - 8} more' if len(found) > 8 else ''}",
-        f"{'; or '.join(do).capitalize() if not columns else 'E' + '; or '.join(do)[1:]}; or drop them.",
+        f"column{'s' * (len(odd) > 1)} {', '.join(shown)}{more}",
+        f"Encode them: {python_advice(wanted)}; or use a scikit-learn pipeline that encodes them, as the model or as "
+        "prepare=, which gets the frame as it is; or drop them.",
     )
 
 
