@@ -196,8 +196,8 @@ def test_what_is_no_date_is_named(kind, cells, phrases):
         ({"kind": "date", "timezone": "../../etc/passwd"}, ["name of a time zone"]),
         ({"kind": "category", "format": "%d"}, ["columns.format is for a date column"]),
         ({"kind": "date", "decimal": ","}, ["columns.decimal is for a number column"]),
-        ({"kind": "number", "decimal": ",", "thousands": ","}, ["must differ", "',' for both"]),
-        ({"kind": "number", "thousands": "x"}, ["thousands must be one of"]),
+        ({"kind": "number", "decimal": ",", "thousands": ","}, ["what separates thousands another", "thousands = ','"]),
+        ({"kind": "number", "thousands": "x"}, ["what separates thousands another", "thousands = 'x'"]),
         ({"kind": "number", "bounds": "yes"}, ["bounds must be one of refuse, value"]),
     ],
 )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from codistill.core.errors import DataError
+from codistill.core.errors import DataError, RecipeError
 from codistill.data.frames import written_value
 
 if TYPE_CHECKING:
@@ -84,8 +84,17 @@ class Form(NamedTuple):
 
 
 _FORMS = (Form(), Form(","), Form(".", ","), Form(",", "."), Form(".", " "), Form(",", " "), Form(".", "'"))
-THOUSANDS = tuple(dict.fromkeys(form.thousands for form in _FORMS if form.thousands))
+_THOUSANDS = (None, ",", ".", " ", "'")
 _SPACES = dict.fromkeys(map(ord, "\u00a0\u2009\u202f"), " ")  # that stand between thousands, too
+
+
+def check_marks(decimal: str | None, thousands: str | None, owner: str) -> None:
+    if decimal not in (None, ".", ",") or thousands not in _THOUSANDS or (decimal == thousands and decimal is not None):
+        raise RecipeError(
+            f'{owner}.decimal must be "." or ",", and what separates thousands another one of ",", ".", " " or "\'".',
+            f"decimal = {decimal!r}, thousands = {thousands!r}",
+            'Example for 1.234,5: decimal = ",", thousands = ".".',
+        )
 
 
 def written_in(values: pd.Series[Any], form: Form, *, bounds: bool = False) -> np.ndarray:

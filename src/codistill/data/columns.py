@@ -16,7 +16,7 @@ import numpy as np
 from codistill.core.errors import DataError, RecipeError, nearest
 from codistill.core.settings import check_settings, from_table, setting
 from codistill.core.text import parse_toml
-from codistill.data.cells import PARTS, THOUSANDS, check_format, dates_of, find_form, is_numeric, numbers_of
+from codistill.data.cells import PARTS, check_format, check_marks, dates_of, find_form, is_numeric, numbers_of
 from codistill.data.frames import column_names, listed, written_value
 
 if TYPE_CHECKING:
@@ -285,8 +285,8 @@ class Column:
     )
     format: str | None = setting(None, "how dates are written, such as %d.%m.%Y; unset: ISO 8601, such as 2026-03-31")
     timezone: str | None = setting(None, "the zone that times with an offset are converted to; unset: UTC")
-    decimal: str = setting(".", "the decimal mark of numbers", choices=(".", ","))
-    thousands: str | None = setting(None, "what separates thousands of numbers", choices=THOUSANDS)
+    decimal: str = setting(".", 'the decimal mark of numbers, "." or ","')
+    thousands: str | None = setting(None, "what separates thousands of numbers: a comma, point, space or apostrophe")
     bounds: str = setting(
         "refuse",
         "numbers below or above a limit, such as <1 and >5: refused, or their value",
@@ -318,12 +318,7 @@ class Column:
                     f"a {self.kind} column",
                     "Remove it, or correct the kind.",
                 )
-        if self.decimal == self.thousands:
-            raise RecipeError(
-                "The decimal mark and the separator of thousands must differ.",
-                f"{self.decimal!r} for both",
-                "Correct one of them.",
-            )
+        check_marks(self.decimal, self.thousands, "columns")
         if self.kind == "date":
             self._check_date()
 

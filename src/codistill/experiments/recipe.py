@@ -17,7 +17,7 @@ from codistill.core.settings import OF_THE_MODEL, check_settings, from_table, re
 from codistill.core.spec import RunSpec, option
 from codistill.core.text import parse_toml
 from codistill.data import partition as partitions
-from codistill.data.cells import SEPARATORS
+from codistill.data.cells import SEPARATORS, check_marks
 from codistill.data.columns import Columns
 from codistill.data.labels import TASKS, check_label_mapping
 from codistill.data.partition import KINDS as PARTITIONS
@@ -114,7 +114,7 @@ class Data:
         None, "what separates the columns of a CSV file; unset: found, if it is clear", choices=tuple(SEPARATORS)
     )
     decimal: str | None = setting(
-        None, "the decimal mark of numbers in a table; unset: found for each column, if it is clear", choices=(".", ",")
+        None, 'the decimal mark of numbers in a table, "." or ","; unset: found for each column, if it is clear'
     )
     scale: str | None = setting(
         None, "how samples are scaled; unset: as suits the data", choices=("unit", "standard", "robust", "none")
@@ -168,6 +168,7 @@ class Data:
         if not self.by_name and self.folder is None and self.label is None:
             raise RecipeError("[data] needs 'label', the label column of a table.", "no label", 'Add label = "column".')
         check_label_mapping(self.label_above, self.label_map)
+        check_marks(self.decimal, None, "data")
         if self.columns is not None and self.schema is not None:
             raise RecipeError(
                 "The columns of [data] are given twice.", "'columns' beside 'schema'", "Keep one of them."
