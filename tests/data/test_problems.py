@@ -216,15 +216,16 @@ def test_cells_that_are_lists_are_named():
 
 def test_several_tables_are_one_error(tmp_path):
     columns = {"x": lambda row: row, "word": lambda row: "ab"[row % 2], "y": lambda row: "no" if row % 2 else "yes"}
-    north = write(tmp_path / "n.csv", columns, ",")
+    north = write(tmp_path / "n.csv", {**columns, "x": lambda row: row or "none"}, ",")
     south = write(tmp_path / "s.csv", {**columns, "x": lambda row: row or "?"}, ",")
     with pytest.raises(DataError) as error:
         read_tables({"n": north, "s": south}, "y")
     assert f"table {north}, column 'word'" in error.value.found
     assert f"table {south}, column 'x': numbers and '?' in data row 1" in error.value.found
     assert error.value.do.count("word =") == 1
-    data = read_tables({"n": north, "s": south}, "y", missing_values=["?"], columns={"word": "category"})
-    assert np.isnan(data.x[:, 0]).sum() + np.isnan(data.x_test[:, 0]).sum() == 1
+    assert 'missing_values = ["none", "?"]' in error.value.do
+    data = read_tables({"n": north, "s": south}, "y", missing_values=["none", "?"], columns={"word": "category"})
+    assert np.isnan(data.x[:, 0]).sum() + np.isnan(data.x_test[:, 0]).sum() == 2
 
 
 def test_lists_of_before_are_kept_in_the_advice(tmp_path):
@@ -234,6 +235,19 @@ def test_lists_of_before_are_kept_in_the_advice(tmp_path):
     assert 'drop = ["notes", "patient id", "site"]' in error.value.do
     assert "missing_values" not in error.value.do
     assert "# under [data.columns]:" in error.value.do
+
+
+def test_one_problem_is_one_sentence(tmp_path):
+    columns = {"x": lambda row: row if row else "?", "y": lambda row: row % 2}
+    with pytest.raises(DataError) as error:
+        read_table(write(tmp_path / "t.csv", columns, ","), "y")
+    assert error.value.found == "column 'x': numbers and '?' in data row 1"
+    assert error.value.do == (
+        "Write under [data]: missing_values = [\"?\"] (or correct these cells); or list the column in 'drop' or 'ids'."
+    )
+    columns["x"] = lambda row: "ab"[row % 2]
+    with pytest.raises(DataError, match=r'Write under \[data\.columns\]: x = "category"; or list'):
+        read_table(write(tmp_path / "t.csv", columns, ","), "y")
 
 
 def test_odd_names_are_quoted():

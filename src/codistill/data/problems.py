@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -179,8 +179,9 @@ def merged(problems: Iterable[Problem]) -> list[Problem]:
     for each in problems:
         before = chosen.get(each.column)
         ranks = [order.index(p.kind["kind"]) if p is not None and p.kind else -1 for p in (before, each)]
-        if before is None or ranks[1] > ranks[0]:
-            chosen[each.column] = each
+        most = each if before is None or ranks[1] > ranks[0] else before
+        cells = (*(before.missing if before else ()), *each.missing)
+        chosen[each.column] = replace(most, missing=tuple(dict.fromkeys(cells)))
     return list(chosen.values())
 
 
@@ -240,11 +241,16 @@ def table_error(problems: Sequence[tuple[str, Problem]], **given: Any) -> DataEr
         + (f" ({each.note})" if each.note and not (each.kind or each.drop or each.missing) else "")
         for table, each in problems[:_LISTED]
     ]
+    must = f"All columns of {next(iter(tables)) if len(tables) == 1 else 'the tables'} must be usable as features."
+    if len(every) == 1:
+        advice = toml_advice(every, **given | {"has_columns": True}).removeprefix("# ").replace("\n", " ")
+        written, _, comment = advice.partition("  # ")
+        do = f"Write {written}{f' ({comment})' if comment else ''}; or list the column in 'drop' or 'ids'."
+        return DataError(must, lines[0].strip(), do if advice else "Correct the cells.")
     advice = toml_advice(merged(every), **given)
-    count = f"{len(every)} problem{'s' * (len(every) > 1)}"
     return DataError(
-        f"All columns of {next(iter(tables)) if len(tables) == 1 else 'the tables'} must be usable as features.",
-        f"{count}:{''.join(lines)}{_more(every)}",
+        must,
+        f"{len(every)} problems:{''.join(lines)}{_more(every)}",
         f"Write in the recipe, or list columns in 'drop' or 'ids':\n\n{advice}\n" if advice else "Correct the cells.",
     )
 
