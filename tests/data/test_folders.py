@@ -205,7 +205,8 @@ def test_the_command_shows_what_is_in_a_folder(tmp_path, capsys):
     folder = photos(tmp_path / "photos")
     picture(folder / "dog" / "z.png", np.zeros((9, 9)))
     (folder / "dog" / "notes.md").write_text("")
-    (folder / "dog" / ".hidden").write_text("")
+    (folder / "dog" / ".hidden.png").write_text("")
+    (folder / ".git").mkdir()
     (folder / "dog" / "bad.png").write_text("")
     assert main(["data", str(folder)]) == 0
     shown = " ".join(capsys.readouterr().out.split())

@@ -235,6 +235,9 @@ def test_lists_of_before_are_kept_in_the_advice(tmp_path):
     assert 'drop = ["notes", "patient id", "site"]' in error.value.do
     assert "missing_values" not in error.value.do
     assert "# under [data.columns]:" in error.value.do
+    write(path, {**MESSY, "marker": lambda row: ("?", "none", row)[min(2, row)]})
+    with pytest.raises(DataError, match=r'(?s)missing_values = \["\?", "none"\]'):
+        read_table(path, "diagnosis", missing_values=["?"])
 
 
 def test_one_problem_is_one_sentence(tmp_path):

@@ -49,6 +49,7 @@ def test_raw_strings_reach_the_vectorisers(tmp_path):
     assert vectoriser.ngram_range == (1, 2)
     assert {"film", "was great"} <= set(vectoriser.vocabulary_)
     assert list(model.predict(["It was great", "It was awful"])) == [1, 0]  # up, down
+    assert list(model.feature_names_in_) == ["review"]
 
 
 @pytest.mark.long
@@ -192,3 +193,15 @@ def test_settings_of_images_that_do_not_fit_are_refused(tmp_path, changes, phras
         build(make_recipe(recipe, tmp_path))
     for phrase in phrases:
         assert phrase in str(error.value)
+
+
+def test_folders_whose_names_are_numbers_are_classes(tmp_path):
+    for row in range(2 * 31):  # of a column, so many integers could be values to predict, and a regressor would ask
+        file = tmp_path / "years" / f"{1990 + row // 2}" / f"{row}.txt"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(review(row))
+    learner = {"kind": "pipeline", "steps": ["TfidfVectorizer", "ridge"]}
+    data = {"kind": "text", "folder": "years", "test_fraction": 0.5}
+    recipe = {"data": data, "agents": [{"learner": learner}], "protocol": {"name": "alone"}}
+    federation, _ = build(make_recipe(recipe, tmp_path))
+    assert federation.classes == 31
