@@ -1,10 +1,18 @@
-"""Writes docs/recipes.md from the settings themselves, so that nothing is documented twice."""
+"""Writes what the documentation says of settings from the settings themselves, so that nothing is documented twice.
+
+That is docs/recipes.md, and on the pages of the protocols the parts between `<!-- generated: ... -->` and
+`<!-- end -->`: the table of settings, and the picture of a round with its text, from `draw_rounds.py`.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
+from textwrap import fill
 from typing import Any
+
+import draw_rounds
 
 from codistill.core.spec import OPTIONS
 from codistill.data.columns import Column
@@ -34,14 +42,18 @@ A recipe with a table `[sweep]` describes many runs, one for every combination o
 `codistill sweep RECIPE`. See `recipes/akd/`.
 
 - Keys are fields of the recipe (`"partition.alpha" = [0.0, 0.1]`). Values are a list, or a table of named values. A
-  table as a value (`protocol = [{ name = "akd" }, { name = "ekd" }]`) changes the fields that it names and keeps the
-  others.
+  table as a value (`protocol = [{ name = "akd" }, { name = "avgkd", own_weight = 0.2 }]`) changes the fields that it
+  names and keeps the others; a protocol's name alone is a table with it. Two lists must not set the same field.
 - Changes to several tables at once go into `[sweep.variants]`: `"8 bit, every 10" = { protocol = { every = 10 },
   compression = { bits = 8 } }`.
 - `--quick` first applies the changes in the table `[quick]`.
 - Finished runs are not run again. Impossible combinations are reported and skipped.
 - The sweep's folder gets `sweep.csv`, `sweep.png`, `outputs.png` (for classification: the average outputs of every
   combination), `features.png` (if `features_at` is set: the maps of the first 12 runs) and a folder for every run.
+
+With several seeds or several scores, a sweep prints every score after the run with its mean, sample standard deviation
+and 95 % interval over the seeds, and with `[compare] gain_over` a paired t-test; `scores.csv` has the same numbers, not
+rounded. See [intervals and tests](how-to/compare.md#several-seeds-intervals-and-tests).
 
 If agents communicate, a sweep also reports what accuracy costs: tables per panel, `costs.csv` (the same numbers, not
 rounded) and `costs.png` (accuracy against rounds, exchanges, gradient steps and bytes so far). Bytes are those that all
@@ -58,8 +70,9 @@ The folder of a run holds:
   exchanges (how often it waited for others, except to catch up on missed rounds), scores, and measures of the protocol.
 - `report.html`.
 - `outputs.safetensors`, for classification with at most 100 classes, from the last evaluation: each agent's average
-  output by true class, and the share of pairs of agents that disagree. An agent that predicts real values counts as
-  predicting the class of the largest one. The report and `codistill compare --out` draw it as heat maps.
+  output by true class, its confusion matrix, and the share of pairs of agents that disagree. An agent that predicts
+  real values counts as predicting the class of the largest one. The report and `codistill compare --out` draw them as
+  heat maps.
 - `features-000025.safetensors` and others, with `[evaluation] features_at = [1, 25, 100]`: the features (the input of
   the last layer, the head) of 200 common test samples after these rounds, for every agent whose model has any. The
   report draws them as t-SNE maps under "Feature space". The samples are drawn by the seed, and are the same for all
@@ -155,6 +168,26 @@ def _bounds(metadata: Any) -> str:
     return f" ({'; '.join(said)})" if said else ""
 
 
+def protocols() -> str:
+    """Where the settings of each protocol are: on its page."""
+    index = (Path(__file__).parent / "protocols" / "README.md").read_text("utf-8")
+    places = dict(re.findall(r"^\| \[(\w+)\]\(([^)]+)\)", index, re.MULTILINE))
+    links = [f"[`{name}`](protocols/{places[name]})" for name in PROTOCOLS]
+    return PROTOCOL + _wrapped(", ".join(links) + ".")
+
+
+def _wrapped(text: str) -> str:
+    return fill(text, 120, break_long_words=False, break_on_hyphens=False) + "\n"
+
+
+PROTOCOL = """\
+### [protocol]
+
+`name`, the settings of the protocol, `rounds` (10 by default) and `topology` (star, complete, ring, silent; unset: the
+protocol's own). The settings are on the page of each protocol, and `codistill protocols NAME` prints them:
+"""
+
+
 TOPOLOGY = """\
 ### [topology]
 
@@ -242,9 +275,7 @@ def page() -> str:
             parts.append(table(f'[topology] kind = "{kind}"', graph, note))
         elif kind not in TOPOLOGIES:
             parts.append(f'### [topology] kind = "{kind}"\n\n{note}\n')
-    common = "Also: `rounds` (10 by default) and `topology` (star, complete, ring, silent; unset: the protocol's own)."
-    for name, protocol in PROTOCOLS.items():
-        parts.append(table(f'[protocol] name = "{name}"', protocol, common))
+    parts.append(protocols())
     parts += [options("runtime"), options("evaluation")]
     parts.append(table("[safeguard]", Safeguard, SAFEGUARD))
     parts.append(table("[compression]", Compression, COMPRESSION))
@@ -258,5 +289,32 @@ def page() -> str:
     return "\n".join(parts)
 
 
+PART = re.compile(r"<!-- generated: (picture|settings) of (\w+) -->\n.*?<!-- end -->", re.DOTALL)
+
+
+def filled(text: str) -> str:
+    """The page of a protocol, with its generated parts as they must be."""
+
+    def part(match: re.Match[str]) -> str:
+        kind, name = match.groups()
+        if kind == "picture":
+            made = _wrapped(f"![{draw_rounds.described(name)}](rounds/{name}.svg)")
+        else:
+            fields = [(f"`{field.name}`", _default(field), field) for field in dataclasses.fields(PROTOCOLS[name])]
+            made = _table("", "", ("setting",), fields).lstrip() if fields else "It has none of its own.\n"
+        return f"<!-- generated: {kind} of {name} -->\n\n{made}\n<!-- end -->"
+
+    return PART.sub(part, text)
+
+
+def main() -> None:
+    """Write all that is generated."""
+    here = Path(__file__).parent
+    (here / "recipes.md").write_text(page(), "utf-8")
+    for path in sorted((here / "protocols").glob("*.md")):
+        path.write_text(filled(path.read_text("utf-8")), "utf-8")
+    draw_rounds.main()
+
+
 if __name__ == "__main__":
-    (Path(__file__).parent / "recipes.md").write_text(page())
+    main()

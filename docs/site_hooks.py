@@ -2,7 +2,8 @@
 
 Changelog and contributing guide stand in the root of the repository, and are shown as pages. Pages may link to files of
 the repository that are not pages (examples, service files, recipes): on the site these are copied to `files/`, and the
-links lead there. Decisions are listed in the navigation as they are found. No page loads anything from another server.
+links lead there. Decisions are listed in the navigation as they are found. A block of the language `math` is a formula,
+as on forges. No page loads anything from another server.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from urllib.parse import quote
 
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
+from pymdownx.arithmatex import arithmatex_fenced_format
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -26,13 +28,15 @@ PAGE_OF = {path: page for page, path in FROM_ROOT.items()} | {ROOT / "README.md"
 
 
 def on_config(config: Any) -> Any:
-    """Add the decisions to the navigation, under Project."""
+    """Add the decisions to the navigation, under Project, and blocks of formulas to the Markdown."""
     decisions = []
     for page in sorted((DOCS / "decisions").glob("[0-9]*.md")):
         title = page.read_text("utf-8").splitlines()[0].removeprefix("#").strip()
         decisions.append({title: f"decisions/{page.name}"})
     project = next(part["Project"] for part in config.nav if "Project" in part)
     project.insert(1, {"Decisions": decisions})
+    formula = {"name": "math", "class": "arithmatex", "format": arithmatex_fenced_format(mode="generic")}
+    config.mdx_configs.setdefault("pymdownx.superfences", {})["custom_fences"] = [formula]
     return config
 
 

@@ -21,6 +21,7 @@ from pathlib import Path
 
 import pytest
 
+import codistill as cd
 from codistill.cli import make_parser
 from codistill.experiments.recipe import make_recipe
 from codistill.experiments.sweep import read_sweep
@@ -37,6 +38,8 @@ FENCE = re.compile(
 INDENTED = re.compile(r"^ {4}(codistill [^\n]+)$", re.MULTILINE)  # commands in blocks that are indented
 INLINE = re.compile(r"`((?:codistill|make) [^`]+)`")
 MOST_NOT_RUN = 3
+# The bytes of an example, on the page of a protocol.
+MEASURED = re.compile(r"Measured\s+in\s+the\s+example:\s+([\d,]+)\s+bytes\s+sent\s+and\s+([\d,]+)\s+received")
 # A recipe to try single tables in: a snippet may show [compression] alone.
 AROUND = {
     "data": {"name": "digits", "public": 100},
@@ -106,13 +109,25 @@ def test_python_runs(page: Path, folder: Path) -> None:
     module = types.ModuleType("snippets")
     module.__file__ = str(folder / "snippets.py")
     sys.modules["snippets"] = module  # so that dataclasses find the names of their annotations
-    for block in blocks(page):
-        if block.language == "python" and block.title is None and block.runs:
-            code = "\n" * (block.line - 1) + block.text  # a traceback names the page's own line
-            exec(compile(code, named(page), "exec"), module.__dict__)
+    lines = page.read_text("utf-8").splitlines()
+    claimed = []
+    found = [block for block in blocks(page) if block.language == "python" and block.title is None and block.runs]
+    for block, following in zip(found, [*found[1:], None], strict=False):
+        code = "\n" * (block.line - 1) + block.text  # a traceback names the page's own line
+        exec(compile(code, named(page), "exec"), module.__dict__)
+        below = " ".join(lines[block.line : None if following is None else following.line])
+        claimed += [(claim.groups(), measured(module.__dict__["result"])) for claim in MEASURED.finditer(below)]
+    assert [claim for claim, _ in claimed] == [figures for _, figures in claimed], "bytes of the examples"
     for name, function in list(vars(module).items()):
         if name.startswith("test_") and inspect.isfunction(function):
             function(**({"tmp_path": folder / name} if "tmp_path" in inspect.signature(function).parameters else {}))
+
+
+def measured(result: cd.Result) -> tuple[str, str]:
+    """Bytes that an agent has sent and received in the last round, in the mean, as a page says them."""
+    rows = result.frame()
+    last = rows[rows["round"] == rows["round"].max()]
+    return f"{last['sent'].mean():,.0f}", f"{last['received'].mean():,.0f}"
 
 
 def test_the_readme_runs_and_shows_what_it_prints(capsys: pytest.CaptureFixture[str]) -> None:
@@ -199,6 +214,6 @@ def test_few_blocks_are_not_run() -> None:
 
 
 def test_languages_are_known() -> None:
-    known = {"", "python", "toml", "bibtex", "sh", "json"}
+    known = {"", "python", "toml", "bibtex", "sh", "json", "math"}
     strange = {block.language for page in PAGES for block in blocks(page)} - known
     assert not strange

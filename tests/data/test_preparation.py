@@ -98,7 +98,7 @@ def test_frames_and_sparse_matrices_are_samples(monkeypatch):
     with pytest.raises(DataError, match=r"agent 's'.*shape \(120, 4\).*TruncatedSVD"):
         cd.Agent("s", LogisticRegression(), sparse, Y)
     with pytest.raises(DataError, match=r"column 'b'.*codistill\.Columns"):
-        cd.Agent("f", LogisticRegression(), pd.DataFrame({"a": [1, 2], "b": ["x", "y"]}), [0, 1])
+        cd.Agent("f", cd.KernelRidge("linear"), pd.DataFrame({"a": [1, 2], "b": ["x", "y"]}), [0, 1])
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,16 @@ import numpy as np
 import pandas as pd
 import pytest
 from rich.console import Console
+from scipy.stats import t as student
+from scipy.stats import ttest_rel
 
 from codistill.cli import main
 from codistill.core.errors import RecipeError
-from codistill.experiments.sweep import execute_sweep, read_sweep
-from codistill.experiments.sweep_results import means
+from codistill.experiments.sweep import Sweep, execute_sweep, read_sweep
+from codistill.experiments.sweep_results import means, on_compared_data, scores_by_seed
 from codistill.experiments.sweep_view import draw_scores as draw
 from codistill.experiments.sweep_view import score_tables as tables
+from codistill.experiments.sweep_view import show_seeds
 
 TOY = """
 seed = 0
@@ -296,6 +299,41 @@ def test_one_protocol_with_several_settings_is_several_lines(toy: Path, no_repor
     assert len({path.parent for path in (toy.parent / "out").glob("*/metrics.jsonl")}) == 4
 
 
+def test_labels_say_what_tables_without_a_name_change(toy: Path) -> None:
+    """A table without a name keeps that of [protocol]; a name alone is a table with it."""
+    start = TOY[: TOY.index("[sweep]")]
+    values = '["akd", { rounds = 1 }, { name = "avgkd", own_weight = 0.2, rounds = 1 }, { name = "avgkd", rounds = 1 }]'
+    toy.write_text(start + f"[sweep]\nprotocol = {values}\n")
+    sweep = read_sweep(toy)
+    assert list(sweep.lines.values) == ["akd", "akd, rounds=1", "avgkd, own_weight=0.2", "avgkd"]
+    assert [(r.protocol.name, r.spec.rounds) for _, r in sweep.runs] == [
+        ("akd", 3),
+        ("akd", 1),
+        ("avgkd", 1),
+        ("avgkd", 1),
+    ]
+    kinds = '[{ kind = "unequal", weights = [0.6, 0.4] }, { kind = "unequal", weights = [0.9, 0.1] }]'
+    toy.write_text(start + f"[sweep]\ncompression = [{{ bits = 8 }}, {{ bits = 16 }}]\npartition = {kinds}\n")
+    words = [read_sweep(toy).words(labels) for labels, _ in read_sweep(toy).runs]
+    assert words[0] == "bits=8, partition=unequal, weights=[0.6, 0.4]"
+    assert words[3] == "bits=16, partition=unequal, weights=[0.9, 0.1]"
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        'protocol = [{ rounds = 1 }, { rounds = 2 }]\n"protocol.rounds" = [3, 4]',
+        "protocol = [{ rounds = 1 }, { rounds = 2 }]\nvariants = { a = { protocol = { rounds = 3 } }, b = {} }",
+        'variants = { a = { "protocol.rounds" = 3 }, b = {} }\n"protocol.rounds" = [3, 4]',
+    ],
+)
+def test_two_axes_do_not_set_one_field(toy: Path, values: str) -> None:
+    """The later one would win, and the labels of the other would say what is not so."""
+    toy.write_text(TOY[: TOY.index("[sweep]")] + f"[sweep]\n{values}\n")
+    with pytest.raises(RecipeError, match="set in one place. Found: protocol.rounds by sweep"):
+        read_sweep(toy)
+
+
 @pytest.mark.parametrize(
     "values",
     [
@@ -321,6 +359,69 @@ def test_labels_of_a_sweep_are_no_formulas_in_a_spreadsheet(toy: Path, no_report
 def test_runs_are_enumerated_once(toy: Path) -> None:
     sweep = read_sweep(toy)
     assert sweep.runs is sweep.runs
+
+
+# --- every score, over seeds ---------------------------------------------------------------------
+
+
+def scores_of(sweep: Sweep, lines: dict[str, tuple[float, ...]], **changes: object) -> pd.DataFrame:
+    """Rows of two agents whose accuracy is a little above and below these by seed; a round before it is worse."""
+    rows = []
+    for place, (line, values) in enumerate(lines.items()):
+        for seed, value in enumerate(values):
+            for done, agent in ((1, "a"), (1, "b"), (2, "a"), (2, "b")):
+                accuracy = value + (0.01 if agent == "a" else -0.01) if done == 2 else 0.1
+                labels = {"protocol": line, "partition": "same data", "agents.0.learner.c": "1.0", "seed": str(seed)}
+                row = {**labels, "round": done, "agent": agent, "present": True, "sent": 0, "accuracy": accuracy}
+                rows.append({**row, "own_accuracy": accuracy / 2, "log_loss": 1 - accuracy + place, **changes})
+    return pd.DataFrame(rows)
+
+
+LINES = {"akd": (0.60, 0.62, 0.70), "half": (0.50, 0.54, 0.57), "alone": (0.3, 0.4, 0.5)}
+
+
+def test_every_score_has_means_intervals_and_a_test_over_seeds(toy: Path, tmp_path: Path) -> None:
+    toy.write_text(TOY.replace("[quick]", '[compare]\ngain_over = "half"\n[quick]'))
+    sweep = read_sweep(toy)
+    frame = scores_of(sweep, LINES)
+    console = Console(width=200, record=True, file=io.StringIO())
+    found = show_seeds(sweep, frame, means(sweep, frame), tmp_path, console)
+    assert found == {"scores": tmp_path / "scores.csv"}
+    kept = pd.read_csv(tmp_path / "scores.csv").set_index(["protocol", "score"])
+    assert set(kept["partition"]) == {"same data"}  # a column for each of the other axes
+    akd, half = (np.array(LINES[name]) for name in ("akd", "half"))
+    width = student.ppf(0.975, 2) / np.sqrt(3)
+    row = kept.loc[("akd", "accuracy")]
+    assert row["mean, s"] == pytest.approx(akd.std(ddof=1))
+    assert row["mean, 95 % high"] == pytest.approx(akd.mean() + width * akd.std(ddof=1))
+    assert row["gain"] == pytest.approx((akd - half).mean())
+    assert row["gain, 95 % low"] == pytest.approx((akd - half).mean() - width * (akd - half).std(ddof=1))
+    assert (row["n"], row["pairs"], row["p"]) == (3, 3, pytest.approx(ttest_rel(akd, half).pvalue))
+    # The log loss of 'half' is 1 higher, and it is better when it is lower.
+    assert kept.loc[("akd", "log loss"), "mean"] == pytest.approx(1 - akd.mean())
+    assert kept.loc[("akd", "log loss"), "gain"] == pytest.approx((1 - half + 1 - (1 - akd)).mean())
+    text = console.export_text()
+    assert "c=1.0, same data: after the run" in " ".join(text.split())
+    assert text.count("log loss") >= 3
+    assert r"\begin{tabular}{llrrrrrrr}" in (tmp_path / "scores.tex").read_text()
+
+
+def test_scores_on_own_data_are_those_of_the_table_if_asked_for(toy: Path) -> None:
+    toy.write_text(TOY.replace("[quick]", "[compare]\nown = true\n[quick]"))
+    sweep = read_sweep(toy)
+    parts = scores_by_seed(sweep, on_compared_data(sweep, scores_of(sweep, LINES)))
+    lines = {line.label: line.scores for _, lines in parts for line in lines}
+    assert lines["akd"]["accuracy"] == pytest.approx({"0": 0.30, "1": 0.31, "2": 0.35})
+    assert lines["akd"]["log_loss"] == {}  # was not measured there
+
+
+def test_a_sweep_over_seeds_alone_is_one_line(toy: Path) -> None:
+    toy.write_text(TOY[: TOY.index("[sweep]")] + "[sweep]\nseed = [0, 1, 2]\n")
+    sweep = read_sweep(toy)
+    frame = scores_of(sweep, {"akd": LINES["akd"]}).drop(columns=["protocol", "partition", "agents.0.learner.c"])
+    ((labels, (line,)),) = scores_by_seed(sweep, frame)
+    assert (labels, line.label) == ({}, "akd")
+    assert line.scores["accuracy"] == pytest.approx({"0": 0.60, "1": 0.62, "2": 0.70})
 
 
 # --- settings that not every protocol has ---------------------------------------------------------

@@ -497,7 +497,7 @@ def test_scores_on_own_data_are_compared_where_asked_for(
     assert found["accuracy"].to_dict() == pytest.approx(last["own_accuracy"].to_dict())
     first = frame[(frame["round"] == 3) & (frame["protocol"] == "Talk") & (frame["seed"] == 0)]
     assert f"accuracy {100 * first['own_accuracy'].mean():.1f} % on own data" in said
-    assert said.count("scores on each agent's own") == 3  # under all tables
+    assert said.count("scores on each agent's own") == 4  # under all tables
 
 
 def test_without_traffic_and_measures_there_is_no_more_than_there_was(made, tmp_path: Path, monkeypatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 import warnings
@@ -41,7 +42,7 @@ from sklearn.utils._test_common.instance_generator import _construct_instances
 import codistill as cd
 from codistill.core.errors import CheckpointError, LearnerError
 from codistill.learners.portable.saved_learner import load_transformer, save_transformer
-from codistill.learners.portable.skops_archive import load_own_estimator
+from codistill.learners.portable.skops_archive import load_own_estimator, unzipped
 
 LABELS = np.arange(60) % 3
 X = np.abs(np.random.default_rng(0).normal(size=(60, 5))) + LABELS[:, None]
@@ -206,21 +207,47 @@ def halved(x: np.ndarray) -> np.ndarray:
     return x / 2
 
 
+def test_a_transformer_that_cannot_be_loaded_is_refused_on_save() -> None:
+    with pytest.raises(LearnerError, match=r"prepare of Ann must be.*read again.*Birch"):
+        save_transformer(fit(Birch(), X, LABELS), "Ann")
+
+
+def divided(x: np.ndarray, by: float) -> np.ndarray:
+    return x / by
+
+
 @pytest.mark.parametrize(
-    ("transformer", "found"),
-    [(FunctionTransformer(halved), "halved"), (FunctionTransformer(lambda x: x), "lambda"), (Birch(), "Birch")],
-    ids=["function", "lambda", "Birch"],
+    "function", [halved, lambda x: x / 2, functools.partial(divided, by=2)], ids=["named", "lambda", "partial"]
 )
-def test_a_transformer_that_cannot_be_loaded_is_refused_on_save(transformer: Any, found: str) -> None:
-    with pytest.raises(LearnerError, match=rf"prepare of Ann must be.*read again.*{found}"):
-        save_transformer(fit(transformer, X, LABELS), "Ann")
+def test_functions_of_the_owner_are_not_in_a_file_and_come_from_the_model_that_it_is_loaded_into(
+    function: Any, tmp_path: Any
+) -> None:
+    data = save_transformer(fit(FunctionTransformer(function), X, LABELS), "Ann")
+    assert not {b"halved", b"divided"} & set(b"".join(unzipped(data).values()).split(b'"'))
+    with pytest.raises(LearnerError, match="a function of its owner's, which is not in the file"):
+        load_transformer(data)
+    own = load_transformer(data, FunctionTransformer(function))
+    np.testing.assert_array_equal(own.transform(X), X / 2)
+    model = make_pipeline(FunctionTransformer(function), LogisticRegression())
+    federation = cd.Federation([cd.Agent("a", model, X, LABELS)], cd.Alone(refit=True))
+    trained = federation.run(1, runtime="simulation", alone=False, progress=False).agents["a"]
+    path = trained.save(tmp_path / "model")
+    fresh = make_pipeline(FunctionTransformer(function), LogisticRegression())
+    np.testing.assert_array_equal(cd.load(path, model=fresh).predict_proba(X), trained.predict_proba(X))
+    with pytest.raises(CheckpointError, match="foreign types"):
+        cd.load(path, model=make_pipeline(FunctionTransformer(), LogisticRegression()))
+
+
+class Halver:
+    def halve(self, x: np.ndarray) -> np.ndarray:
+        return x / 2
 
 
 def test_a_model_that_cannot_be_loaded_is_refused_on_save(tmp_path: Any) -> None:
-    model = make_pipeline(FunctionTransformer(halved), LogisticRegression())
+    model = make_pipeline(FunctionTransformer(Halver().halve), LogisticRegression())
     federation = cd.Federation([cd.Agent("a", model, X, LABELS)], cd.Alone(refit=True))
     result = federation.run(1, runtime="simulation", alone=False, progress=False)
-    with pytest.raises(LearnerError, match=r"can be loaded again: LogisticRegression.*halved"):
+    with pytest.raises(LearnerError, match=r"can be loaded again: LogisticRegression.*Halver"):
         result.agents["a"].save(tmp_path / "model")
     assert not (tmp_path / "model").exists()
 

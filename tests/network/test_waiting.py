@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from tests.network.fakes import HOOKS, Centre, FakeTransport, Life, Net, agent, describe
 
+import codistill as cd
 from codistill.network.base_hub import ColumnOrder
 from codistill.network.commands import AgentStatus, Grace, Unreliable, missed_text
 from codistill.network.frames import FrameKind, Turn
@@ -350,7 +351,8 @@ def order_of(
     said: dict[str, Any], hub: tuple[str, ...] = (), **changes: Any
 ) -> tuple[ColumnOrder, dict[str, str | None]]:
     """What a hub settles when agents of a roster a, b, c say which columns they have, in this order, twice."""
-    description = replace(describe(("a", "b", "c"), 2), columns=hub)
+    protocol = changes.get("protocol", cd.FedAvg())
+    description = replace(describe(("a", "b", "c"), 2), columns=hub, protocol=protocol)
     order, why = ColumnOrder(description), {}
     for _ in range(2):  # each asks again until it is answered
         for name, columns in said.items():
@@ -367,6 +369,20 @@ def test_neither_columns_nor_their_order_depend_on_who_comes_first(first: str) -
     assert why["c"] == "its columns differ from those of the federation: missing: 'y'; extra: 'z'"
     said = {"a": ("y", "x"), "b": ("x", "y"), "c": ("x", "y")}
     assert order_of({name: said[name] for name in first})[0].order_for(("y", "x")) == ["x", "y"]
+
+
+def test_agents_may_have_columns_of_their_own_where_only_predictions_are_exchanged() -> None:
+    order, why = order_of({"a": ("y", "x"), "b": ("x",), "c": ("x", "z")}, protocol=cd.FedMD())
+    assert why == {"a": None, "b": None, "c": None}
+    assert order.may_join(("x",))
+    assert order.order_for(("x",)) is None
+    same = {"a": ("y", "x"), "b": ("x", "y"), "c": ("x", "y")}
+    order, _ = order_of(same, protocol=cd.FedMD())
+    assert order.order_for(("y", "x")) == ["x", "y"]
+    order = ColumnOrder(replace(describe(("a", "b"), 2), protocol=cd.FedMD()))
+    order.heard("a", ("x", "y"), (), is_coded=True)  # some of its columns hold no numbers
+    order.heard("b", ("y", "x"), ())
+    assert order.order_for(("y", "x")) is None
 
 
 def test_agents_with_data_frames_wait_for_all_others() -> None:

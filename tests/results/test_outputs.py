@@ -26,6 +26,11 @@ MEAN_A = [[0.7, 0.3, 0.0], [0.2, 0.7, 0.1], [np.nan] * 3]
 MEAN_B = [[0.7, 0.3, 0.0], [0.25, 0.65, 0.1], [np.nan] * 3]
 MEAN_REAL = [[0.5, 0.5, 0.0], [0.5, 0.0, 0.5], [np.nan] * 3]
 # Classes chosen: A 0 0 1 1, B 1 0 1 0, REAL 0 1 0 2. Of the pairs AB, AR, BR differ 2, 2, 2 and 3 of 3.
+COUNTS = [
+    [[2, 0, 0], [0, 2, 0], [0, 0, 0]],
+    [[1, 1, 0], [1, 1, 0], [0, 0, 0]],
+    [[1, 1, 0], [1, 0, 1], [0, 0, 0]],
+]
 APART = [2 / 3, (2 / 3 + 1) / 2, np.nan]
 
 
@@ -84,6 +89,8 @@ def check(found: Outputs | None, done: int) -> None:
     np.testing.assert_allclose(found.mean[:2].sum(axis=1), 1, atol=1e-7)
     np.testing.assert_allclose(found.disagreement, APART)
     assert found.mean_disagreement == pytest.approx(np.mean([2, 2, 2, 3]) / 3)
+    assert found.confusion is not None
+    np.testing.assert_array_equal(found.confusion, COUNTS)
 
 
 def test_the_matrices_are_those_of_the_answers_and_equal_in_both_runtimes(tmp_path: Path) -> None:

@@ -75,10 +75,17 @@ def add_parsers(commands: argparse._SubParsersAction[Any]) -> None:
     )
     add_recipe_arguments(sweep)
 
-    compare = add_command(commands, "compare", _compare, "several runs side by side")
+    text = "several runs side by side, with means and intervals over seeds, and recall per class"
+    compare = add_command(commands, "compare", _compare, text)
     compare.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="folders of runs")
     compare.add_argument(
-        "--out", type=Path, metavar="FILE", help="also write an HTML page, or the table as .csv or .tex"
+        "--gain-over",
+        metavar="LINE",
+        help="a protocol (its label in the table of means), or one of its runs: gains over it, seed by seed, with a "
+        "paired t-test",
+    )
+    compare.add_argument(
+        "--out", type=Path, metavar="FILE", help="also write an HTML page, or the tables as .csv or .tex"
     )
 
     text = "write the report of a run, from a recipe or from Python, and print its table"
@@ -246,18 +253,33 @@ def _find(options: argparse.Namespace) -> Advice:
 
 def _compare(options: argparse.Namespace) -> int:
     from codistill.experiments.saved_run import read_summary
+    from codistill.results.per_class import runs_lacking, runs_table
+    from codistill.results.seeds import over_seeds_table
     from codistill.results.summary import comparison_table
 
     summaries = [read_summary(folder) for folder in options.runs]
-    table = comparison_table(summaries)
-    make_console().print(table)
-    if options.out and options.out.suffix in (".csv", ".tex"):
-        write_atomically(options.out, (table.csv() if options.out.suffix == ".csv" else table.latex()).encode())
-        print(f"table: {options.out}")
-    elif options.out:
+    over_seeds = over_seeds_table(summaries, options.gain_over)
+    found = {"": comparison_table(summaries), "-seeds": over_seeds, "-classes": runs_table(summaries)}
+    tables = {name: table for name, table in found.items() if table is not None}
+    console = make_console()
+    for table in tables.values():
+        console.print(table)
+    for lack in () if "-classes" in tables else runs_lacking(summaries):
+        print(lack)
+    out: Path | None = options.out
+    if out and out.suffix == ".tex":
+        write_atomically(out, "\n".join(table.latex() for table in tables.values()).encode())
+        print(f"table: {out}")
+    elif out and out.suffix == ".csv":
+        for name, table in tables.items():
+            path = out.with_stem(f"{out.stem}{name}")
+            whole = runs_table(summaries, None) if name == "-classes" else None  # a file has room for all classes
+            write_atomically(path, (whole or table).csv().encode())
+            print(f"table: {path}")
+    elif out:
         from codistill.report.pages import write_comparison
 
-        print(f"report: {write_comparison(summaries, options.out)}")
+        print(f"report: {write_comparison(summaries, out, over_seeds)}")
     return 0
 
 

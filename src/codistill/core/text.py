@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import tomllib
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -65,6 +66,19 @@ def parse_json(text: str | bytes) -> Any:
         return _checked(json.loads(text))
     except RecursionError:
         raise ValueError(_TOO_DEEP) from None
+
+
+def flat(tables: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """The values of nested tables by dotted names, of lists of tables by their places: {"a": {"b": 1}} -> a.b, 1."""
+    if isinstance(tables, dict) and tables:
+        items: Iterable[tuple[Any, Any]] = tables.items()
+    elif isinstance(tables, list) and any(isinstance(item, dict) for item in tables):
+        items = enumerate(tables)
+    else:
+        yield name, tables
+        return
+    for key, item in items:
+        yield from flat(item, f"{name}.{key}" if name else str(key))
 
 
 def _checked(value: Any) -> Any:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from codistill.core.errors import DataError
-from codistill.data.frames import Names, in_order, is_text, listed, texts
+from codistill.data.frames import Names, as_frame, in_order, is_text, listed, texts
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -53,19 +53,34 @@ class FrameEncoding:
         """(d,) which columns hold codes."""
         return np.array([name in self._values for name in self.names], dtype=bool)
 
-    def encode(self, x: Any, what: str) -> np.ndarray:
-        """(n, d) 64-bit numbers of a frame's columns by name, others left out; missing values are NaN."""
+    def encode(self, x: Any, what: str, *, leave_out: bool = True) -> np.ndarray:
+        """(n, d) 64-bit numbers of a frame's columns by name; missing values are NaN.
+
+        `leave_out`: drop other columns instead of raising.
+        """
         import pandas as pd
 
-        if self.text and is_text(x):
+        if self.text and (is_text(x) or _is_empty(x)):
             frame = pd.DataFrame({self.names[0]: pd.Series(x).array})
         else:
-            frame = _own_columns(x, self.names, what)
+            frame = self._own_columns(x, what, leave_out)
         made = np.empty((len(frame), len(self.names)))
         for place, name in enumerate(self.names):
             column = frame.iloc[:, place]
             made[:, place] = self._coded(name, column, what) if name in self._values else _numbers(name, column, what)
         return made
+
+    def _own_columns(self, x: Any, what: str, leave_out: bool) -> pd.DataFrame:
+        frame, start = as_frame(x), what[:1].upper() + what[1:]
+        found = f"a {type(x).__name__}" + (f" of shape {np.shape(x)}" if hasattr(x, "shape") else "")
+        if frame is None and self.text:
+            raise DataError(f"{start} must be texts.", found, "Pass a list, an array or a series of strings.")
+        if frame is None:
+            wanted = f"column{'s' * (len(self.names) > 1)} {listed(self.names)}"
+            must = f"{start} must be a data frame, since columns are found by name."
+            raise DataError(must, found, f"Pass a frame with the {wanted}.")
+        own: pd.DataFrame = in_order(frame, self.names, what, leave_out=leave_out)
+        return own
 
     def _coded(self, name: str, column: pd.Series[Any], what: str) -> np.ndarray:
         import pandas as pd
@@ -116,6 +131,9 @@ class FrameEncoding:
         if name in self._values:
             known = np.empty(len(self._values[name]) + 1, dtype=object)
             known[:-1], known[-1] = self._values[name], np.nan
+            if isinstance(kind, pd.CategoricalDtype):  # of other categories the model has not heard
+                categories = set(kind.categories)
+                known[:-1] = [value if value in categories else np.nan for value in self._values[name]]
             places = np.where(np.isnan(values), len(known) - 1, values).astype(np.int64)
             return pd.Series(known[places], name=name).astype(kind)
         whole = isinstance(kind, np.dtype) and kind.kind in "iub"
@@ -175,18 +193,8 @@ def non_numeric(frame: pd.DataFrame) -> list[str]:
     return [name for name, kind in zip(texts(frame.columns), frame.dtypes, strict=True) if not _is_numeric(kind)]
 
 
-def _own_columns(x: Any, names: Names, what: str) -> pd.DataFrame:
-    from codistill.data.frames import as_frame
-
-    frame = as_frame(x)
-    if frame is None:
-        raise DataError(
-            f"{what[:1].upper()}{what[1:]} must be a data frame, since columns are found by name.",
-            f"a {type(x).__name__}" + (f" of shape {np.shape(x)}" if hasattr(x, "shape") else ""),
-            f"Pass a frame with the columns {listed(names)}.",
-        )
-    found: pd.DataFrame = in_order(frame, names, what, leave_out=True)
-    return found
+def _is_empty(x: Any) -> bool:
+    return not hasattr(x, "columns") and np.shape(x) == (0,)
 
 
 def _numbers(name: str, column: pd.Series[Any], what: str) -> np.ndarray:

@@ -59,18 +59,14 @@ def as_frame(x: Any) -> Any:
 def is_text(x: Any) -> bool:
     """Whether x is a list, an array or a series of texts, one for each sample; some may be missing."""
     if isinstance(x, list | tuple):
-        return bool(x) and all(isinstance(each, str) for each in x)
-    shape: tuple[int, ...] = getattr(x, "shape", ())
-    kind = getattr(x, "dtype", None)
-    if len(shape) != 1 or not shape[0] or kind is None or not hasattr(x, "__array__"):
-        return False
-    if getattr(kind, "kind", "") == "U":
-        return True
-    if str(kind) not in ("object", "str", "string"):
-        return False
-    given = np.asarray(x, dtype=object).tolist()
+        given: Any = x
+    else:
+        shape, kind = tuple(getattr(x, "shape", ())), str(getattr(x, "dtype", ""))
+        if len(shape) != 1 or not (kind in ("object", "str", "string") or kind.startswith("<U")):
+            return False
+        given = np.asarray(x, dtype=object).tolist()
     return any(isinstance(each, str) for each in given) and all(
-        isinstance(each, str) or each is None or each != each for each in given if str(each) != "<NA>"
+        isinstance(each, str) or each is None or str(each) in ("nan", "<NA>") for each in given
     )
 
 

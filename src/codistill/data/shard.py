@@ -127,6 +127,11 @@ class PublicData:
         self.seed = seed
         self.digest = frame_digest(frame) if self.is_coded else digest(samples)
 
+    @property
+    def given(self) -> Any:
+        """The samples in the common order, or the frame of which agents take columns of their own."""
+        return self.x if self.frame is None else self.frame
+
     def digest_by_name(self) -> str | None:
         """The digest of the samples with their columns sorted by name; None without names."""
         if self.is_coded:
@@ -143,7 +148,7 @@ class PublicData:
 
     def prepared(self, view: Callable[[Any], np.ndarray]) -> PublicData:
         """The data as one agent's model takes them; the digest stays that of the shared samples."""
-        x = view(self.x if self.frame is None else self.frame)
+        x = view(self.given)
         if x is self.x:
             return self
         mine = copy.copy(self)

@@ -31,12 +31,15 @@ if TYPE_CHECKING:
 DENSE_LIMIT = 2 << 30  # bytes that a sparse matrix may take as a dense array
 
 
+_EXACT = 1 << 24  # integers up to here are exact in float32
+
+
 def validate_samples(x: Any, y: Any, classes: int, owner: str, columns: Names = ()) -> tuple[np.ndarray, np.ndarray]:
     """Check a user's samples; return x as floats and y as int64 labels or as real-valued targets.
 
-    float64 is kept, since kernel regression needs more digits than float32 has; everything else becomes float32. NaN in
-    a table (n, d) is a missing value, which an agent imputes if its model does not accept it. Frames and sparse
-    matrices become arrays; frames with the column order `columns`.
+    float64 is kept, since kernel regression needs more digits than float32 has, and so are large integers; everything
+    else becomes float32. NaN in a table (n, d) is a missing value, which an agent imputes if its model does not accept
+    it. Frames and sparse matrices become arrays; frames with the column order `columns`.
 
     `y` is one label per sample, or a matrix with one real-valued target per sample and class. `owner`: for errors,
     e.g. "agent 'a'".
@@ -67,8 +70,9 @@ def encoded_samples(
 
 
 def as_floats(array: np.ndarray) -> np.ndarray:
-    """float64 stays, anything else becomes float32."""
-    return np.ascontiguousarray(array, dtype=np.float64 if array.dtype == np.float64 else np.float32)
+    """float64 stays, integers that float32 cannot hold become float64, anything else becomes float32."""
+    large = array.dtype.kind in "iu" and array.size and max(abs(int(array.min())), abs(int(array.max()))) > _EXACT
+    return np.ascontiguousarray(array, dtype=np.float64 if large or array.dtype == np.float64 else np.float32)
 
 
 @dataclass(frozen=True, eq=False)
@@ -220,6 +224,9 @@ def plain_samples(x: Any, what: str, columns: Names = (), *, leave_out: bool = F
     return frame.to_numpy() if exact else frame.to_numpy(dtype=np.float64, na_value=np.nan)
 
 
+_SHOWN = 8  # columns in a message
+
+
 def not_numbers(frame: pd.DataFrame, what: str) -> DataError:
     """All columns of a frame that hold no numbers, and what turns them into numbers."""
     from codistill.data.problems import find_problems, python_advice
@@ -227,15 +234,15 @@ def not_numbers(frame: pd.DataFrame, what: str) -> DataError:
     names = texts(frame.columns)
     found = find_problems(frame.set_axis(list(names), axis=1), {}, what)
     wanted = [each for each in found if each.kind or each.missing or (each.stops and each.drop)]
-    types = dict(zip(names, frame.dtypes, strict=True))
-    odd = [name for name in names if not is_numeric(frame.iloc[:, names.index(name)])]
-    shown = [f"'{name}' of type {types[name]}" for name in odd[:8]]
-    more = f" and {len(odd) - len(shown)} more" if len(odd) > len(shown) else ""
+    kinds = zip(names, frame.dtypes, strict=True)
+    shown = [f"'{name}' ({kind})" for place, (name, kind) in enumerate(kinds) if not is_numeric(frame.iloc[:, place])]
+    more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
+    do = [f"Encode them: {python_advice(wanted)}."] if wanted else []
+    do += ["Or use a scikit-learn pipeline that encodes them, as the model or as prepare=: it gets the frame as it is."]
     return DataError(
         f"All values in {what} must be numbers.",
-        f"column{'s' * (len(odd) > 1)} {', '.join(shown)}{more}",
-        f"Encode them: {python_advice(wanted)}; or use a scikit-learn pipeline that encodes them, as the model or as "
-        "prepare=, which gets the frame as it is; or drop them.",
+        f"column{'s' * (len(shown) > 1)} {', '.join(shown[:_SHOWN])}{more}",
+        " ".join(do),
     )
 
 

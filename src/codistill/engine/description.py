@@ -268,10 +268,11 @@ def agree_on_all_columns(
                 check_same(
                     each.names, named[0].names, each.owner, f"those of {named[0].owner}", protocol.why_same_inputs()
                 )
-    elif differ:
+    if coded or differ:  # with the same inputs everywhere they do not differ: that was refused
+        frame = None if test is None else as_frame(test[0])
+        for agent in agents if frame is not None else ():
+            record_of(agent).own_columns(frame, f"the test set for agent '{agent.name}'")
         return SharedColumns((), True, tuple(_lacking(named)))
-    if coded:
-        return SharedColumns((), True, ())
     columns, notes = agree_on_columns(given, others, settled)
     moved = [each.owner for each in named if each.names != columns]
     notes += [f"{owner}: its columns are brought into the order of the others" for owner in moved]

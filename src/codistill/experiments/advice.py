@@ -131,9 +131,12 @@ def advise(
 
     copies = [twin_of(agent) for agent in agents]
     checked = Federation(copies, Alone(), public=public, seed=seed)
-    shared = None if checked.public is None else checked.public.x
     setting = Setting(
-        agents=tuple(checked.agents), classes=checked.classes, rounds=rounds, seed=checked.seed, public=shared
+        agents=tuple(checked.agents),
+        classes=checked.classes,
+        rounds=rounds,
+        seed=checked.seed,
+        public=None if checked.public is None else checked.public.given,
     )
     return _advise(setting, like, seconds, tell)
 
@@ -155,7 +158,7 @@ def advise_recipe(
         classes=federation.classes,
         rounds=recipe.spec.rounds,
         seed=recipe.seed,
-        public=None if federation.public is None else federation.public.x,
+        public=None if federation.public is None else federation.public.given,
         topology=None if recipe.topology is None else topology_of(recipe),
         compression=recipe.compression,
     )

@@ -119,15 +119,19 @@ def label_skew(mine: AgentFacts, others: list[AgentFacts]) -> float:
     return float(np.abs(own / max(own.sum(), 1) - pooled / max(pooled.sum(), 1)).sum() / 2)
 
 
-def input_shifts(setting: Setting, most: int = 200) -> dict[str, float]:
+def input_shifts(setting: Setting, most: int = 200) -> dict[str, float | None]:
     """How well a small forest tells an agent's inputs from those of the others; in a simulation only.
 
-    2 AUC - 1 on samples that a tree has not seen: 0 for equal distributions, 1 for disjoint ones.
+    2 AUC - 1 on samples that a tree has not seen: 0 for equal distributions, 1 for disjoint ones. None, unknown, where
+    agents have columns of their own.
     """
     from sklearn.ensemble import ExtraTreesClassifier
     from sklearn.metrics import roc_auc_score
 
     samples = [raw_samples(agent)[:most] for agent in setting.agents]
+    records = [record_of(agent) for agent in setting.agents]
+    if any(each.is_coded for each in records) or len({each.shape for each in records}) > 1:
+        return {agent.name: None for agent in setting.agents}
     x = np.concatenate([each.reshape(len(each), -1) for each in samples])
     owner = np.concatenate([[agent.name] * len(agent.shard.x[:most]) for agent in setting.agents])
     if len(setting.agents) < 2:
@@ -135,7 +139,7 @@ def input_shifts(setting: Setting, most: int = 200) -> dict[str, float]:
     forest = ExtraTreesClassifier(
         100, min_samples_leaf=3, bootstrap=True, oob_score=True, random_state=0, class_weight="balanced"
     )
-    shifts = {}
+    shifts: dict[str, float | None] = {}
     for name in dict.fromkeys(owner):
         mine = owner == name
         with warnings.catch_warnings():
@@ -263,7 +267,7 @@ class Setting:
     classes: int
     rounds: int
     seed: int = 0
-    public: np.ndarray | None = None
+    public: Any = None
     topology: Topology | None = None  # None: that of each protocol
     compression: Compression | None = None
 
@@ -289,7 +293,7 @@ class Setting:
     def federation(self, agents: Sequence[Agent], protocol: Protocol, seed: int | None = None) -> Federation:
         for agent in agents:  # what they choose for themselves, as far as this protocol leaves it to them
             agent.choices = {key: agent.choices[key] for key in agent.choices if key in protocol.chosen_by_agents}
-        return Federation(
+        made = Federation(
             agents,
             protocol,
             public=self.public,
@@ -298,6 +302,8 @@ class Setting:
             topology=None if protocol.is_baseline else self.topology,
             compression=None if protocol.is_baseline else self.compression,
         )
+        made.description = dataclasses.replace(made.description, notes=())  # on data: for the user's own run
+        return made
 
 
 @dataclass(frozen=True)
@@ -362,11 +368,13 @@ def copy_of(agent: Agent, rows: Any = slice(None)) -> Agent:
         choices=agent.choices,
     )  # fmt: skip
     record_of(copied).named = record_of(agent).naming  # its samples have no names, and numbered labels
+    if record_of(agent).has_names:
+        record_of(copied).use_columns_of(record_of(agent))
     return copied
 
 
 def raw_samples(agent: Agent) -> np.ndarray:
-    """The samples of an agent before it prepares them: missing values are still missing."""
+    """The samples of an agent before it prepares them, as an array: missing values are still missing."""
     x = record_of(agent).data[0]
     return validate_samples(x, targets_of(agent), agent.shard.classes, f"agent '{agent.name}'")[0]
 

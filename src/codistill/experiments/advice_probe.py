@@ -107,7 +107,9 @@ def run_probe(
 
 
 def _losses(trained: Any, agent: Agent, held: Rows) -> np.ndarray:
-    answers: np.ndarray = trained.answers(raw_samples(agent)[held]).astype(np.float64)
+    record, rows = record_of(agent), raw_samples(agent)[held]
+    asked = rows if record.frame is None else record.frame.decode(rows)
+    answers: np.ndarray = trained.answers(asked).astype(np.float64)
     if agent.shard.labels is not None:
         wrong: np.ndarray = answers.argmax(axis=1) != agent.shard.labels[held]
         return wrong.astype(np.float64)
@@ -129,6 +131,8 @@ class ProbedAgent(Agent):
         of = record_of(agent)
         super().__init__(agent.name, agent.learner, *of.data, prepare=of.prepare, choices=agent.choices)
         record_of(self).named = of.named
+        if of.has_names:
+            record_of(self).use_columns_of(of)
         self._models = models
         if Ability.PORTABLE in self.learner.abilities:
             self.learner.export = self._exporter(self.learner)  # type: ignore[method-assign]

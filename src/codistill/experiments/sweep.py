@@ -17,7 +17,7 @@ import pandas as pd
 from codistill.core.errors import RecipeError, nearest
 from codistill.core.files import lock, write_atomically, writing
 from codistill.core.settings import check_settings, from_table, setting
-from codistill.core.text import csv_text
+from codistill.core.text import csv_text, flat
 from codistill.experiments.building import topology_of
 from codistill.experiments.recipe import Recipe, apply_overrides, make_recipe, protocol_settings, put, read_tables
 from codistill.experiments.sweep_jobs import Cell, Outcome, check_no_jobs, outcome_of
@@ -44,7 +44,18 @@ class Axis:
         return self.key.rpartition(".")[2]
 
     def words(self, label: str) -> str:
-        return label if self.named else f"{self.name}={label}"
+        value = self.values[label]
+        says_field = isinstance(value, dict) and label.partition("=")[0] in value  # as 'bits=8' does
+        return label if self.named or says_field else f"{self.name}={label}"
+
+    @property
+    def fields(self) -> set[str]:
+        """What its values set, by the names of the fields."""
+        found: set[str] = set()
+        for value in self.values.values():
+            for key, item in value.items() if self.key == VARIANTS else ((self.key, value),):
+                found |= {".".join(filter(None, (key, name))) for name, _ in flat(item)} if item != {} else set()
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +65,7 @@ class Compare:
     target: float | None = setting(
         None, "accuracy, or highest RMSE, whose price in rounds, exchanges, steps and bytes is told", above=0, at_most=1
     )
-    gain_over: str | None = setting(None, "the line over which gains are told, seed by seed")
+    gain_over: str | None = setting(None, "the line over which gains are computed, seed by seed, with a paired t-test")
     fewer_against: str | None = setting(None, "the line with whose costs up to the target those of others are compared")
     bytes_against: str | None = setting(None, "the same, of bytes only")
     own: bool = setting(False, "compare scores on each agent's own test data, not on the common test set")
@@ -154,11 +165,19 @@ class Sweep:
 
     def parts(self, table: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
         """The figures of one combination of all axes but the compared one, with its title."""
+        for chosen, part in self.parts_by_labels(table):
+            yield self.title(chosen), part
+
+    def parts_by_labels(self, table: pd.DataFrame) -> Iterator[tuple[dict[str, str], pd.DataFrame]]:
+        """The same, with its labels by field."""
         for labels in itertools.product(*(axis.values for axis in self.panels)):
-            part, chosen = table, list(zip(self.panels, labels, strict=True))
-            for axis, label in chosen:
-                part = part[part[axis.key] == label]
-            yield ", ".join(axis.words(label) for axis, label in chosen) or "all", part
+            part, chosen = table, dict(zip((axis.key for axis in self.panels), labels, strict=True))
+            for key, label in chosen.items():
+                part = part[part[key] == label]
+            yield chosen, part
+
+    def title(self, chosen: Mapping[str, str]) -> str:
+        return self.words(chosen) or "all"
 
     def on_all_values(self, table: pd.DataFrame) -> pd.DataFrame:
         """Figures with those of runs without some field once at each of its values: they are compared with all."""
@@ -200,14 +219,17 @@ def read_sweep(path: Path, overrides: Sequence[str] = (), *, quick: bool = False
             f"none in {path}",
             "Write for example [sweep] and below it \"seed\" = [0, 1, 2]; or use 'codistill run'.",
         )
-    sweep = Sweep(tuple(_axis(key, values) for key, values in axes.items()), tables, path.resolve().parent)
+    made = tuple(_axis(key, values, _protocol_name(tables)) for key, values in axes.items())
+    _check_apart(made)
+    sweep = Sweep(made, tables, path.resolve().parent)
     sweep = replace(sweep, compare=_compare(compare, sweep.lines))
     for _, recipe in sweep.runs:
         topology_of(recipe)  # every recipe is checked before any runs, and so is its graph
     return sweep
 
 
-def _axis(key: str, values: Any) -> Axis:
+def _axis(key: str, values: Any, protocol: str | None) -> Axis:
+    """`protocol`: the name in [protocol], which a table without a name keeps."""
     if key == VARIANTS and not (isinstance(values, dict) and all(isinstance(each, dict) for each in values.values())):
         raise RecipeError(
             f"sweep.{VARIANTS} must be a table of named changes of the recipe.",
@@ -217,7 +239,9 @@ def _axis(key: str, values: Any) -> Axis:
     if isinstance(values, dict) and values:
         return Axis(key, values, named=True)
     if isinstance(values, list) and values:
-        labels = _labels(values)
+        if key == "protocol":  # a name alone is a table with it
+            values = [{"name": each} if isinstance(each, str) else each for each in values]
+        labels = _labels(values, (protocol or "") if key == "protocol" else "")
         if len(set(labels)) == len(labels):
             plain = [
                 {k: v for k, v in each.items() if k != "label"} if isinstance(each, dict) else each for each in values
@@ -230,18 +254,38 @@ def _axis(key: str, values: Any) -> Axis:
     )
 
 
-def _labels(values: list[Any]) -> list[str]:
-    """A label for each value. Tables of one name, such as a protocol with several settings, are told apart by these."""
-    labels = [str(v.get("label", v.get("name", v))) if isinstance(v, dict) else str(v) for v in values]
-    for label in {label for label in labels if labels.count(label) > 1}:
+def _labels(values: list[Any], usual: str) -> list[str]:
+    """A label for each value. Tables of one name, such as a protocol with several settings, are told apart by these.
+
+    `usual`: the name of tables without one.
+    """
+    labels = [
+        str(v.get("label", v.get("name", v.get("kind", usual)))) if isinstance(v, dict) else str(v) for v in values
+    ]
+    for label in dict.fromkeys(labels):
         same = [i for i, each in enumerate(labels) if each == label]
         tables = [values[i] for i in same]
-        if all(isinstance(table, dict) and "label" not in table for table in tables):
-            said_by_all = [key for key in tables[0] if all(each.get(key) == tables[0][key] for each in tables)]
-            for i in same:
-                said = [f"{key}={value}" for key, value in values[i].items() if key not in said_by_all]
-                labels[i] = ", ".join([label, *said])
+        if (label and len(same) == 1) or not all(isinstance(table, dict) and "label" not in table for table in tables):
+            continue
+        settings = [{key: value for key, value in flat(table) if key not in ("name", "kind")} for table in tables]
+        said_by_all = [] if len(same) == 1 else settings[0].items()
+        shared = [key for key, value in said_by_all if all(key in each and each[key] == value for each in settings)]
+        for i, table in zip(same, settings, strict=True):
+            said = [f"{key}={value}" for key, value in table.items() if key not in shared]
+            labels[i] = ", ".join(filter(None, [label, *said])) or str(values[i])
     return labels
+
+
+def _check_apart(axes: Sequence[Axis]) -> None:
+    """Two axes must not set the same field: the later one would win, and labels of the other would be wrong."""
+    for one, other in itertools.combinations(axes, 2):
+        for name, again in itertools.product(sorted(one.fields), sorted(other.fields)):
+            if f"{name}.".startswith(f"{again}.") or f"{again}.".startswith(f"{name}."):
+                raise RecipeError(
+                    "Each field of a sweep must be set in one place.",
+                    f"{name} by sweep.{one.key} and by sweep.{other.key}",
+                    "Remove it from one of them, or write every combination in one list.",
+                )
 
 
 def _compare(table: Any, compared: Axis) -> Compare:

@@ -16,6 +16,7 @@ from codistill.report.maps import Map, Panel
 from codistill.results.outputs import Outputs, pool
 from codistill.results.rounds import measures
 from codistill.results.scores import as_score, find_score
+from codistill.results.seeds import Line, Part
 
 COSTS = ("rounds", "exchanges", "steps", "bytes")  # in the order in which they are shown
 _REPEAT = "repeat"  # distinguishes runs that differ in their seed only
@@ -154,15 +155,22 @@ def on_compared_data(sweep: Sweep, frame: pd.DataFrame) -> pd.DataFrame:
     `own`: on each agent's own test data instead of the common test set; `present`: only of agents that took part in the
     round. Where only a share of the agents takes part, the others hold the common model of an earlier one.
     """
-    metric, compare = metric_of(frame), sweep.compare
-    scores = frame[f"own_{metric}" if compare.own else metric]
-    return frame.assign(**{metric: scores.where(frame["present"].eq(True)) if compare.present else scores})
+    compare, changed = sweep.compare, {}
+    for name in metrics_of(frame):
+        scores = frame.get(f"own_{name}" if compare.own else name, pd.Series(float("nan"), frame.index))
+        changed[name] = scores.where(frame["present"].eq(True)) if compare.present else scores
+    return frame.assign(**changed)
+
+
+def metrics_of(frame: pd.DataFrame) -> list[str]:
+    """The scores that were measured, the most important first; accuracy if there is none."""
+    found = [str(name) for name in frame.columns if name == "accuracy" or find_score(str(name)) is not None]
+    return found or ["accuracy"]
 
 
 def metric_of(frame: pd.DataFrame) -> str:
     """What is compared: the first score that was measured, which is accuracy unless others are asked for."""
-    found = [name for name in frame.columns if name == "accuracy" or find_score(str(name)) is not None]
-    return str(found[0]) if found else "accuracy"
+    return metrics_of(frame)[0]
 
 
 def has_byzantine_agents(frame: pd.DataFrame) -> bool:
@@ -171,6 +179,34 @@ def has_byzantine_agents(frame: pd.DataFrame) -> bool:
 
 def honest_rows(frame: pd.DataFrame) -> pd.DataFrame:
     return frame[~frame["lies"].eq(True)] if has_byzantine_agents(frame) else frame
+
+
+def scores_by_seed(sweep: Sweep, frame: pd.DataFrame) -> list[Part]:
+    """For each panel its lines, with every score of each seed: the mean over honest agents at the last evaluation.
+
+    A sweep over seeds alone is one line, of the protocol.
+    """
+    honest, only_seeds = _with_repeat(sweep, honest_rows(frame)), sweep.lines.key == "seed"
+    label = sweep.lines.key
+    if only_seeds:
+        honest = honest.assign(**{_REPEAT: honest["seed"], label: sweep.runs[0][1].source["protocol"]["name"]})
+    parts: list[Part] = []
+    for labels, part in sweep.parts_by_labels(honest):
+        lines = []
+        for name in part[label].unique() if only_seeds else sweep.lines.values:
+            mine = part[part[label] == name]
+            scores = {metric: _last_means(mine, metric) for metric in metrics_of(frame)}
+            lines += [Line(str(name), scores)] if any(scores.values()) else []
+        parts.append((labels, lines))
+    return parts
+
+
+def _last_means(rows: pd.DataFrame, metric: str) -> dict[Any, float]:
+    """By seed the mean over the agents at the last evaluation."""
+    if metric not in rows:
+        return {}
+    by_round = rows.dropna(subset=[metric]).groupby([_REPEAT, "round"])[metric].mean()
+    return {str(seed): float(value) for seed, value in by_round.groupby(level=_REPEAT).last().items()}
 
 
 # --- What the protocols of a sweep measured, by combination and round.

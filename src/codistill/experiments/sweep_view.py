@@ -30,12 +30,16 @@ from codistill.experiments.sweep_results import (
     means,
     measured,
     metric_of,
+    metrics_of,
     on_compared_data,
     outputs_grid,
+    scores_by_seed,
 )
 from codistill.report.maps import draw_feature_grid, draw_grid
 from codistill.report.style import BLUE, COLOURS, INK, MOST_MARKERS, MUTED, STYLE, tick_text
 from codistill.results.agents import in_percent, metric_name
+from codistill.results.scores import as_score
+from codistill.results.seeds import is_worth_a_table, seeds_table
 from codistill.results.tables import Table
 
 
@@ -49,6 +53,7 @@ def show_sweep(sweep: Sweep, frame: pd.DataFrame, folder: Path, console: Console
     tex, measures = (folder / TABLE).with_suffix(".tex"), folder / "measures.png"
     _show(list(score_tables(sweep, table)), tex, console)
     written = {"table": folder / TABLE, "LaTeX": tex, "picture": folder / "sweep.png"}
+    written |= show_seeds(sweep, compared, table, folder, console)
     written |= show_costs(sweep, compared, folder, console)
     draw_scores(sweep, table, written["picture"])
     if draw_measures(sweep, sweep.on_all_values(measured(sweep, frame, folder)), measures):
@@ -58,6 +63,28 @@ def show_sweep(sweep: Sweep, frame: pd.DataFrame, folder: Path, console: Console
     if maps := features_grid(sweep, folder):
         written["feature space"] = _save(draw_feature_grid(maps), folder / "features.png")
     return written
+
+
+def show_seeds(
+    sweep: Sweep, frame: pd.DataFrame, table: pd.DataFrame, folder: Path, console: Console
+) -> dict[str, Path]:
+    """Print every score at the end, over seeds, a table per panel, and write them; returns what is where.
+
+    `table`: the means of all rounds.
+    """
+    parts, scores = scores_by_seed(sweep, frame), [as_score(name) for name in metrics_of(frame)]
+    over = sweep.compare.gain_over if sweep.lines.key != "seed" else None
+    if not is_worth_a_table([line for _, lines in parts for line in lines], scores, over):
+        return {}
+    what, notes, path = sweep.lines.name, _note(sweep, table, spread=""), folder / "scores.csv"
+    tables = [
+        seeds_table([({}, lines)], scores, over, what=what, title=f"{sweep.title(labels)}: after the run", notes=notes)
+        for labels, lines in parts
+        if lines
+    ]
+    _show(tables, path.with_suffix(".tex"), console)
+    write_atomically(path, seeds_table(parts, scores, over, what=what).csv().encode())
+    return {"scores": path}
 
 
 def show_costs(sweep: Sweep, frame: pd.DataFrame, folder: Path, console: Console) -> dict[str, Path]:

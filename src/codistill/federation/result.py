@@ -135,8 +135,9 @@ class TrainedAgent:
         known, given = record_of(self._agent).column_names, column_names(x, what)
         if len(wanted) == 1 and set(given) == set(map(str, range(wanted[0]))):
             known = known or tuple(map(str, range(wanted[0])))  # columns of arrays by their numbers
-        self._note_positions(known, given)
         record = record_of(self._agent)
+        if record.frame is None or not record.frame.text:
+            self._note_positions(known, given)
         if record.is_coded and record.frame is not None:
             with _CODES:
                 mark = record.frame.mark()
@@ -160,6 +161,8 @@ class TrainedAgent:
                 "Bring them to that shape; a single sample x is x[None].",
             )
         check_finite(samples, "the samples", missing=samples.ndim == 2)
+        if not len(samples) and record_of(self._agent).is_coded:
+            return np.zeros((0, self._description.classes), np.float32)
         if not len(samples):  # models need a row to answer: the answer to one of its own says the form of all others
             return self._description.answer(self._agent, self._agent.shard.x[:1])[:0]
         return self._description.answer(self._agent, record_of(self._agent).prepared(samples))
@@ -277,6 +280,29 @@ class Result:
         import pandas as pd
 
         return pd.DataFrame(self.rows)
+
+    def per_class(self) -> pd.DataFrame:
+        """One row per agent and class: recall, precision, f1 and support (test samples) on the common test set.
+
+        Of the predictions after the last round. Recall is the accuracy on the samples of the class. NaN where a class
+        has no test samples (recall) or is never predicted (precision).
+        """
+        from codistill.results.per_class import per_class_frame
+
+        return per_class_frame(self.summary(), self._labels)
+
+    def confusion_matrix(self, agent: str) -> pd.DataFrame:
+        """Test samples of the common test set by true class (rows) and predicted class (columns), of one agent."""
+        from codistill.results.per_class import confusion_frame
+
+        return confusion_frame(self.summary(), agent, self._labels)
+
+    @property
+    def _labels(self) -> list[Any]:
+        """The classes, as the labels were given."""
+        description = self._description
+        encoding = description.encoding or LabelEncoding(description.task, description.classes)
+        return list(encoding.decode(np.arange(description.classes)).tolist())
 
     def summary(self) -> Summary:
         """Everything that is shown of a run."""

@@ -19,7 +19,8 @@ from codistill.core.errors import NetworkError, RecipeError
 from codistill.core.files import own_folder
 from codistill.core.settings import from_table, takes_fields
 from codistill.core.spec import NOT_BY_HUB, RunSpec
-from codistill.data.frames import agree_on_columns
+from codistill.data.frame_encoding import non_numeric
+from codistill.data.frames import agree_on_columns, as_frame
 from codistill.data.labels import (
     CLASSIFICATION,
     REGRESSION,
@@ -31,8 +32,7 @@ from codistill.data.labels import (
     several_labels,
 )
 from codistill.data.shard import PublicData
-from codistill.data.validation import encoded_samples
-from codistill.engine.description import RunDescription, shared_columns
+from codistill.engine.description import RunDescription, SharedColumns, shared_columns
 from codistill.engine.observers import Progress, check_observers
 from codistill.engine.runtime import Outcome, ShouldStop, never, run
 from codistill.federation.checks import (
@@ -142,9 +142,11 @@ def describe_hub(
         raise RecipeError(
             f"{protocol.name} needs public data on every node.", "none", "Pass the same public=... everywhere."
         )
-    columns, notes = agree_on_columns((), shared_columns(test, shared))
-    if shared is not None and not shared.is_coded:
-        shared.order_columns(columns)
+    tested = None if test is None else as_frame(test[0])
+    own = any(frame is not None and non_numeric(frame) for frame in (tested, None if shared is None else shared.frame))
+    columns, notes = ((), []) if own else agree_on_columns((), shared_columns(test, shared))
+    common = SharedColumns(columns, own, tuple(notes))
+    common.take_public(shared)
     made = RunDescription(
         protocol=protocol,
         topology=topology,
@@ -153,12 +155,12 @@ def describe_hub(
         faults=Faults(faults, names, seed, participation),
         hub=Hub() if topology.hub else None,
         public=shared,
-        test=None if test is None else encoded_samples(*test, encoding, "the test set", columns),
+        test=common.take_test(test, encoding),
         compression=as_compression(compression),
         clock=as_clock(clock, protocol, names),
         encoding=encoding,
         columns=columns,
-        notes=tuple(notes),
+        notes=common.notes,
     ).bind_nodes()
     unnamed = [one for one in ([scores] if isinstance(scores, str) else scores) if not isinstance(one, str)]
     if unnamed:

@@ -22,6 +22,7 @@ from codistill.core.errors import CheckpointError, CodistillError, LearnerError,
 from codistill.core.files import writing
 from codistill.core.settings import clear_argument_errors, from_table
 from codistill.data.columns import Columns
+from codistill.data.frame_encoding import FrameEncoding
 from codistill.data.frames import as_frame, column_names
 from codistill.data.labels import CLASSIFICATION, REGRESSION, LabelEncoding
 from codistill.data.shard import Preparation
@@ -116,6 +117,8 @@ def save_model(trained: TrainedAgent, path: str | Path, *, samples: Samples | No
             "seen": guard.seen,
             "factors": guard.factors,
         }
+    frame = record_of(agent).frame
+    in_frames = frame is not None and (frame.coded or preparation.frame is not None or agent.learner.frame is not None)
     content = {
         "format": FORMAT,
         "codistill": __version__,
@@ -141,6 +144,7 @@ def save_model(trained: TrainedAgent, path: str | Path, *, samples: Samples | No
         },
         "learner": save_learner(agent.learner),
         "safeguard": safeguard,
+        **({"frame": frame.as_plain()} if frame is not None and in_frames else {}),
     }
     target = Path(path)
     with writing(target):
@@ -153,7 +157,8 @@ def known_samples(trained: TrainedAgent, given: Samples | None) -> Samples:
     """What is known of the samples: as given, as the file said, or by the agent's own data frame."""
     if given is None and isinstance(trained, TrainedModel):
         return trained.samples
-    names = record_of(trained._agent).column_names
+    record = record_of(trained._agent)
+    names = () if record.is_coded else record.column_names  # its frame says what else there is
     return given or Samples(columns=Columns(dict.fromkeys(names, "number")) if names else None)
 
 
@@ -206,27 +211,30 @@ def _model_of(content: dict[str, Any], model: Any, own: Protocol | None, prepare
     samples = Samples.from_plain(content["samples"], shape)
     saved = content["preparation"]
     transformer = None if saved["transformer"] is None else load_transformer(saved["transformer"], prepare)
+    frame = FrameEncoding.from_plain(content["frame"]) if "frame" in content else None
+    if frame is not None and (len(frame.names),) != shape:
+        raise ValueError(f"a data frame of {len(frame.names)} columns for samples of shape {shape}")
     fill = None if saved["fill"] is None else np.asarray(saved["fill"], dtype=np.float64)
     if fill is not None and fill.shape != prepared:
         raise ValueError(f"values for missing ones of shape {fill.shape} for samples of shape {prepared}")
     preparation = Preparation(
-        transformer, takes_missing=saved["takes_missing"] is True, owner=f"agent '{name}'", fill=fill
+        transformer, takes_missing=saved["takes_missing"] is True, owner=f"agent '{name}'", fill=fill, frame=frame
     )
-    if preparation(np.zeros((2, *shape), np.float32)).shape != (2, *prepared):
+    if frame is None and preparation(np.zeros((2, *shape), np.float32)).shape != (2, *prepared):
         raise ValueError(f"a model of {prepared} features for samples of shape {shape}")
     guard = content["safeguard"]
     # Two models from one that the caller has made: a copy for each.
     fresh = [copy.deepcopy(model) for _ in range(2)]
     made = assemble(
-        name, load_learner(content["learner"], prepared, classes, fresh[0]), shape, classes, samples, labels,
+        name, load_learner(content["learner"], prepared, classes, fresh[0], frame), shape, classes, samples, labels,
         is_classifier=content["is_classifier"] is True, protocol=_protocol_of(content["protocol"], own),
         roster=tuple(str(each) for each in content["roster"]), prepared_shape=prepared,
-        preparation=preparation,
+        preparation=preparation, frame=frame,
     )  # fmt: skip
     agent = made._agent
     agent.state = content["state"]
     if guard is not None:
-        learner = load_learner(guard["own"], prepared, classes, fresh[1])
+        learner = load_learner(guard["own"], prepared, classes, fresh[1], frame)
         record_of(agent).safeguard = _loaded_safeguard(agent, learner, guard)
     return made
 
@@ -263,6 +271,7 @@ def assemble(
     roster: tuple[str, ...],
     prepared_shape: tuple[int, ...],
     preparation: Preparation,
+    frame: FrameEncoding | None = None,
 ) -> TrainedModel:
     """A trained model around a learner, without any data; `labels`: the classes, where they are not numbers from 0."""
     names = None if labels is None else tuple(labels)
@@ -272,6 +281,8 @@ def assemble(
     record = record_of(agent)
     record.encode_labels(classes, LabelEncoding(REGRESSION, classes))
     record.prepared, record.shape, record.class_mix = preparation, shape, None
+    if frame is not None:
+        record.use_frame(frame)
     agent.classes, agent.topology = classes, Topology.silent(roster)
     description = RunDescription(
         protocol=protocol, topology=agent.topology, classes=classes, seed=0,

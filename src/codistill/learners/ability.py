@@ -15,6 +15,7 @@ from codistill.core.errors import LearnerError
 if TYPE_CHECKING:
     import torch
 
+    from codistill.data.frame_encoding import FrameEncoding
     from codistill.data.frames import Naming
     from codistill.wire.message import Message
 
@@ -46,6 +47,7 @@ class Learner(ABC):
     is_constant: bool = False  # predicts class frequencies, since it could not be fitted to the last targets
     takes_missing: bool = False  # accepts samples with missing values (NaN)
     takes_frames: bool = False  # accepts columns that hold no numbers, as a data frame
+    frame: FrameEncoding | None = None  # of its samples, if it gets them as data frames
 
     @abstractmethod
     def fit(self, x: np.ndarray, targets: np.ndarray) -> None:
@@ -69,6 +71,10 @@ class Learner(ABC):
     def memory(self) -> tuple[int, int]:
         """Bytes of the weights and of the optimiser's state; 0 if unknown."""
         return 0, 0
+
+    def takes_missing_in_frames(self, x: np.ndarray, targets: np.ndarray) -> bool:
+        """Whether it accepts missing numbers, if it gets such samples as data frames."""
+        return self.takes_missing
 
     def describe(self) -> str:
         """The model's human-readable name."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +21,7 @@ from sklearn.neural_network import MLPRegressor
 from sklearn.pipeline import Pipeline
 from sklearn.utils import get_tags
 
-from codistill.core.errors import LearnerError
+from codistill.core.errors import CodistillError, LearnerError
 from codistill.data.frame_encoding import FrameEncoding
 from codistill.data.frames import Naming, by_number, check_names, takes_frame
 from codistill.learners.ability import Ability, Learner, not_fitted
@@ -32,6 +33,7 @@ from codistill.wire.message import Message
 
 _COPIES = 10  # of each row, for a classifier that takes no weights
 _TRIAL_ROWS = 20  # of each class: enough for the folds of cross-validation and for early stopping
+_FRAME_ROWS = 200  # of a data frame, for a trial before the run
 
 
 class SklearnLearner(Learner):
@@ -71,7 +73,6 @@ class SklearnLearner(Learner):
             has_sample_weight(last) or not _compares_rows(estimator) if self.classifies else _fits_many_columns(last)
         )
         self._naming = Naming()
-        self.frame: FrameEncoding | None = None  # of the samples, if the estimator gets them as frames
         self.takes_missing = takes_missing(estimator)
         self.abilities = Ability.PREDICT if self._takes_soft_targets else Ability.LABELS
         if may_travel(estimator):
@@ -96,7 +97,7 @@ class SklearnLearner(Learner):
         self.columns = targets.shape[1]
         self._frequencies = None
         rows = self._inputs(array)
-        with by_number(self.estimator, self._naming, array):
+        with by_number(self.estimator, self._naming, array), self._named_errors("learn from"):
             if not self.classifies:
                 self._fit_regressor(rows, targets)
                 return
@@ -116,6 +117,23 @@ class SklearnLearner(Learner):
     def _inputs(self, rows: np.ndarray) -> Any:
         """Rows as the estimator gets them: an array or a data frame (of texts a series)."""
         return rows if self.frame is None else self.frame.decode(rows)
+
+    @contextmanager
+    def _named_errors(self, doing: str) -> Iterator[None]:
+        """What its own steps say of a data frame, such as of a category that they have not met, as a sentence."""
+        try:
+            yield
+        except CodistillError:
+            raise
+        except Exception as error:  # of any library, or its owner's own code
+            if self.frame is None:
+                raise
+            raise LearnerError(
+                f"{self.describe()} of {self._naming.owner} must be able to {doing} all rows of its data frames.",
+                f"{type(error).__name__}: {' '.join(str(error).split())[:200]}",
+                "Encode text, categories and dates in its pipeline, or by prepare=, in a way that accepts what it has "
+                'not met and what is missing, such as OneHotEncoder(handle_unknown="ignore").',
+            ) from error
 
     def _without_empty_columns(self, rows: np.ndarray) -> np.ndarray:
         if self.frame is None or not self.frame.coded:
@@ -206,7 +224,8 @@ class SklearnLearner(Learner):
         with warnings.catch_warnings() if self._is_lightgbm else nullcontext():
             if self._is_lightgbm:  # it gives names to the columns of arrays, which scikit-learn misses in the next ones
                 warnings.filterwarnings("ignore", "X does not have valid feature names", UserWarning)
-            return self._predict(self._inputs(rows))
+            with self._named_errors("answer"):
+                return self._predict(self._inputs(rows))
 
     def _predict(self, rows: Any) -> np.ndarray:
         if not self.classifies:
@@ -254,12 +273,40 @@ class SklearnLearner(Learner):
         """An estimator must be able to learn from such rows; of a shard with one class that shows only later."""
         if not self.classifies:
             self._check_columns(targets)
+        if self.frame is not None:
+            self._check_frame(x, targets, owner)
+        elif not self.classifies:
             return
-        if _is_one_hot(targets) and len(np.unique(targets.argmax(axis=1))) == 1:
+        elif _is_one_hot(targets) and len(np.unique(targets.argmax(axis=1))) == 1:
             try:
                 self._trial(x[: 2 * _TRIAL_ROWS], targets[: 2 * _TRIAL_ROWS])
             except Exception as error:  # the estimator may be its owner's code
                 raise self._failed(error, owner) from None
+
+    def takes_missing_in_frames(self, x: np.ndarray, targets: np.ndarray) -> bool:
+        """Whether its steps accept data frames with missing numbers: a trial shows it."""
+        assert self.frame is not None
+        rows = x[:_FRAME_ROWS].copy()
+        rows[0, ~self.frame.is_coded] = np.nan
+        try:
+            self._trial(rows, targets[:_FRAME_ROWS]).predict(rows)
+        except LearnerError:
+            return False
+        return True
+
+    def _check_frame(self, x: np.ndarray, targets: np.ndarray, owner: str) -> None:
+        """It must be able to learn from its data frame: from a few rows or, if those do not suffice, from all."""
+        for count in (_FRAME_ROWS, len(x)):
+            try:
+                self._trial(x[:count], targets[:count]).predict(x[:count])
+                return
+            except LearnerError as error:
+                failed = error
+        text = self.frame is not None and self.frame.text
+        data = "texts" if text else "data frame"
+        must = f"{self.describe()} of agent '{owner}' must be able to learn from its {data}."
+        vectoriser = "Put a vectoriser before it: make_pipeline(TfidfVectorizer(), ...)."
+        raise LearnerError(must, failed.found, vectoriser if text else failed.do)
 
     def check_travel(self, x: np.ndarray, owner: str) -> None:
         """Boosting of other libraries must have no option that plain trees do not say; a trial on few rows shows it."""
@@ -295,6 +342,11 @@ class SklearnLearner(Learner):
     def advice(self, missing: Ability) -> str:
         if Ability.PREDICT in missing:
             return self._way_out()
+        if missing == Ability.PORTABLE and self.frame is not None and may_travel(self.estimator):
+            return (
+                "A model that gets data frames is not sent, since others cannot tell what its columns hold: encode "
+                "them beforehand, by codistill.Columns."
+            )
         if missing == Ability.PORTABLE:
             return why_not_to_travel(self.estimator)
         return f"Use a torch module, or a protocol that needs no '{missing.words()}'."

@@ -42,6 +42,9 @@ class ColumnOrder:
     those of the hub's own data frames, or else those that most agents have; the order is the one that a simulation of
     the same agents has. Agents with plain arrays do not wait, and get no names. In a run without rounds no agent
     waits: the first one with a data frame decides.
+
+    Where the protocol does not need the same inputs, agents may differ: if they do, or some of their columns hold no
+    numbers, there is no common order, and each finds its own columns in public data by name.
     """
 
     def __init__(self, description: RunDescription) -> None:
@@ -52,12 +55,17 @@ class ColumnOrder:
         self.notes: list[str] = []  # for the operator, to be taken
         self._noted: set[str] = set()
         self.waits = not description.asynchronous  # for agents that have not said anything yet
+        self._may_differ = not description.protocol.needs_same_inputs()
+        self._coded = False  # whether some agent has columns that hold no numbers
 
-    def heard(self, name: str, columns: Columns | None, excluded: Sequence[str]) -> str | None:
+    def heard(
+        self, name: str, columns: Columns | None, excluded: Sequence[str], *, is_coded: bool = False
+    ) -> str | None:
         """An agent has said which columns it has; returns why it may not join with them."""
+        self._coded = self._coded or is_coded
         known = self._settled or self._description.columns or None
         found = None if columns is None or known is None else _difference(columns, known)
-        if found is not None:
+        if found is not None and not self._may_differ:
             return printable(f"its columns differ from those of the federation: {found}", 400)
         if columns is None and self._description.columns:
             self._note(f"agent '{name}': {BY_POSITION}")
@@ -67,7 +75,7 @@ class ColumnOrder:
             if columns is not None and (not awaited or not self.waits):
                 self._settle()
                 return self._why or self.heard(name, columns, excluded)
-        elif columns is None and any(said not in (None, self._settled) for said in self._said.values()):
+        elif columns is None and self._settled and not set(self._said.values()) <= {None, self._settled}:
             return "its samples are a plain array, and the data frames of others have their columns in different orders"
         return None
 
@@ -77,11 +85,15 @@ class ColumnOrder:
 
     def order_for(self, columns: Columns | None) -> list[str] | None:
         """The order of the columns, for an agent that has sent their names."""
-        return list(self._settled) if isinstance(columns, tuple) and isinstance(self._settled, tuple) else None
+        order = self._settled
+        return list(order) if order and isinstance(columns, tuple) and isinstance(order, tuple) else None
 
     def _settle(self) -> None:
         public, said = self._description.public, self._said
         given = [said[name] for name in self._description.names if said.get(name) is not None]
+        if self._may_differ and (self._coded or len(set(map(_kind, given))) > 1):
+            self._settled = ()
+            return
         votes = Counter(map(_kind, given))  # in the order of the roster, by which the first of the most frequent counts
         common = _kind(self._description.columns) if self._description.columns else votes.most_common(1)[0][0]
         agreed = {name: each for name, each in said.items() if each is None or _kind(each) == common}
@@ -367,7 +379,8 @@ class BaseHub(Runtime):
         if why is None:
             excluded = [each for each in self.description.names if self.is_excluded(each)]
             columns = read_columns(hello.content.get("columns"))
-            why = self._columns.heard(name, columns, excluded)
+            is_coded = hello.content.get("own_columns") is True
+            why = self._columns.heard(name, columns, excluded, is_coded=is_coded)
         if why is not None:
             connections.tell(f"'{name}' may not join: {why}")
             connections.command(name, kind=FrameKind.HELLO, do="refused", why=why, session=session_id)

@@ -216,16 +216,19 @@ def read_columns(told: Any) -> Names | str | None:
 def hello_of(agent: Agent, public: PublicData | None) -> dict[str, Any]:
     """What an agent says of itself when it joins: not a sample, not a label."""
     x = np.asarray(record_of(agent).data[0])  # its shard is made when the hub has told the number of classes
-    return dataclasses.asdict(record_of(agent).join_info(agent.learner.abilities)) | {
-        "version": __version__,
-        "wire": WIRE_VERSION,
-        "public": describe_public(public),
-        "public_by_name": None if public is None else public.digest_by_name(),
-        "columns": describe_columns(record_of(agent).column_names),
-        "own_columns": record_of(agent).is_coded,
-        "shape": list(x.shape[1:]),
-        "model": agent.learner.describe(),
-    }
+    return (
+        dataclasses.asdict(record_of(agent).join_info(agent.learner.abilities))
+        | {
+            "version": __version__,
+            "wire": WIRE_VERSION,
+            "public": describe_public(public),
+            "public_by_name": None if public is None else public.digest_by_name(),
+            "columns": describe_columns(record_of(agent).column_names),
+            "own_columns": record_of(agent).is_coded,  # whether some of them hold no numbers
+            "shape": list(x.shape[1:]),
+            "model": agent.learner.describe(),
+        }
+    )
 
 
 def read_hello(hello: Mapping[str, Any]) -> JoinInfo | None:

@@ -145,11 +145,11 @@ class AgentRecord(NodeRecord):
         frame, self.by_argument = as_frame(x), isinstance(x, Mapping)
         self.column_names = column_names(x, f"the samples x of {self._owner}")  # in their order; empty: unknown
         self.frame: FrameEncoding | None = None  # of its data frame, for models that get frames
+        self.data: tuple[Any, Any]
+        self.has_names = False  # of its own, from a data frame
+        self.dtypes: dict[str, Any] = {}
         if frame is not None and (self.column_names or non_numeric(frame)):
-            self.column_names = texts(frame.columns)
-            self.frame = FrameEncoding.of(frame, text=is_text(x))
-        self.has_names = self.frame is not None  # of its own, from a data frame
-        self.dtypes = {} if self.frame is None else self.frame.dtypes
+            self.use_frame(FrameEncoding.of(frame, text=is_text(x)))
         if self.frame is not None and self.frame.coded and (agent.learner.takes_frames or prepare is not None):
             self.data = self.frame.encode(x, f"the samples x of {self._owner}"), y
         else:
@@ -177,6 +177,10 @@ class AgentRecord(NodeRecord):
         """Whether some columns of its samples hold no numbers."""
         return self.frame is not None and bool(self.frame.coded)
 
+    def use_frame(self, frame: FrameEncoding) -> None:
+        """Take the names and types of the data frame that its samples are."""
+        self.frame, self.column_names, self.has_names, self.dtypes = frame, frame.names, True, frame.dtypes
+
     def use_columns_of(self, other: AgentRecord) -> None:
         """Of a copy of an agent, which was given its samples as an array: what is known of their columns."""
         self.column_names, self.has_names, self.frame = other.column_names, other.has_names, other.frame
@@ -195,7 +199,7 @@ class AgentRecord(NodeRecord):
         """Its samples as the data frame that they were."""
         return None if self.frame is None else self.frame.decode(np.asarray(self.data[0]))
 
-    def own_columns(self, x: Any, what: str) -> np.ndarray:
+    def own_columns(self, x: Any, what: str, *, leave_out: bool = True) -> np.ndarray:
         """(n, d) a frame's columns that it has itself, in its order; of those that hold no numbers the codes."""
         if self.frame is None:
             raise DataError(
@@ -204,8 +208,8 @@ class AgentRecord(NodeRecord):
                 "Pass its x as a data frame, so that its columns are found by name.",
             )
         if self.is_coded:
-            return self.frame.encode(x, what)
-        return as_floats(np.asarray(plain_samples(x, what, self.column_names, leave_out=True)))
+            return self.frame.encode(x, what, leave_out=leave_out)
+        return as_floats(np.asarray(plain_samples(x, what, self.column_names, leave_out=leave_out)))
 
     def given_columns(self) -> Given:
         """What is known of the columns of its samples."""
@@ -235,8 +239,11 @@ class AgentRecord(NodeRecord):
         counted = encoding.classes if encoding.task == CLASSIFICATION else 0
         own = Naming(self._owner, self.column_names, self.dtypes, counted, encoding.names, self.by_argument, self.frame)
         self.naming = self.named or own
-        shard.x = self.prepared.fit(shard.x, self.naming)
+        given, shard.x = shard.x, self.prepared.fit(shard.x, self.naming)
         agent.learner.take_names(self._naming_after_preparation(), shard.x)
+        if agent.learner.frame is not None and not agent.learner.ready:
+            self.prepared.takes_missing = agent.learner.takes_missing_in_frames(given, shard.targets)
+            shard.x = self.prepared.fit(given, self.naming)
         if shard.labels is not None:
             self.class_mix = np.bincount(shard.labels, minlength=classes)
         self.encode_test(encoding)
@@ -256,7 +263,7 @@ class AgentRecord(NodeRecord):
         if self.given_test is not None:
             owner = f"the test data of {self._owner}"
             x, y = self.given_test
-            x = self.own_columns(x, owner) if self.is_coded else x
+            x = self.own_columns(x, owner, leave_out=False) if self.is_coded else x
             x, y = encoded_samples(x, y, encoding, owner, self.column_names)
             check_shape(x.shape[1:], self.shape, owner, self._owner)
             self.test = self.prepared(x), y

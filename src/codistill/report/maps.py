@@ -153,10 +153,12 @@ def _name_clusters(axes: Axes, places: np.ndarray, labels: np.ndarray, class_nam
 
 # --- The average output against the true class as heat maps, after Figure 2 of the FedAL paper (TMC 2024).
 
-Map = tuple[str, Outputs, Sequence[str]]  # title, outputs, names of the classes
+# Title, average outputs or shares of the predicted classes (K, K), and names of the classes.
+Map = tuple[str, Outputs | np.ndarray, Sequence[str]]
 
 MOST_NUMBERS = 12  # classes whose cells hold their number
 MOST_NAMES = 30  # classes that are named beside the map
+MOST_CELLS = 600  # of the small maps of a page that hold their number; beyond, they are images, which are smaller
 COLUMNS = 3  # of small maps side by side
 _FAINT = 0.005  # below, a cell is empty: its number would be 0
 
@@ -178,25 +180,32 @@ def draw_outputs(outputs: Outputs, names: Sequence[str]) -> Figure:
 
 def draw_maps(maps: Sequence[Map]) -> Figure:
     """Small maps, a few side by side, each with its title and the mean disagreement."""
-    return draw_grid(_wrapped(maps, COLUMNS))
+    cells = sum(_matrix(shown).size for _, shown, _ in maps)
+    return draw_grid(_wrapped(maps, COLUMNS), numbers=cells <= MOST_CELLS)
 
 
-def draw_grid(grid: Sequence[Sequence[Map | None]]) -> Figure:
-    """Small maps in rows of equal length; None leaves a place empty."""
+def draw_grid(grid: Sequence[Sequence[Map | None]], *, numbers: bool = True) -> Figure:
+    """Small maps in rows of equal length; None leaves a place empty. `numbers`: cells of few classes hold theirs."""
     with matplotlib.rc_context(STYLE | {"font.size": 8, "axes.titlesize": 9}):
         width, height = 3.0, 3.1
         figure = Figure(figsize=(width * len(grid[0]), height * len(grid)), layout="constrained")
-        for place, (title, outputs, names) in _panels(figure, grid):
-            _heat(place, outputs.mean, names, width=2.3, font=6.5)
-            apart = outputs.mean_disagreement
+        for place, (title, shown, names) in _panels(figure, grid):
+            _heat(place, _matrix(shown), names, width=2.3, font=6.5, numbers=numbers)
+            apart = shown.mean_disagreement if isinstance(shown, Outputs) else None
             below = "" if apart is None else f"\ndisagreement {percent_text(apart)}"
             place.set_title(plain(title, longest=36) + below, pad=6)
-            place.set_xlabel("output class")
+            place.set_xlabel("output class" if isinstance(shown, Outputs) else "predicted class")
             place.set_ylabel("true class")
     return figure
 
 
-def _heat(axes: Axes, matrix: np.ndarray, names: Sequence[str], *, width: float, font: float = 9) -> None:
+def _matrix(shown: Outputs | np.ndarray) -> np.ndarray:
+    return shown.mean if isinstance(shown, Outputs) else shown
+
+
+def _heat(
+    axes: Axes, matrix: np.ndarray, names: Sequence[str], *, width: float, font: float = 9, numbers: bool = True
+) -> None:
     """Cells as deep in colour as their value; `width` of the map in inches, to place the names."""
     classes = len(matrix)
     values = np.nan_to_num(matrix).clip(0, 1)  # a class without test samples stays empty
@@ -204,7 +213,7 @@ def _heat(axes: Axes, matrix: np.ndarray, names: Sequence[str], *, width: float,
     axes.set_xlim(-0.5, classes - 0.5)
     axes.set_ylim(classes - 0.5, -0.5)
     axes.spines[:].set_visible(True)
-    if classes <= MOST_NUMBERS:
+    if numbers and classes <= MOST_NUMBERS:
         for edge in np.arange(classes - 1) + 0.5:
             axes.axhline(edge, color=GRID, linewidth=0.8, zorder=0)
             axes.axvline(edge, color=GRID, linewidth=0.8, zorder=0)

@@ -26,6 +26,16 @@ from codistill.results.agents import (
     score_cell,
     score_text,
 )
+from codistill.results.per_class import (
+    MOST_ON_PAGE,
+    agents_table,
+    lacking,
+    mapped_agents,
+    matrices,
+    mean_shares,
+    row_shares,
+    runs_table,
+)
 from codistill.results.rounds import RunScores, measures, scores_of
 from codistill.results.summary import Summary, further_table, gain_notes, missing_notes, safeguard_table
 from codistill.results.tables import AnyCell, Cell, Table
@@ -36,6 +46,7 @@ _NOT_EVALUATED = "The agents were not evaluated during this run."
 _SILENT = "The agents exchanged nothing."
 _MOST_NAMED = 6  # agents that a sentence names
 _MOST_COLUMNS = 60  # agents in the picture of the partition
+_MOST_MAPS = 24  # runs whose confusion matrices a comparison shows
 
 
 def write_report(summary: Summary, path: Path) -> Path:
@@ -47,6 +58,7 @@ def write_report(summary: Summary, path: Path) -> Path:
         *cost_sections(run),
         graph_section(summary, run),
         measures_section(summary),
+        per_class_section(summary),
         outputs_section(summary),
         features_section(summary),
         partition_section(summary),
@@ -280,6 +292,27 @@ def outputs_section(summary: Summary) -> Section | None:
     return Section(_OUTPUTS, charts=[chart(figure, "outputs", _OUTPUTS.lower(), *notes)])
 
 
+_PER_CLASS = "Scores per class"
+_HOW_TO_READ_COUNTS = (
+    "Each row is a true class: of its test samples the share that is predicted as each class, in percent. On the "
+    "diagonal is the recall."
+)
+
+
+def per_class_section(summary: Summary) -> Section | None:
+    """The confusion matrix and the recall of each agent, or why they are unknown; None for real values."""
+    if summary.task != "classification":
+        return None
+    table, shown = agents_table(summary), mapped_agents(summary)
+    if table is None:
+        return Section(_PER_CLASS, notes=[sentence(phrase) for phrase in (lacking(summary) or ("unknown",))[:1]])
+    found = matrices(summary)
+    many = f"The best and the worst of {len(found):,} agents are shown." if len(shown) < len(found) else ""
+    drawn = draw_maps([(name, row_shares(found[name]), summary.class_names) for name in shown])
+    made = chart(drawn, "confusion", "confusion matrix of each agent", "Confusion matrices.", _HOW_TO_READ_COUNTS, many)
+    return Section(_PER_CLASS, charts=[made], table=table)
+
+
 def _how_to_read_outputs(classes: int) -> str:
     empty = "; cells below 0.5 are empty" if classes <= MOST_NUMBERS else "; full colour is 100"
     return (
@@ -351,14 +384,18 @@ def _fact_lines(facts: Mapping[str, Any], indent: str = "") -> list[str]:
     return lines
 
 
-def write_comparison(summaries: Sequence[Summary], path: Path) -> Path:
+def write_comparison(summaries: Sequence[Summary], path: Path, over_seeds: Table | None = None) -> Path:
+    """`over_seeds`: the table of `over_seeds_table`, if there is one."""
     if not summaries:
         raise RecipeError("A comparison must have at least one run.", "none", "Name the folders of some runs.")
     runs = [scores_of(summary) for summary in summaries]
     sections: list[Section] = []
     for way in dict.fromkeys((run.metric, run.own) for run in runs):
         sections += _chart_sections([(index, run) for index, run in enumerate(runs) if (run.metric, run.own) == way])
+    sections += _all_confusions(summaries)
     sections += _all_outputs(summaries)
+    if over_seeds is not None:
+        sections.append(Section(capitalised(over_seeds.title), table=over_seeds))
     byzantine = [note for run in runs for note in byzantine_notes(run, f"{run.title}: ")]
     sections.append(Section("All runs", table=_runs_table(summaries, runs), notes=byzantine))
     return write_page(path, "page.html", title=f"{len(runs)} runs compared", sections=sections)
@@ -404,6 +441,18 @@ def _chart(runs: Sequence[tuple[int, RunScores]], against: str, name: str, headi
     return chart(score_plots.draw_runs(runs, against), name, heading, titles=titles)
 
 
+def _all_confusions(summaries: Sequence[Summary]) -> list[Section]:
+    """The recall per class of the runs, and their confusion matrices as small maps; empty if no run has any."""
+    table = runs_table(summaries, MOST_ON_PAGE)
+    if table is None:
+        return []
+    known = [each for each in summaries if matrices(each)]
+    drawn = draw_maps([(each.title, mean_shares(each), each.class_names) for each in known[:_MOST_MAPS]])
+    many = f"The first {_MOST_MAPS} of {len(known)} runs are shown." if len(known) > _MOST_MAPS else ""
+    how = ("Confusion matrices: means over the agents.", _HOW_TO_READ_COUNTS, many)
+    return [Section(_PER_CLASS, charts=[chart(drawn, "confusion", "confusion matrix of each run", *how)], table=table)]
+
+
 def _all_outputs(summaries: Sequence[Summary]) -> list[Section]:
     """The average outputs of the runs that kept them, as small maps; empty if none did."""
     maps = [(each.title, each.outputs, each.class_names) for each in summaries if each.outputs is not None]
@@ -443,6 +492,6 @@ def _runs_table(summaries: Sequence[Summary], runs: Sequence[RunScores]) -> Tabl
     if len(measured) > 1:
         differing = "; ".join(f"{', '.join(titles)}: {what}" for what, titles in measured.items())
         notes = [f"the runs were not measured in the same way. {differing}"]
-    notes += gain_notes(summaries)
+    notes += gain_notes(summary.shown_scores[0] for summary in summaries)
     notes.append("better than alone: agents with a better score on their own data than the same agents alone")
     return Table(headings, "ll" + "r" * (len(headings) - 2), rows, notes=notes)

@@ -1,4 +1,5 @@
-"""The outputs of the agents at the end of a run: their average by true class, and where the agents disagree.
+"""The outputs of the agents at the end of a run: their average by true class, how often each class was predicted for
+which, and where the agents disagree.
 
 Taken from the last evaluation, on the full test set; for classification only.
 """
@@ -31,6 +32,9 @@ class Outputs:
     mean: np.ndarray  # (K, K) mean over the agents; rows: true class, columns: output
     by_agent: np.ndarray | None  # (agents, K, K), unless that is too much to keep
     disagreement: np.ndarray | None  # (K,) share of pairs of agents that answer differently; None: not compared
+    # (agents, K, K) test samples by true class (rows) and predicted class (columns), unless that is too much to keep;
+    # zeros for an agent whose predicted classes are unknown
+    confusion: np.ndarray | None = None
 
     @property
     def classes(self) -> int:
@@ -48,6 +52,7 @@ class Outputs:
         arrays = {"samples": self.samples, "mean": self.mean}
         arrays |= {} if self.by_agent is None else {"by_agent": self.by_agent}
         arrays |= {} if self.disagreement is None else {"disagreement": self.disagreement}
+        arrays |= {} if self.confusion is None else {"confusion": self.confusion}
         return encode(arrays, {"round": self.round, "agents": list(self.agents)})
 
     @classmethod
@@ -59,14 +64,26 @@ class Outputs:
         k = shapes.get("samples", (0,))[:1]
         wanted = {"samples": k, "mean": k + k, "disagreement": k}
         if isinstance(agents, list):
-            wanted["by_agent"] = (len(agents), *k, *k)
+            wanted["by_agent"] = wanted["confusion"] = (len(agents), *k, *k)
         fits = {"samples", "mean"} <= shapes.keys() and all(wanted.get(name) == shapes[name] for name in shapes)
         if not fits or k in ((), (0,)) or type(done) is not int or not isinstance(agents, list):
             raise MessageError(
                 "Arrays of outputs must have matching shapes.", f"{shapes}"[:200], "Write the file again."
             )
-        optional = (arrays.get("by_agent"), arrays.get("disagreement"))
+        confusion = arrays.get("confusion")
+        if confusion is not None and not _counts_all(confusion, arrays["samples"]):
+            raise MessageError(
+                "A confusion matrix must count every test sample once.",
+                f"{confusion.dtype}, other sums than 'samples'",
+                "Write the file again.",
+            )
+        optional = (arrays.get("by_agent"), arrays.get("disagreement"), confusion)
         return cls(done, tuple(agents), arrays["samples"], arrays["mean"], *optional)
+
+
+def _counts_all(confusion: np.ndarray, samples: np.ndarray) -> bool:
+    known = confusion[confusion.any(axis=(1, 2))]
+    return confusion.dtype == np.uint32 and bool((known.sum(axis=2) == samples).all())
 
 
 def view(answers: np.ndarray, y: np.ndarray, *, probabilistic: bool, agents: int) -> View | None:
@@ -103,14 +120,24 @@ def collect(done: int, views: Mapping[str, View], y: np.ndarray) -> Outputs | No
     classes = by_agent.shape[-1]
     chosen = [view["chosen"] for view in views.values() if "chosen" in view]
     compared = len(chosen) == len(views) > 1
+    small = by_agent.size <= MOST_ENTRIES
+    nothing = np.zeros((classes, classes), np.uint32)
+    counts = [confusion_matrix(view["chosen"], y, classes) if "chosen" in view else nothing for view in views.values()]
     return Outputs(
         done,
         tuple(views),
         np.bincount(y, minlength=classes),
         by_agent.mean(axis=0),
-        by_agent if by_agent.size <= MOST_ENTRIES else None,
+        by_agent if small else None,
         disagreement(np.stack(chosen), y, classes) if compared else None,
+        np.stack(counts) if chosen and small else None,
     )
+
+
+def confusion_matrix(chosen: np.ndarray, y: np.ndarray, classes: int) -> np.ndarray:
+    """(K, K) C[c, k] = how many test samples of class c are predicted as class k."""
+    counts = np.bincount(y * classes + chosen, minlength=classes * classes)
+    return counts.reshape(classes, classes).astype(np.uint32)
 
 
 def disagreement(chosen: np.ndarray, y: np.ndarray, classes: int) -> np.ndarray:

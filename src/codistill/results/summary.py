@@ -187,7 +187,7 @@ class Summary:
             notes = [
                 f"alone, together and gain: {self.scope()}", self._own_note(),
                 "spread: the sample standard deviation over the agents" if len(counted) > 1 else "",
-                which, *gain_notes([self]),
+                which, *gain_notes(self.shown_scores[:1]),
             ]  # fmt: skip
             return Table(headings, _align(headings, 2), rows, footer, notes=[note for note in notes if note])
         against = self.against_alone()
@@ -278,10 +278,11 @@ def _align(headings: Sequence[str], left: int) -> str:
     return "l" * left + "r" * (len(headings) - left)
 
 
-def gain_notes(summaries: Iterable[Summary]) -> list[str]:
-    scores = {summary.metric: summary.shown_scores[0] for summary in summaries}
-    shares = [metric_name(metric) for metric in scores if in_percent(metric)]
-    errors = [metric_name(metric) for metric, score in scores.items() if not score.greater_is_better]
+def gain_notes(scores: Iterable[Score]) -> list[str]:
+    """How to read the gains in some scores."""
+    by_name = {score.name: score for score in scores}
+    shares = [metric_name(name) for name in by_name if in_percent(name)]
+    errors = [metric_name(name) for name, score in by_name.items() if not score.greater_is_better]
     return [
         *([f"gains in {' and '.join(shares)} are in percentage points"] if shares else []),
         *([f"lower is better: {', '.join(errors)}"] if errors else []),

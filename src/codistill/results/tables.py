@@ -5,8 +5,8 @@ Cells are plain text: every writer escapes what its format needs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
 from io import StringIO
@@ -26,6 +26,7 @@ class Cell:
     value: float | None = None
     worse: bool = False  # a loss; pages give it a colour
     bold: bool = False
+    parts: Mapping[str, float | None] = field(default_factory=dict)  # several numbers: columns of CSV files by heading
 
 
 AnyCell = str | Cell  # text is a cell without a number
@@ -81,13 +82,23 @@ class Table:
         return Markup(made)
 
     def csv(self) -> str:
-        """The headings and rows, with numbers in full precision; without the footer, which repeats them."""
+        """The headings and rows, with numbers in full precision; without the footer, which repeats them.
+
+        A cell of several numbers, such as a mean and its spread, is a column for each.
+        """
         import pandas as pd
 
         from codistill.core.text import csv_text
 
-        rows = [[_csv_value(cell) for cell in _cells(row)] for row in self.rows]
-        return csv_text(pd.DataFrame(rows, columns=[" ".join(heading.split()) for heading in self.headings]))
+        rows = [_cells(row) for row in self.rows]
+        columns: list[tuple[str, Sequence[float | str | None]]] = []
+        for place, heading in enumerate(self.headings):
+            cells = [row[place] for row in rows]
+            names = dict.fromkeys(name for cell in cells for name in cell.parts)
+            columns += [(name, [cell.parts.get(name) for cell in cells]) for name in names]
+            columns += [] if names else [(" ".join(heading.split()), [_csv_value(cell) for cell in cells])]
+        frame = pd.DataFrame({place: values for place, (_, values) in enumerate(columns)})
+        return csv_text(frame.set_axis([heading for heading, _ in columns], axis=1))
 
     def latex(self) -> str:
         """A `table` environment that needs no package, with title and notes as the caption."""

@@ -16,6 +16,7 @@ import torch
 from sklearn.exceptions import InconsistentVersionWarning
 
 from codistill.core.errors import CheckpointError, CodistillError, LearnerError
+from codistill.data.frame_encoding import FrameEncoding
 from codistill.learners import as_learner
 from codistill.learners.ability import Ability, Learner
 from codistill.learners.kernel_ridge import KernelRidge
@@ -40,7 +41,8 @@ _INSIDE = {
     "sklearn.neural_network._stochastic_optimizers": "AdamOptimizer SGDOptimizer",
     "sklearn.calibration": "_CalibratedClassifier _SigmoidCalibration _TemperatureScaling",
     "sklearn.cluster._bisect_k_means": "_BisectingTree",
-    "sklearn.feature_extraction.text": "TfidfTransformer",
+    "sklearn.compose": "make_column_selector",
+    "sklearn.feature_extraction.text": "CountVectorizer HashingVectorizer TfidfTransformer TfidfVectorizer",
     "sklearn.gaussian_process._gpc": "_BinaryGaussianProcessClassifierLaplace",
     "sklearn.gaussian_process.kernels": "CompoundKernel ConstantKernel DotProduct Exponentiation ExpSineSquared Matern "
     "PairwiseKernel Product RationalQuadratic RBF Sum WhiteKernel",
@@ -52,7 +54,7 @@ _INSIDE = {
     "sklearn.neighbors": "NearestNeighbors",
     "sklearn.pipeline": "Pipeline",
 }
-_TEXT = "sklearn.feature_extraction"  # of text and images, which are no rows of numbers
+_TEXT = "sklearn.feature_extraction"  # most of its classes take no rows of a table
 
 
 @functools.cache
@@ -101,7 +103,7 @@ def save_learner(learner: Learner) -> Saved:
         saved["message"] = _exported(learner)
     if reason is not None and saved["message"] is None:
         _check_loads_into(learner, state, reason)
-    return {**saved, "kind": kind, "state": state}
+    return {**saved, "kind": kind, "state": state, **({} if learner.frame is None else {"frames": True})}
 
 
 def _check_loads_into(learner: Learner, state: dict[str, Any], reason: str) -> None:
@@ -122,14 +124,22 @@ def _check_loads_into(learner: Learner, state: dict[str, Any], reason: str) -> N
             ) from None
 
 
-def load_learner(saved: Saved, shape: tuple[int, ...], classes: int, model: Any = None) -> Learner:
+def load_learner(
+    saved: Saved, shape: tuple[int, ...], classes: int, model: Any = None, frame: FrameEncoding | None = None
+) -> Learner:
     """The model that was saved, for samples of `shape`; a `CheckpointError` or `LearnerError` if it cannot be opened.
 
-    `model`: an untrained model of the class that was saved, into which the state is loaded.
+    `model`: an untrained model of the class that was saved, into which the state is loaded. `frame`: what its samples
+    are, if they were a data frame.
     """
     try:
         found = _opened(saved, shape, classes) if model is None else _into(saved, as_learner(model, "model="))
         opened = found if isinstance(found, Learner) else OpenedModel(found, str(saved["described"]))
+        if saved.get("frames") is True:
+            if not isinstance(opened, SklearnLearner) or frame is None:
+                raise ValueError("a model of data frames without their columns")
+            opened.take_frames(frame)
+            return opened  # whether it answers depends on what its categories are called
         answers = opened.predict(np.zeros((2, *shape), np.float32))
         if answers.shape != (2, classes):
             raise ValueError(f"predictions of shape {answers.shape} instead of {(2, classes)}")
@@ -146,10 +156,8 @@ def load_learner(saved: Saved, shape: tuple[int, ...], classes: int, model: Any 
 
 def save_transformer(transformer: Any, owner: str) -> bytes:
     """A fitted transformer in the skops format; a `LearnerError` if it could not be loaded again."""
-    import skops.io
-
     try:
-        data: bytes = skops.io.dumps(transformer)
+        data = skops_archive.dump_estimator(transformer)
         load_transformer(data, transformer)
         return data
     except Exception as error:  # whatever its class holds
@@ -168,7 +176,7 @@ def load_transformer(data: bytes, own: Any = None) -> Any:
     if own is None:
         raise LearnerError(
             "A saved transformer of a class that is not scikit-learn's can only be loaded with one of that class.",
-            f"types that are not trusted: {', '.join(untrusted[:3])}",
+            _shown(untrusted),
             "In Python: codistill.load(path, prepare=...) with an unfitted transformer of that class.",
         )
     saved = skops_archive.read_outline(skops_archive.unzipped(data))["__class__"]
@@ -225,9 +233,16 @@ def _opened(saved: Saved, shape: tuple[int, ...], classes: int) -> Predictor:
             return open_model(Message.decode(saved["message"]), shape, classes)
     raise LearnerError(
         f"A saved model of the class {saved['class']} can only be loaded into a model of that class.",
-        f"types that are not trusted: {', '.join(untrusted[:3])}" if untrusted else "no model=",
+        _shown(untrusted) if untrusted else "no model=",
         "In Python: codistill.load(path, model=...) with an untrained model of that class.",
     )
+
+
+def _shown(untrusted: list[str]) -> str:
+    others = [name for name in untrusted if name != skops_archive.OWN_FUNCTION]
+    if not others:
+        return "a function of its owner's, which is not in the file"
+    return f"types that are not trusted: {', '.join(others[:3])}"
 
 
 def _into(saved: Saved, learner: Learner) -> Learner:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import importlib
 import io
 import json
 import math
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -143,7 +146,49 @@ def _without_padding(data: bytes) -> bytes:
 
 # Packages whose classes may be rebuilt, and single types of others.
 _OWN_PACKAGES = frozenset({"numpy", "scipy", "sklearn", "collections"})
-_OWN_TYPES = frozenset({"builtins.complex", "builtins.frozenset", "builtins.range", "functools.partial"})
+_OWN_TYPES = frozenset(
+    {"builtins.complex", "builtins.frozenset", "builtins.object", "builtins.range", "functools.partial"}
+)
+
+
+class OwnFunction:
+    """In a file: the place of a function of the owner's, such as that of a FunctionTransformer.
+
+    No code is saved, and none is imported by name: whoever opens the file puts in the functions of the model that it is
+    configured with, in their order. So functions without a name can be used as well.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __call__(self, *given: Any, **options: Any) -> Any:
+        raise RuntimeError("This file does not hold the function that belongs here.")
+
+    def __deepcopy__(self, memo: dict[Any, Any]) -> Any:
+        return memo.get(OwnFunction, {}).get(self.number, self)
+
+
+OWN_FUNCTION = f"{OwnFunction.__module__}.{OwnFunction.__qualname__}"
+
+
+def own_functions(estimator: Any) -> list[Any]:
+    """The functions among an estimator's options, at any depth, that belong to no library; each once."""
+    found: dict[int, Any] = {}
+
+    def look(values: Iterable[Any]) -> None:
+        for value in values:
+            function = value.func if isinstance(value, functools.partial) else value
+            if isinstance(function, FunctionType):
+                if function.__module__.split(".")[0] not in _OWN_PACKAGES:
+                    found.setdefault(id(value), value)
+            elif isinstance(value, list | tuple):
+                look(value)
+            elif isinstance(value, dict):
+                look(value.values())
+
+    if callable(getattr(estimator, "get_params", None)) and not isinstance(estimator, type):
+        look(estimator.get_params().values())
+    return list(found.values())
 
 
 def dump_estimator(estimator: Any) -> bytes:
@@ -151,6 +196,9 @@ def dump_estimator(estimator: Any) -> bytes:
     from skops.io.exceptions import UnsupportedTypeException
 
     try:
+        places = {id(each): OwnFunction(number) for number, each in enumerate(own_functions(estimator))}
+        if places:
+            estimator = copy.deepcopy(estimator, places)
         return bytes(skops.io.dumps(estimator))
     except (UnsupportedTypeException, TypeError, AttributeError, ValueError) as error:
         raise CheckpointError(
@@ -169,13 +217,18 @@ def load_own_estimator(data: bytes, like: Any) -> Any:
     packages = _OWN_PACKAGES | {type(part).__module__.split(".")[0] for part in parts} - {"builtins"}
     try:
         untrusted = skops.io.get_untrusted_types(data=data)
-        foreign = [name for name in untrusted if name not in _OWN_TYPES and name.split(".")[0] not in packages]
+        own = dict(enumerate(own_functions(like)))
+        known = _OWN_TYPES | ({OWN_FUNCTION} if own else set())
+        foreign = [name for name in untrusted if name not in known and name.split(".")[0] not in packages]
         if foreign:
             raise ValueError(f"foreign types {', '.join(foreign)}")
         _check_calls(data)
         model = skops.io.loads(data, trusted=untrusted)
         if type(model) is not type(like):
             raise ValueError(f"a {type(model).__name__} in place of a {type(like).__name__}")
+        if own and OWN_FUNCTION in untrusted:
+            functions: dict[Any, Any] = {OwnFunction: own}
+            model = copy.deepcopy(model, functions)
     except Exception as error:
         raise CheckpointError(
             "A saved model must be of the class that the agent is configured with.",
