@@ -15,6 +15,7 @@ from typing import Any
 import draw_rounds
 
 from codistill.core.spec import OPTIONS
+from codistill.data.columns import Column
 from codistill.data.partition import KINDS
 from codistill.engine.safeguard import Safeguard
 from codistill.experiments.recipe import PLACES, AgentEntry, Data
@@ -198,6 +199,12 @@ of the mixing matrix); the report draws the graph.
 """
 
 
+COLUMNS = """\
+A column's name and its kind (`ward = "category"`), or its kind with settings:
+`admitted = { kind = "date", format = "%d.%m.%Y", parts = ["days", "month"] }`. A file `schema` holds the same lines.
+`codistill data FILE` suggests them."""
+
+
 FAULTS = """\
 Injected faults, deterministic in the seed; rounds are counted from 1. Kinds:
 
@@ -254,7 +261,7 @@ Defaults are those of Python; where a recipe has another, it is in the table abo
 
 def page() -> str:
     """The whole page."""
-    parts = [HEAD, table("[data]", Data), table("[[agents]]", AgentEntry)]
+    parts = [HEAD, table("[data]", Data), table("[data.columns]", Column, COLUMNS), table("[[agents]]", AgentEntry)]
     for kind, cls in KINDS.items():
         note = (cls.__doc__ or "").strip().partition("\n")[0]
         if dataclasses.fields(cls):

@@ -234,7 +234,7 @@ def test_an_agent_file_that_is_none(text: str, code: int, words: str, here: Path
         ("held_by_agents = true", "needs the number of classes"),
         (
             'held_by_agents = true\nclasses = 2\nname = "digits"',
-            "exactly one of name, sources, file, files, held_by_agents",
+            "exactly one of name, sources, file, files, folder, held_by_agents",
         ),
         ("held_by_agents = true\nclasses = 2\npublic = 5", "'public' beside 'held_by_agents'"),
         ('name = "digits"\nclasses = 2', "class_names and public_file go with held_by_agents"),

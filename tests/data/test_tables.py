@@ -104,7 +104,7 @@ def changed(column, value, row=3):
 @pytest.mark.parametrize(
     ("frame", "options", "kind", "phrases"),
     [
-        (toy_frame(), {"ids": []}, DataError, ["column 'city' of type", "'drop' or 'ids'"]),
+        (toy_frame(), {"ids": []}, DataError, ["column 'city'", "'drop' or 'ids'", 'city = "category"']),
         (toy_frame(), {"label": "kin"}, DataError, ["the column 'kin'", "Did you mean 'kind'?"]),
         (toy_frame(), {"drop": ["nope"]}, DataError, ["the column 'nope'", "'height', 'kind'"]),
         (toy_frame(), {"ids": ["citty"]}, DataError, ["the column 'citty'", "Did you mean 'city'?"]),
@@ -120,7 +120,12 @@ def changed(column, value, row=3):
         (changed("height", 1e300), {}, DataError, ["1e+300 in column 'height', data row 4", "32 bits"]),
         (changed("kind", None, 0), {}, DataError, ["column 'kind', data row 1 (the first row is 1)"]),
         (changed("city", None), {}, DataError, ["column 'city', data row 4"]),
-        (changed("height", "tall"), {}, DataError, ["'height' of type", "'tall' in data row 4", 'height = "category"']),
+        (
+            changed("height", "tall"),
+            {},
+            DataError,
+            ["'height': numbers and 'tall' in data row 4", 'missing_values = ["tall"]'],
+        ),
         (
             toy_frame(),
             {"label": "height", "drop": ["note", "kind"]},
@@ -169,7 +174,7 @@ def test_an_unreadable_file_is_named(tmp_path, name, content):
 def test_a_missing_file_and_an_unknown_kind_of_file_are_named(tmp_path):
     with pytest.raises(DataError, match=r"must be a readable \.csv file.*nowhere.csv"):
         read_table(tmp_path / "nowhere.csv", "label")
-    with pytest.raises(DataError, match=r"\.csv or a \.parquet file. Found: .*t\.xlsx"):
+    with pytest.raises(DataError, match=r"\.csv, \.tsv or \.parquet file. Found: .*t\.xlsx"):
         read_table(tmp_path / "t.xlsx", "label")
 
 

@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import inspect
 import io
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 _PICTURES = ("png", "svg", "pdf")
 _LONGEST_NAME = 20
+_FEW = 10
 
 
 def add_parsers(commands: argparse._SubParsersAction[Any]) -> None:
@@ -32,9 +34,13 @@ def add_parsers(commands: argparse._SubParsersAction[Any]) -> None:
     protocols.add_argument("name", nargs="?", help="show one protocol, with its hyper-parameters")
     add_command(commands, "learners", _learners, "list all learners that a recipe can name")
 
-    text = "list the data sets at hand; or show how a recipe partitions its data"
+    text = "list the data sets at hand; or show a table, a folder of classes, or a recipe"
     data = add_command(commands, "data", _data, text)
-    data.add_argument("recipe", type=Path, nargs="?", help="show this recipe's partition and graph of agents")
+    data.add_argument(
+        "recipe", type=Path, nargs="?", metavar="RECIPE|FILE|FOLDER",
+        help="a recipe: its partition and graph of agents; a .csv, .tsv or .parquet file: its columns, and settings "
+        "that would make features of them; a folder: the texts or images of each class",
+    )  # fmt: skip
     data.add_argument("--out", type=Path, metavar="FILE", help="write the partition as a picture (.png, .svg, .pdf)")
     add_recipe_arguments(data)
     add_trust_argument(data)
@@ -50,6 +56,10 @@ def add_parsers(commands: argparse._SubParsersAction[Any]) -> None:
 
 
 def _data(options: argparse.Namespace) -> int:
+    if options.recipe is not None and options.recipe.is_dir():
+        return _show_folder(options.recipe)
+    if options.recipe is not None and options.recipe.suffix.lower() in (".csv", ".tsv", ".parquet"):
+        return _show_table(options.recipe)
     if options.recipe is not None:
         return _show_partition(options)
     from codistill.data.datasets import catalogue
@@ -60,6 +70,63 @@ def _data(options: argparse.Namespace) -> int:
     ]
     print_table(("data set", "where", "train", "test", "sample", "classes", "problem"), rows)
     print("More: put <name>.npz files in a folder and name it with --data-dir or CODISTILL_DATA.")
+    return 0
+
+
+def _show_table(path: Path) -> int:
+    """The columns of a file, and what to write in a recipe to make features of them."""
+    from codistill.data.cells import SEPARATORS, find_separator
+    from codistill.data.problems import find_problems, toml_advice
+    from codistill.data.tables import read_file
+
+    frame = read_file(path)
+    problems = {each.column: each for each in find_problems(frame, {}, f"table {path}")}
+    rows = []
+    for name, values in frame.items():
+        one = problems.get(str(name))
+        cells = values.dropna()
+        examples = ", ".join(str(value)[:_LONGEST_NAME] for value in cells.drop_duplicates()[:3]) if len(cells) else ""
+        kind = "" if one is None else "drop" if one.drop else "" if one.kind is None else str(one.kind["kind"])
+        found = "" if one is None else f"{one.found}{f' ({one.note})' if one.note else ''}"
+        rows.append((str(name), kind or "number", f"{values.isna().mean():.0%}", examples, found))
+    separator = ""
+    if path.suffix.lower() != ".parquet":
+        names = {character: name for name, character in SEPARATORS.items()}
+        separator = f", separated by {names[find_separator(path)]}s"
+    print(f"{path}: {len(frame):,} rows, {len(frame.columns)} columns{separator}")
+    print_table(("column", "could be", "missing", "values", "what to know"), rows)
+    advice = toml_advice([each for each in problems.values() if each.stops])
+    print(f"\nIn a recipe, but for the label column and ids:\n\n{advice}" if advice else "\nAll columns are numbers.")
+    return 0
+
+
+def _show_folder(folder: Path) -> int:
+    """The texts or images of each class in a folder."""
+    from codistill.data.folders import list_folder, look_at
+
+    found = list_folder(folder)
+    rows = [
+        (name, *(str(sum(label == number for _, label in part)) for part in (found.train, found.test)))
+        for number, name in enumerate(found.classes)
+    ]
+    print(f"{folder}: {len(found.files):,} {found.kind if found.kind == 'images' else 'texts'}")
+    if found.test:
+        print_table(("class", "train", "test"), rows)
+    else:
+        print_table(("class", "files"), [row[:2] for row in rows])
+    if found.others:
+        print("left out: " + ", ".join(f"{count} of {ending}" for ending, count in sorted(found.others.items())))
+    if found.kind == "images":
+        about, problems = look_at(found.files)
+        for what, values in (("sizes", [f"{w} x {h}" for _, (w, h) in about]), ("pixels", [mode for mode, _ in about])):
+            common = Counter(values).most_common(_FEW)
+            print(f"{what}: " + ", ".join(f"{value} ({count})" for value, count in common))
+        if problems:
+            print(f"unreadable: {len(problems)}")
+            print("\n".join(f"  {path}: {' '.join(str(error).split())}" for path, error in problems[:_FEW]))
+    print(f'\nIn a recipe:\n\n[data]\nkind = "{found.kind}"\nfolder = "{folder}"')
+    if found.kind == "images" and len({size for _, size in about}) > 1:
+        print("size = 64")
     return 0
 
 
@@ -126,7 +193,7 @@ def partition_text(counts: np.ndarray, agent_names: Sequence[str], class_names: 
 def columns_text(columns: Columns, missing: np.ndarray) -> str:
     """The kinds of a table's columns, and how much of the training samples' numbers is missing."""
     described = columns.describe()
-    numbers = [name for name, kind, _ in described if kind == "number"]
+    numbers = [f"{name}{f' ({how})' if how else ''}" for name, kind, how in described if kind == "number"]
     lines = [f"columns: {len(described)}, which become {missing.shape[1]} features"]
     if numbers:
         lines.append("  number: " + ", ".join(numbers))

@@ -19,11 +19,12 @@ The command line prints them without a traceback and exits with the class's `exi
 
 from __future__ import annotations
 
-import difflib
 import os
+import re
 import sys
 import sysconfig
 import traceback
+from collections import Counter
 from collections.abc import Collection, Iterable
 from pathlib import Path
 from types import CodeType
@@ -107,11 +108,54 @@ class PolicyError(NetworkError):
 def nearest(name: str, known: Iterable[str]) -> str:
     """Advice for an unknown name: the most similar known name, or all of them."""
     names = sorted(set(map(str, known)))
-    spelt = {each.lower(): each for each in names}
-    close = difflib.get_close_matches(str(name).lower(), spelt, n=1, cutoff=0.6)
-    if close:
-        return f"Did you mean '{spelt[close[0]]}'?"
-    return f"Known: {', '.join(names)}."
+    found = closest(str(name), names)
+    return f"Did you mean '{found}'?" if found is not None else f"Known: {', '.join(names)}."
+
+
+_ALIKE = 0.6  # of names: the share of letters, or of words, that they have in common
+_COMPARED = 80  # letters of a name
+
+
+def closest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that was probably meant: by edit distance, in any order of its words, and by shared words."""
+    wanted = name[:_COMPARED].lower().strip()
+    own = _words(wanted)
+    best, likeness = None, (_ALIKE, -1.0)
+    for each in sorted(set(known)):
+        other = each[:_COMPARED].lower().strip()
+        words = _words(other)
+        shared = (Counter(own) & Counter(words)).total()
+        by_letters = _similarity(wanted, other)
+        by_words = 2 * shared / max(1, len(own) + len(words))
+        found = max(by_letters, by_words, _similarity(" ".join(own), " ".join(words))), by_letters
+        if found > likeness:
+            best, likeness = each, found
+    return best
+
+
+def _words(text: str) -> list[str]:
+    return sorted(re.findall(r"[^\W_]+", text))
+
+
+def _similarity(one: str, other: str) -> float:
+    """1 - the edit distance as a share of the longer text; 0 where that is less than what counts as alike."""
+    longer = max(len(one), len(other), 1)
+    common = (Counter(one) & Counter(other)).total()  # letters that no edit can add to
+    return 0.0 if common < _ALIKE * longer else 1 - edit_distance(one, other) / longer
+
+
+def edit_distance(one: str, other: str) -> int:
+    """How many letters to insert, drop, replace or swap with their neighbour until one text is the other."""
+    before: list[int] = []
+    row = list(range(len(other) + 1))
+    for i, letter in enumerate(one, 1):
+        earlier, before, row = before, row, [i]
+        for j, its in enumerate(other, 1):
+            cost = min(before[j] + 1, row[j - 1] + 1, before[j - 1] + (letter != its))
+            if i > 1 < j and letter == other[j - 2] and one[i - 2] == its:
+                cost = min(cost, earlier[j - 2] + 1)
+            row.append(cost)
+    return row[-1]
 
 
 # --- the line of user code (a protocol, a model, a script) that an error is about

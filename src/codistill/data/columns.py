@@ -1,18 +1,22 @@
-"""The columns of a table as features: numbers, categories and text."""
+"""The columns of a table as features: numbers, dates, categories and text."""
 
 from __future__ import annotations
 
+import json
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from zoneinfo import ZoneInfo
 
 import numpy as np
 
 from codistill.core.errors import DataError, RecipeError, nearest
 from codistill.core.settings import check_settings, from_table, setting
 from codistill.core.text import parse_toml
+from codistill.data.cells import PARTS, check_format, check_marks, dates_of, find_form, is_numeric, numbers_of
 from codistill.data.frames import column_names, listed, written_value
 
 if TYPE_CHECKING:
@@ -22,11 +26,11 @@ if TYPE_CHECKING:
 class Columns:
     """A schema: the columns of a table and their kinds. `transform` turns a frame into features (n, d).
 
-    `kinds` maps a column's name to its kind ("number", "category", "text") or to a table with the fields of `Column`.
-    If every category lists its `values` and no text is encoded by tfidf, the schema holds no statistics of the data:
-    organisations that agree on it make the same features without exchanging anything. Otherwise `fit` completes it
-    from a frame. Numbers come first, then categories, then text. A missing number or ordinal category is NaN; a
-    missing one-hot category is all zeros.
+    `kinds` maps a column's name to its kind ("number", "date", "category", "text") or to a table with the fields of
+    `Column`. If every category lists its `values` and no text is encoded by tfidf, the schema holds no statistics of
+    the data: organisations that agree on it make the same features without exchanging anything. Otherwise `fit`
+    completes it from a frame. Numbers come first, then dates, then categories, then text. A missing number, date or
+    ordinal category is NaN; a missing one-hot category is all zeros.
     """
 
     def __init__(self, kinds: Mapping[str, Any]) -> None:
@@ -47,10 +51,12 @@ class Columns:
     def fit(self, frame: pd.DataFrame, training: np.ndarray | None = None, owner: str = "the frame") -> Columns:
         """The same schema, completed from a frame.
 
-        Numeric columns that it does not name are numbers; categories are those that occur; the vocabulary and weights
-        of tfidf come from the rows `training` (unset: all).
+        Numeric columns that it does not name are numbers, also those that are written with a decimal comma or
+        separated thousands, where that is clear; categories are those that occur; the vocabulary and weights of tfidf
+        come from the rows `training` (unset: all).
         """
         frame = self._named(frame, owner)
+        self._check_kinds(frame, owner)
         found = {str(name): _completed(frame[name], self.columns.get(str(name)), owner) for name in frame.columns}
         fitted = Columns(found)
         rows = frame if training is None else frame.iloc[training]
@@ -71,8 +77,8 @@ class Columns:
 
     @property
     def numbers(self) -> int:
-        """The number of numeric features; they come first, and only they are scaled."""
-        return sum(column.kind == "number" for column in self.columns.values())
+        """The number of features of numbers and dates; they come first, and only they are scaled."""
+        return sum({"number": 1, "date": len(each.made_of)}.get(each.kind, 0) for each in self.columns.values())
 
     def feature_names(self) -> list[str]:
         """A name for each feature."""
@@ -82,6 +88,8 @@ class Columns:
                 names += [f"{name}={value}" for value in column.values or ()]
             elif column.kind == "text":
                 names += [f"{name}[{number}]" for number in range(self._width(name, column))]
+            elif column.kind == "date" and column.made_of != ("days",):
+                names += [f"{name}:{part}" for part in column.made_of]
             else:
                 names.append(name)
         return names
@@ -91,6 +99,10 @@ class Columns:
         shown = []
         for name, column in self._in_order():
             words = f"{column.encoding}, {self._width(name, column)} features" if column.kind == "text" else ""
+            if column.kind == "date":
+                words = ", ".join(column.made_of)
+            elif column.kind == "number":
+                words = ", ".join(f"{key} {value!r}" for key, value in column.options.items() if key != "kind")
             if column.kind == "category":
                 values = list(column.values or ())
                 some = ", ".join(values[:6]) + (", ..." if len(values) > 6 else "")
@@ -102,7 +114,7 @@ class Columns:
         """A fitted schema as plain values, one table per column."""
         tables = []
         for name, column in self.columns.items():
-            options = {key: value for key, value in asdict(column).items() if value is not None}
+            options: dict[str, Any] = {**column.options}
             vocabulary = self._vocabularies.get(name)
             if vocabulary is not None:
                 terms = sorted(vocabulary.vocabulary_, key=vocabulary.vocabulary_.__getitem__)
@@ -140,10 +152,19 @@ class Columns:
             )
         return frame if names == tuple(frame.columns) else frame.set_axis(list(names), axis=1)
 
+    def _check_kinds(self, frame: pd.DataFrame, owner: str) -> None:
+        """Raise an error that names all columns which hold no numbers and have no kind."""
+        from codistill.data.problems import find_problems, kinds_needed
+
+        found = [each for each in find_problems(frame, self.columns, owner, declared=False) if each.stops]
+        if found:
+            raise kinds_needed(found, owner)
+
     def _features(self, values: pd.Series[Any], column: Column, owner: str) -> np.ndarray:
         if column.kind == "number":
-            check_number(values, owner)
-            return values.to_numpy(dtype=np.float64, na_value=np.nan)[:, None]
+            return numbers_of(values, column, owner)[:, None]
+        if column.kind == "date":
+            return dates_of(values, column, owner)
         import pandas as pd
 
         written = values.astype(object).map(lambda value: "" if pd.isna(value) else written_value(value)).astype(str)
@@ -164,11 +185,9 @@ class Columns:
 
 
 def _completed(values: pd.Series[Any], column: Column | None, owner: str) -> Column:
-    """The column with its categories; without a kind it must be a number."""
-    if column is None or column.kind == "number":
-        check_number(values, owner)
+    """The column with its categories; without a kind it is a number."""
     if column is None:
-        return Column(kind="number")
+        return number_column(values)
     if column.kind != "category" or column.values is not None:
         return column
     present = sorted({written_value(value) for value in values.dropna()}, key=_by_number)
@@ -238,36 +257,14 @@ def _with_vocabulary(terms: Any, weights: np.ndarray, column: Column) -> Any:
     return made
 
 
-# --- what columns could be, for advice
-
-_MOST_CATEGORIES = 30
-
-
-def suggested_kinds(frame: pd.DataFrame) -> dict[str, str]:
-    """A kind for each column that holds no numbers: "category", "text" or "date"."""
-    from pandas.api.types import is_numeric_dtype
-
-    kinds = {}
-    for place, name in enumerate(map(str, frame.columns)):
-        values = frame.iloc[:, place].dropna()
-        if not is_numeric_dtype(values.dtype):
-            kinds[name] = _suggested(values)
-    return kinds
-
-
-def _suggested(values: pd.Series[Any]) -> str:
-    if values.dtype.kind in "mM":
-        return "date"
-    written = values.astype(str)
-    distinct = written.nunique()
-    words = written.str.count(" ").mean() if len(written) else 0
-    few = distinct <= _MOST_CATEGORIES or distinct * 10 <= len(written)
-    return "category" if few and words < 3 else "text"
-
-
 # --- one column
 
-ENCODINGS = {"number": (), "category": ("one_hot", "ordinal"), "text": ("hashing", "tfidf")}  # the first by default
+# The first by default.
+ENCODINGS = {"number": (), "date": (), "category": ("one_hot", "ordinal"), "text": ("hashing", "tfidf")}
+_OF_KIND = {
+    "category": ("values", "unknown"), "text": ("features",), "date": ("parts", "format", "timezone"),
+    "number": ("decimal", "thousands", "bounds"),
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -283,6 +280,18 @@ class Column:
     values: tuple[str, ...] | None = setting(None, "the categories, in order; unset: those that occur, sorted")
     unknown: str = setting("refuse", "what to do with other categories", choices=("refuse", "ignore"))
     features: int = setting(256, "number of features of a text; tfidf: at most", at_least=1, at_most=1 << 16)
+    parts: tuple[str, ...] | None = setting(
+        None, f"the numbers that a date becomes: {', '.join(PARTS)}; unset: days, since 1970-01-01"
+    )
+    format: str | None = setting(None, "how dates are written, such as %d.%m.%Y; unset: ISO 8601, such as 2026-03-31")
+    timezone: str | None = setting(None, "the zone that times with an offset are converted to; unset: UTC")
+    decimal: str = setting(".", 'the decimal mark of numbers, "." or ","')
+    thousands: str | None = setting(None, "what separates thousands of numbers: a comma, point, space or apostrophe")
+    bounds: str = setting(
+        "refuse",
+        "numbers below or above a limit, such as <1 and >5: refused, or their value",
+        choices=("refuse", "value"),
+    )
 
     def __post_init__(self) -> None:
         check_settings(self, "columns")
@@ -301,47 +310,65 @@ class Column:
                 "Correct the list, or leave it out.",
             )
 
+        for kind, names in _OF_KIND.items():
+            odd = [name for name in names if name in self.options and kind != self.kind]
+            if odd:
+                raise RecipeError(
+                    f"columns.{odd[0]} is for a {kind} column.",
+                    f"a {self.kind} column",
+                    "Remove it, or correct the kind.",
+                )
+        check_marks(self.decimal, self.thousands, "columns")
+        if self.kind == "date":
+            self._check_date()
+
+    def _check_date(self) -> None:
+        odd = [part for part in self.made_of if part not in PARTS]
+        if odd or not self.made_of or len(set(self.made_of)) < len(self.made_of):
+            raise RecipeError(
+                f"columns.parts of a date must list some of {', '.join(PARTS)}, each once.",
+                f"{list(self.made_of)}"[:80],
+                nearest(odd[0], PARTS) if odd else "Correct the list.",
+            )
+        wrong = None if self.format is None else check_format(self.format)
+        if wrong is not None:
+            raise RecipeError(
+                "columns.format must say how dates are written.",
+                f"{self.format!r}: {wrong}"[:160],
+                'Example: "%d.%m.%Y" for 31.03.2026.',
+            )
+        if self.timezone is not None:
+            try:
+                ZoneInfo(self.timezone)
+            except (KeyError, ValueError, OSError):
+                raise RecipeError(
+                    "columns.timezone must be the name of a time zone.",
+                    repr(self.timezone)[:80],
+                    'Example: "Europe/Berlin".',
+                ) from None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The fields that were set, as in a recipe."""
+        given = {each.name: getattr(self, each.name) for each in fields(self)}
+        defaults = {each.name: each.default for each in fields(self)}
+        return {name: value for name, value in given.items() if value != defaults[name]}
+
+    @property
+    def made_of(self) -> tuple[str, ...]:
+        """The numbers that a date becomes."""
+        return ("days",) if self.parts is None else self.parts
+
     @property
     def encoding(self) -> str:
         """The encoding; empty for numbers."""
         return self.encode or (*ENCODINGS[self.kind], "")[0]
 
 
-def check_number(values: pd.Series[Any], owner: str) -> None:
-    """Raise unless a column is empty or holds numbers that are finite in 32 bits."""
-    import pandas as pd
-
-    if not pd.api.types.is_numeric_dtype(values.dtype):
-        try:
-            bad = pd.to_numeric(values, errors="coerce").isna() & values.notna()
-        except OverflowError:  # integers beyond the range of floats
-            large = [len(f"{value}".lstrip("-")) for value in values]
-            row = int(np.argmax(large))
-            raise _too_large(f"a number of {large[row]} digits", values.name, row, owner) from None
-        if not bad.any() and values.isna().all():
-            return
-        row = int(bad.to_numpy(dtype=bool).argmax())
-        raise DataError(
-            f"Feature columns of {owner} must be numeric, or have a kind.",
-            f"column '{values.name}' of type {values.dtype}, with {f'{values.iloc[row]!r}'[:80]} in data row {row + 1}",
-            f'Set its kind, e.g. {_key(values.name)} = "category" or "text" in [data.columns]; encode it as numbers; '
-            "list it in 'drop' or 'ids'; or list such values in 'missing_values'.",
-        )
-    if pd.api.types.is_float_dtype(values.dtype):
-        numbers = values.to_numpy(dtype=np.float64, na_value=np.nan)
-        with np.errstate(over="ignore"):
-            bad_numbers = np.isinf(numbers.astype(np.float32))
-        if bad_numbers.any():
-            row = int(bad_numbers.argmax())
-            raise _too_large(f"{values.iloc[row]}", values.name, row, owner)
-
-
-def _too_large(number: str, column: Any, row: int, owner: str) -> DataError:
-    return DataError(
-        f"Numbers of {owner} must be finite in 32 bits.",
-        f"{number} in column '{column}', data row {row + 1} (the first row is 1)",
-        "Correct the cell, remove the row, or list the column in 'drop'.",
-    )
+def number_column(values: pd.Series[Any], decimal: str | None = None) -> Column:
+    """A column of numbers, by the form in which they are written."""
+    form = None if is_numeric(values) else find_form(values, decimal)
+    return Column(kind="number") if form is None else Column(kind="number", **form._asdict())
 
 
 def as_column(name: str, kind: Any) -> Column:
@@ -352,7 +379,7 @@ def as_column(name: str, kind: Any) -> Column:
         kind = {"kind": kind}
     if not isinstance(kind, Mapping):
         raise RecipeError(
-            f"Column '{name}' must have a kind or a table.", f"{kind!r}"[:80], f'Write {_key(name)} = "category".'
+            f"Column '{name}' must have a kind or a table.", f"{kind!r}"[:80], f'Write {toml_key(name)} = "category".'
         )
     if kind.get("kind") not in list(ENCODINGS):
         raise RecipeError(
@@ -367,6 +394,7 @@ def as_column(name: str, kind: Any) -> Column:
     return made
 
 
-def _key(name: Any) -> str:
+def toml_key(name: Any) -> str:
     """A column's name as a key of TOML."""
-    return str(name) if str(name).replace("_", "").replace("-", "").isalnum() else f'"{name}"'
+    bare = re.fullmatch(r"[A-Za-z0-9_-]+", str(name))
+    return str(name) if bare else json.dumps(str(name), ensure_ascii=False)

@@ -286,12 +286,23 @@ def from_folder(name: str, data_dir: str | Path | None, task: str | None) -> Dat
 
 def find_table(path: str, data_dir: str | Path | None) -> Path:
     """A recipe's table: an absolute path if it was found beside the recipe, otherwise a file of the data folder."""
+    return _find(path, data_dir, "table", "file")
+
+
+def find_folder(path: str, data_dir: str | Path | None) -> Path:
+    """The same for a folder of files."""
+    return _find(path, data_dir, "folder", "folder")
+
+
+def _find(path: str, data_dir: str | Path | None, what: str, kind: str) -> Path:
     folder = None if Path(path).is_absolute() else data_folder(data_dir)
-    if Path(path).is_absolute() or (folder is not None and (folder / path).is_file()):
-        return folder / path if folder else Path(path)
+    if Path(path).is_absolute():
+        return Path(path)
+    if folder is not None and ((folder / path).is_file() if kind == "file" else (folder / path).is_dir()):
+        return folder / path
     raise DataError(
-        f"The table '{path}' must be beside the recipe or in the data folder.",
-        f"no such file; the data folder is {folder or 'not set'}",
+        f"The {what} '{path}' must be beside the recipe or in the data folder.",
+        f"no such {kind}; the data folder is {folder or 'not set'}",
         f"Check the name, or set the data folder with --data-dir or {FOLDER_VARIABLE}.",
     )
 

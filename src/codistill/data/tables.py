@@ -1,4 +1,4 @@
-"""Data sets from CSV and Parquet files: one file for all, or one file per agent."""
+"""Data sets from CSV and Parquet files, of features or of texts: one file for all, or one file per agent."""
 
 from __future__ import annotations
 
@@ -12,9 +12,18 @@ import numpy as np
 import pandas as pd
 
 from codistill.core.errors import DataError, RecipeError, nearest
-from codistill.data.columns import Columns, check_number
-from codistill.data.frames import listed, written_value
+from codistill.data.cells import (
+    SEPARATORS,
+    find_form,
+    find_separator,
+    is_numeric,
+    unclear_as_text,
+    written_in,
+)
+from codistill.data.columns import Columns, number_column
+from codistill.data.frames import TEXT, listed, written_value
 from codistill.data.labels import REGRESSION, check_label_mapping, check_spelling, mapped_labels
+from codistill.data.problems import Problem, find_problems, table_error
 from codistill.data.split import check_split, hold_out, scaled, strata
 from codistill.data.validation import Dataset
 
@@ -38,6 +47,10 @@ class TableOptions:
     label_above: float | None = None
     label_map: Mapping[str, str] | None = None
     task: str | None = None
+    separator: str | None = None
+    decimal: str | None = None
+    text: str | None = None
+    is_text: bool = False
 
     def __post_init__(self) -> None:
         check_split(self.test_fraction, self.seed, self.scale)
@@ -48,6 +61,11 @@ class TableOptions:
                 repr(self.missing),
                 nearest(str(self.missing), MISSING),
             )
+
+    def kinds(self, frame: pd.DataFrame) -> dict[str, Any]:
+        """The kinds of a table's columns, as given; and of others the decimal mark of their numbers, if it is known."""
+        marked = {str(name): number_column(frame[name], self.decimal) for name in frame if self.decimal is not None}
+        return {name: column for name, column in marked.items() if len(column.options) > 1} | dict(self.columns)
 
 
 def read_table(path: str | Path, label: str, *, by: str | None = None, **options: Any) -> Dataset:
@@ -63,11 +81,18 @@ def read_table(path: str | Path, label: str, *, by: str | None = None, **options
     `scale` is "standard" by default, see `load`. With `scale_per_agent`, each agent scales them by its own rows.
 
     Empty cells and `missing_values` are missing. `missing`: "keep" them as NaN, "impute" them at each agent even if its
-    model accepts NaN, "drop_rows" that have any, or "refuse".
+    model accepts NaN, "drop_rows" that have any, or "refuse". `separator` of the columns of a CSV file and `decimal`
+    mark of numbers: unset, they are found where they are clear.
+
+    With `is_text`, the samples are the strings in the column `text` (unset: "text", or the only one that is left), and
+    other columns are left out.
+
+    What is wrong with columns is one error, with the settings that would solve all of it.
     """
     made = TableOptions(label=label, **options)
     name = Path(path).stem
     frame = _read(Path(path), made)
+    _check_cells({f"table {path}": frame}, made)
     frame[label] = mapped_labels(frame[label], made.label_above, made.label_map, f"table '{name}'")
     return _dataset(name, frame, made, made.ids, by)
 
@@ -83,10 +108,7 @@ def read_tables(paths: Mapping[str, str | Path], label: str, **options: Any) -> 
         raise RecipeError("Tables per agent need at least one file.", "none", "Give one file per agent.")
     frames = {agent: _read(Path(path), made) for agent, path in paths.items()}
     first, example = next(iter(frames.items()))
-    labels = []
     for agent, frame in frames.items():
-        owner = f"the table of agent '{agent}'"
-        frame[label] = mapped_labels(frame[label], made.label_above, made.label_map, owner)
         odd = frame.columns.symmetric_difference(example.columns)
         if len(odd):
             raise DataError(
@@ -97,9 +119,14 @@ def read_tables(paths: Mapping[str, str | Path], label: str, **options: Any) -> 
         if "agent" in frame.columns:
             raise DataError(
                 "The column name 'agent' is reserved in tables per agent.",
-                f"a column 'agent' in {owner}",
+                f"a column 'agent' in the table of agent '{agent}'",
                 "Rename it, or list it in 'drop'.",
             )
+    _check_cells({f"table {paths[agent]}": frame for agent, frame in frames.items()}, made)
+    labels = []
+    for agent, frame in frames.items():
+        owner = f"the table of agent '{agent}'"
+        frame[label] = mapped_labels(frame[label], made.label_above, made.label_map, owner)
         labels.append(_labels(frame[label], owner, made.task))
     if len({values.dtype.kind for values in labels}) > 1:
         labels = [values.astype(str) for values in labels]
@@ -126,8 +153,20 @@ def _dataset(name: str, frame: pd.DataFrame, options: TableOptions, ids: Sequenc
         check_spelling(names, f"column '{options.label}' of {owner}")
     groups = strata(y, None if by is None else _plain(frame[by]))
     train, test = hold_out(groups, options.test_fraction, options.seed, f"Table '{name}'")
+    parts: dict[str, Any] = {
+        "y": y[train],
+        "y_test": y[test],
+        "classes": len(names),
+        "class_names": names,
+        "ids": {column: _plain(frame[column])[train] for column in ids},
+        "ids_test": {column: _plain(frame[column])[test] for column in ids},
+    }
+    if options.is_text:
+        column = _text_column(frame, options, owner)
+        texts = frame[column].astype(str).to_numpy(dtype=object)
+        return Dataset(name, x=texts[train], x_test=texts[test], **parts, text=column)
     features = frame.drop(columns=[options.label, *ids])
-    columns = Columns(options.columns).fit(features, train, owner)
+    columns = Columns(options.kinds(features)).fit(features, train, owner)
     x = columns.transform(features, owner)
     empty = np.isnan(x[train]).all(axis=0)
     if empty.any():
@@ -136,23 +175,12 @@ def _dataset(name: str, frame: pd.DataFrame, options: TableOptions, ids: Sequenc
             f"none in column '{columns.feature_names()[int(empty.argmax())]}'",
             "List the column in 'drop', or check 'missing_values'.",
         )
-    raw = Dataset(
-        name=name,
-        x=x[train],
-        y=y[train],
-        x_test=x[test],
-        y_test=y[test],
-        classes=len(names),
-        class_names=names,
-        ids={column: _plain(frame[column])[train] for column in ids},
-        ids_test={column: _plain(frame[column])[test] for column in ids},
-        columns=columns,
-    )
+    raw = Dataset(name, x=x[train], x_test=x[test], **parts, columns=columns)
     return raw if options.scale_per_agent else scaled(raw, options.scale, columns=columns.numbers)
 
 
 def _read(path: Path, options: TableOptions) -> pd.DataFrame:
-    """The file's label, id and feature columns; labels and ids complete, numbers finite."""
+    """The file's label, id and feature columns, or its texts."""
     label, drop, ids = options.label, options.drop, options.ids
     roles = [label, *drop, *ids]
     if len(set(roles)) < len(roles):
@@ -161,8 +189,8 @@ def _read(path: Path, options: TableOptions) -> pd.DataFrame:
             listed(sorted({column for column in roles if roles.count(column) > 1})),
             "List it once.",
         )
-    frame = read_file(path, options.missing_values)
-    for column in [*roles, *options.columns]:
+    frame = read_file(path, options.missing_values, options.separator)
+    for column in [*roles, *options.columns, *filter(None, [options.text])]:
         if column not in frame.columns:
             raise DataError(
                 f"Table {path} must have the column '{column}'.",
@@ -177,6 +205,8 @@ def _read(path: Path, options: TableOptions) -> pd.DataFrame:
                 f"Remove '{column}' from one of them.",
             )
     frame = frame.drop(columns=list(drop))
+    if options.is_text:
+        frame = frame[[label, *ids, _text_column(frame, options, f"table {path}")]]
     if options.missing == "drop_rows":
         frame = frame.dropna(ignore_index=True)
     features = [column for column in frame.columns if column not in roles]
@@ -186,32 +216,79 @@ def _read(path: Path, options: TableOptions) -> pd.DataFrame:
             f"{len(frame)} rows and {len(features)} feature columns",
             "Check the file, 'drop' and 'ids', and 'missing'.",
         )
-    for column in frame.columns:
-        if column not in [*roles, *options.columns]:
-            check_number(frame[column], f"table {path}")
-        gaps = frame[column].isna().to_numpy(dtype=bool)
-        if gaps.any() and (column in roles or options.missing == "refuse"):
-            row = int(gaps.argmax())
-            raise DataError(
-                f'Labels and ids of table {path} must be complete; with missing = "refuse", all cells.',
-                f"{frame[column].iloc[row]} in column '{column}', data row {row + 1} (the first row is 1)",
-                "Complete the cell, remove the row, or set missing = \"drop_rows\"; or list the column in 'drop'.",
-            )
-    return frame
+    return frame.assign(**{label: _numbers_of_labels(frame[label], options)})
 
 
-def read_file(path: Path, missing_values: Sequence[str] = ()) -> pd.DataFrame:
-    """A CSV or Parquet file with text column names; cells with one of `missing_values` are empty."""
+def _check_cells(frames: Mapping[str, pd.DataFrame], options: TableOptions) -> None:
+    """Raise one error about everything that is wrong with the cells of these tables, by their names."""
+    found: list[tuple[str, Problem]] = []
+    for owner, frame in frames.items():
+        roles = [options.label, *options.ids]
+        for column in frame.columns:
+            gaps = frame[column].isna().to_numpy(dtype=bool)
+            if gaps.any() and (column in roles or options.missing == "refuse" or options.is_text):
+                found.append((owner, _gap(frame[column], gaps, owner)))
+        features = frame.drop(columns=roles)
+        if not options.is_text:
+            problems = find_problems(features, Columns(options.columns).columns, owner, decimal=options.decimal)
+            found += [(owner, each) for each in problems if each.stops]
+    if found:
+        raise table_error(found, drop=options.drop, missing=options.missing_values, has_columns=bool(options.columns))
+
+
+def _gap(values: pd.Series[Any], gaps: np.ndarray, owner: str) -> Problem:
+    row = int(gaps.argmax())
+    more = f" and {gaps.sum() - 1} more" if gaps.sum() > 1 else ""
+    found = f"{values.iloc[row]} in column '{values.name}', data row {row + 1}"
+    error = DataError(
+        f'Labels, ids and texts of {owner} must be complete; with missing = "refuse", all cells.',
+        f"{found} (the first row is 1){more}",
+        "Complete the cell, remove the row, or set missing = \"drop_rows\"; or list the column in 'drop'.",
+    )
+    advice = 'complete the cell, or set missing = "drop_rows"'
+    return Problem(column=str(values.name), found=f"no value in data row {row + 1}{more}", note=advice, error=error)
+
+
+def _numbers_of_labels(column: pd.Series[Any], options: TableOptions) -> Any:
+    """Labels that are to be numbers, read by the form in which they are written."""
+    if is_numeric(column) or (options.task != REGRESSION and options.label_above is None):
+        return column
+    form = find_form(column, options.decimal)
+    return column if form is None else written_in(column, form)
+
+
+def _text_column(frame: pd.DataFrame, options: TableOptions, owner: str) -> str:
+    if options.text is not None:
+        return options.text
+    left = [str(name) for name in frame.columns if name not in (options.label, *options.ids, "agent")]
+    if len(left) != 1 and TEXT not in left:
+        raise RecipeError(
+            f"The column of texts of {owner} must be clear.",
+            f"columns {listed(left)}",
+            'Set text = "..." under [data] to one of them.',
+        )
+    return TEXT if TEXT in left else left[0]
+
+
+def read_file(path: Path, missing_values: Sequence[str] = (), separator: str | None = None) -> pd.DataFrame:
+    """A CSV or Parquet file with text column names; cells with one of `missing_values` are empty.
+
+    `separator`: the name of what separates the columns of a CSV file; unset: as its first rows say.
+    """
     kind = path.suffix.lower()
-    if kind not in (".csv", ".parquet"):
-        raise DataError("A table must be a .csv or a .parquet file.", f"{path}", "Convert it, or correct its name.")
+    if kind not in (".csv", ".tsv", ".parquet"):
+        raise DataError("A table must be a .csv, .tsv or .parquet file.", f"{path}", "Convert it, or correct its name.")
+    is_csv = kind != ".parquet"
+    between = SEPARATORS[separator] if separator is not None else find_separator(path) if is_csv else ","
     try:
         with warnings.catch_warnings():
             # pandas only warns when rows are longer than the header, and drops the surplus.
             warnings.simplefilter("error", pd.errors.ParserWarning)
-            is_csv = kind == ".csv"
             missing: dict[str, Any] = {"na_values": list(missing_values)} if missing_values else {}
-            frame = pd.read_csv(path, index_col=False, low_memory=False, **missing) if is_csv else pd.read_parquet(path)
+            reading = {"sep": between, "low_memory": False, **missing}
+            frame = pd.read_csv(path, index_col=False, **reading) if is_csv else pd.read_parquet(path)
+            if between != ",":
+                frame = unclear_as_text(frame, lambda at: pd.read_csv(path, **reading, usecols=at, dtype=str))
     except ImportError as problem:
         raise DataError(
             f"Table {path} needs the package 'pyarrow'.",

@@ -18,7 +18,8 @@ from torch.utils.data import Dataset as TorchDataset
 
 from codistill.core.errors import DataError
 from codistill.core.rng import Key, seed_libraries
-from codistill.data.frames import Names, as_frame, in_order
+from codistill.data.cells import is_numeric
+from codistill.data.frames import Names, as_frame, in_order, texts
 from codistill.data.labels import CLASSIFICATION, REGRESSION, LabelEncoding, agree_on_labels
 
 if TYPE_CHECKING:
@@ -94,6 +95,7 @@ class Dataset:
     ids_test: dict[str, np.ndarray] = field(default_factory=dict)
     columns: Columns | None = None  # of a table: what its features are made from
     scaling: Scaling | None = None  # what was done to the values as they were read
+    text: str | None = None  # the column of texts, if each sample is a text: then `x` is (samples,), of strings
 
 
 def checked_dataset(
@@ -149,8 +151,13 @@ def checked_dataset(
 
 
 def digest(x: np.ndarray) -> str:
-    """The SHA-256 of an array's type, shape and values, equal on any machine."""
+    """The SHA-256 of an array's type, shape and values (numbers or strings), equal on any machine."""
     array = np.asarray(x)
+    if array.dtype.hasobject and all(isinstance(each, str) for each in array.flat):
+        written = hashlib.sha256(f"text {array.shape}\n".encode())
+        for each in array.flat:
+            written.update(f"{len(each.encode())} {each}".encode())
+        return written.hexdigest()
     if array.dtype.hasobject:
         raise DataError("Only arrays of plain values have a digest.", "Python objects", "Convert them to numbers.")
     array = array.astype(array.dtype.newbyteorder("<"), copy=False)
@@ -222,17 +229,16 @@ _SHOWN = 8  # columns in a message
 
 def not_numbers(frame: pd.DataFrame, what: str) -> DataError:
     """All columns of a frame that hold no numbers, and what turns them into numbers."""
-    from codistill.data.columns import suggested_kinds
+    from codistill.data.problems import find_problems, python_advice
 
-    kinds = suggested_kinds(frame)
-    columns = ", ".join(f'"{name}": "{kind}"' for name, kind in kinds.items() if kind != "date")
-    dates = [name for name, kind in kinds.items() if kind == "date"]
-    do = [f"Encode them: codistill.Columns({{{columns}}}).fit(x).transform(x)."] if columns else []
-    do += [f'Write dates as days: (x["{name}"] - x["{name}"].min()).dt.days.' for name in dates[:1]]
-    do += ["Or use a scikit-learn pipeline that encodes them, as the model or as prepare=: it gets the frame as it is."]
-    types = dict(zip(map(str, frame.columns), frame.dtypes, strict=True))
-    shown = [f"'{name}' ({types[name]})" for name in kinds]
+    names = texts(frame.columns)
+    found = find_problems(frame.set_axis(list(names), axis=1), {}, what)
+    wanted = [each for each in found if each.kind or each.missing or (each.stops and each.drop)]
+    kinds = zip(names, frame.dtypes, strict=True)
+    shown = [f"'{name}' ({kind})" for place, (name, kind) in enumerate(kinds) if not is_numeric(frame.iloc[:, place])]
     more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
+    do = [f"Encode them: {python_advice(wanted)}."] if wanted else []
+    do += ["Or use a scikit-learn pipeline that encodes them, as the model or as prepare=: it gets the frame as it is."]
     return DataError(
         f"All values in {what} must be numbers.",
         f"column{'s' * (len(shown) > 1)} {', '.join(shown[:_SHOWN])}{more}",

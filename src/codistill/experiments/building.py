@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from codistill.core.errors import DataError, RecipeError
 from codistill.core.rng import generator, seed_libraries
 from codistill.data import datasets, tables
 from codistill.data.columns import Columns
-from codistill.data.datasets import SOURCE, data_folder, find_table
+from codistill.data.datasets import SOURCE, data_folder, find_folder, find_table
+from codistill.data.folders import read_folder
 from codistill.data.labels import ask_about_values
 from codistill.data.partition import ById
 from codistill.data.split import own_scaler, with_validation_part
@@ -34,7 +36,7 @@ _DIGITS = 19  # of an integer; longer labels, such as keys, are names
 # Keys of [data] that say how a table is read.
 _READING = (
     "label", "label_above", "label_map", "drop", "ids", "missing", "missing_values", "test_fraction", "scale",
-    "scale_per_agent", "task",
+    "scale_per_agent", "task", "separator", "decimal", "text",
 )  # fmt: skip
 
 
@@ -62,9 +64,23 @@ def load_data(recipe: Recipe, data_dir: str | None = None) -> Dataset:
             size=data.size,
             channels=data.channels,
         )
+    elif data.folder is not None:
+        whole = read_folder(
+            find_folder(data.folder, folder),
+            kind=data.kind,
+            size=data.size,
+            channels=data.channels,
+            fit=data.fit,
+            test_fraction=data.test_fraction,
+            seed=seed,
+            samples=data.samples,
+            test_samples=data.test_samples,
+            scale=data.scale,
+        )
     else:
         columns = Columns(data.columns or {}) if data.schema is None else Columns.read(data.schema)
         options = {key: getattr(data, key) for key in _READING} | {"seed": seed, "columns": columns.columns}
+        options["is_text"] = data.kind == "text"
         if data.file is not None:
             whole = tables.read_table(find_table(data.file, folder), **options, by=by)
         else:
@@ -158,7 +174,12 @@ def load_and_split(recipe: Recipe, data_dir: str | None = None) -> tuple[Dataset
     if not recipe.data.public:
         return data, None
     public, data = datasets.split_public(data, recipe.data.public, recipe.seed)
-    return data, public
+    return data, as_given(data, public)
+
+
+def as_given(data: Dataset, x: np.ndarray) -> Any:
+    """Samples as agents take them: texts as a series with the name of their column."""
+    return x if data.text is None else pd.Series(x, name=data.text)
 
 
 def _make_agents(recipe: Recipe, data: Dataset, wanted: frozenset[str] | None = None) -> list[Agent]:
@@ -170,14 +191,21 @@ def _make_agents(recipe: Recipe, data: Dataset, wanted: frozenset[str] | None = 
         test = None
         if by is not None and by in data.ids_test:  # test samples from where its training samples are from
             own = np.isin(data.ids_test[by], data.ids[by][part])
-            test = (data.x_test[own], data.y_test[own]) if own.any() else None
+            test = (as_given(data, data.x_test[own]), data.y_test[own]) if own.any() else None
+        if data.text is not None and entry.kind != "pipeline" and not is_own(entry.kind):
+            raise RecipeError(
+                "A learner of texts must be a pipeline that begins with a vectoriser, or a file of your own.",
+                f"'{entry.kind}' for agent '{name}'",
+                'Write learner = { kind = "pipeline", steps = ["TfidfVectorizer", "logistic_regression"] }.',
+            )
         seed_libraries(recipe.seed, name, "model")
         model = make_learner(entry.kind, entry.options, data.x.shape[1:], data.classes, load_own)
         set_device(model, entry.device, name)
         if recipe.data.missing == "impute":
             model.takes_missing = False
         scaler = _own_scaler(recipe.data, data)
-        agents.append(Agent(name, model, data.x[part], data.y[part], test=test, prepare=scaler, choices=entry.choices))
+        x, y = as_given(data, data.x[part]), data.y[part]
+        agents.append(Agent(name, model, x, y, test=test, prepare=scaler, choices=entry.choices))
     return agents
 
 
@@ -187,14 +215,15 @@ def build(recipe: Recipe, data_dir: str | None = None) -> tuple[Federation, Data
     agents = _make_agents(recipe, data)
     # Integers in a label column may be values to predict; words, and data sets by name, have classes.
     numbers = all(name.removeprefix("-").isdecimal() and len(name) <= _DIGITS for name in data.class_names)
-    if recipe.data.task is None and not recipe.data.by_name and data.y.ndim == 1 and numbers:
+    named = recipe.data.by_name or recipe.data.folder is not None
+    if recipe.data.task is None and not named and data.y.ndim == 1 and numbers:
         values = np.array([int(name) for name in data.class_names])
         ask_about_values(values, len(data.y) + len(data.y_test), regressors(agents))
     federation = Federation(
         agents,
         recipe.protocol,
         public=public,
-        test=(data.x_test, data.y_test),
+        test=(as_given(data, data.x_test), data.y_test),
         seed=recipe.seed,
         classes=data.classes,
         scores=recipe.scores,

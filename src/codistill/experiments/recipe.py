@@ -17,6 +17,7 @@ from codistill.core.settings import OF_THE_MODEL, check_settings, from_table, re
 from codistill.core.spec import RunSpec, option
 from codistill.core.text import parse_toml
 from codistill.data import partition as partitions
+from codistill.data.cells import SEPARATORS, check_marks
 from codistill.data.columns import Columns
 from codistill.data.labels import TASKS, check_label_mapping
 from codistill.data.partition import KINDS as PARTITIONS
@@ -37,10 +38,19 @@ from codistill.wire.compression import Compression
 # --- The tables [data] and [[agents]].
 
 _OF_TABLES = (  # keys of [data]
-    "label", "label_above", "label_map", "drop", "ids", "columns", "schema", "missing", "missing_values",
+    "label", "label_above", "label_map", "drop", "ids", "columns", "schema", "missing", "missing_values", "separator",
+    "decimal",
 )  # fmt: skip
 MOST_AGENTS = 100_000  # of a recipe: each takes some 40 KB, whatever its model
 _OF_NAMES = ("samples", "test_samples", "size", "channels")
+# Keys of [data] that mean nothing for these sources.
+_IDLE = {
+    "a data set by name": (*_OF_TABLES, "fit", "text"),
+    "a table of features": (*_OF_NAMES, "fit", "text"),
+    "a table of texts": (*_OF_NAMES, "fit", "columns", "schema", "decimal", "scale", "scale_per_agent"),
+    "a folder of texts": (*_OF_TABLES, "size", "channels", "fit", "text", "scale", "scale_per_agent", "task"),
+    "a folder of images": (*_OF_TABLES, "text", "scale_per_agent", "task"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,9 +61,19 @@ class Data:
     sources: tuple[str, ...] | None = setting(
         None, "several such data sets of one task as one; the id 'source' of a sample names its own"
     )
+    kind: str = setting(
+        "table", "what samples are: rows of a table (or as a data set by name has them), texts, or images in a folder",
+        choices=("table", "text", "images"),
+    )  # fmt: skip
     file: str | None = setting(None, "a CSV or Parquet file instead of a name")
     files: dict[str, str] | None = setting(None, "one CSV or Parquet file per agent: name = path")
+    folder: str | None = setting(
+        None, "a folder with a folder for each class: of .txt files (kind = text) or of images (kind = images)"
+    )
     label: str | None = setting(None, "the label column of a table")
+    text: str | None = setting(
+        None, "with kind = text: the column of texts of a table; unset: 'text', or the only one that is left"
+    )
     label_above: float | None = setting(None, "two classes: label values above this number, and all others")
     label_map: dict[str, str] | None = setting(None, "the class of each value of the label column: value = class")
     task: str | None = setting(
@@ -68,15 +88,21 @@ class Data:
         None, "resize images to squares of so many pixels, bilinearly with antialiasing", at_least=1, at_most=4096
     )
     channels: int | None = setting(
-        None, "channels of images: grey ones are repeated, 3 become 1 by their luma", at_least=1, at_most=64
-    )
+        None, "channels of images: grey ones are repeated, 3 become 1 by their luma; of a folder: 1 or 3; unset: 1 if "
+        "all are grey", at_least=1, at_most=64,
+    )  # fmt: skip
+    fit: str | None = setting(
+        None, "how images of a folder become squares: cropped around the centre, padded with black, or stretched; "
+        "unset: crop", choices=("crop", "pad", "stretch"),
+    )  # fmt: skip
     test_fraction: float = setting(0.2, "test share where there is no test set", above=0, at_most=0.9)
     validation: float = setting(
         0.0, "share of the training samples to measure on in place of the test set, to choose settings", at_least=0,
         at_most=0.9,
     )  # fmt: skip
     columns: dict[str, str | dict[str, Any]] | None = setting(
-        None, "columns of a table that are no numbers: name = kind (category, text), or a table with kind and options"
+        None,
+        "columns of a table that are no numbers: name = kind (date, category, text), or a table with kind and options",
     )
     schema: str | None = setting(None, "a file that says the same of all columns, agreed on by all organisations")
     missing: str = setting(
@@ -84,6 +110,12 @@ class Data:
         "dropped; or refused", choices=("keep", "impute", "drop_rows", "refuse"),
     )  # fmt: skip
     missing_values: tuple[str, ...] = setting((), "cells that mean the same as an empty one, such as ?")
+    separator: str | None = setting(
+        None, "what separates the columns of a CSV file; unset: found, if it is clear", choices=tuple(SEPARATORS)
+    )
+    decimal: str | None = setting(
+        None, 'the decimal mark of numbers in a table, "." or ","; unset: found for each column, if it is clear'
+    )
     scale: str | None = setting(
         None, "how samples are scaled; unset: as suits the data", choices=("unit", "standard", "robust", "none")
     )
@@ -100,11 +132,11 @@ class Data:
 
     def __post_init__(self) -> None:
         check_settings(self, "data")
-        given = [key for key in ("name", "sources", "file", "files") if getattr(self, key) is not None]
+        given = [key for key in ("name", "sources", "file", "files", "folder") if getattr(self, key) is not None]
         given += ["held_by_agents"] if self.held_by_agents else []
         if len(given) != 1:
             raise RecipeError(
-                "[data] needs exactly one of name, sources, file, files, held_by_agents.",
+                "[data] needs exactly one of name, sources, file, files, folder, held_by_agents.",
                 f"{given or 'none'}",
                 "Keep one.",
             )
@@ -132,21 +164,50 @@ class Data:
                     f"Remove '{idle[0]}'.",
                 )
             return
-        if not self.by_name and self.label is None:
+        self._check_kind()
+        if not self.by_name and self.folder is None and self.label is None:
             raise RecipeError("[data] needs 'label', the label column of a table.", "no label", 'Add label = "column".')
         check_label_mapping(self.label_above, self.label_map)
+        check_marks(self.decimal, None, "data")
         if self.columns is not None and self.schema is not None:
             raise RecipeError(
                 "The columns of [data] are given twice.", "'columns' beside 'schema'", "Keep one of them."
             )
         Columns(self.columns or {})
-        useless = [key for key in (_OF_TABLES if self.by_name else _OF_NAMES) if key in changed]
+        source = "a data set by name" if self.by_name else self._source
+        useless = [key for key in _IDLE[source] if key in changed]
         if useless:
             raise RecipeError(
-                f"[data] {', '.join(_OF_TABLES)} go with a table (file, files); {', '.join(_OF_NAMES)} with a name.",
+                f"[data] '{useless[0]}' means nothing for {source}.",
                 f"'{useless[0]}' beside '{given[0]}'",
                 f"Remove '{useless[0]}'.",
             )
+
+    def _check_kind(self) -> None:
+        fitting = {"table": ("file", "files"), "text": ("file", "files", "folder"), "images": ("folder",)}[self.kind]
+        if self.kind != "table" and not any(getattr(self, key) is not None for key in fitting):
+            raise RecipeError(
+                f'[data] kind = "{self.kind}" needs {" or ".join(fitting)}.',
+                "none of them",
+                f'Add {fitting[-1]} = "..."; a data set by name needs no kind.',
+            )
+        if self.kind == "table" and self.folder is not None:
+            raise RecipeError(
+                "[data] with a folder needs the kind of its files.",
+                'kind = "table"',
+                'Add kind = "images", or kind = "text".',
+            )
+        if self.kind == "images" and (self.channels not in (None, 1, 3) or (self.fit is not None and not self.size)):
+            raise RecipeError(
+                "[data] channels of images in a folder must be 1 or 3, and 'fit' needs 'size'.",
+                f"channels = {self.channels}, size = {self.size}, fit = {self.fit}",
+                "Correct them.",
+            )
+
+    @property
+    def _source(self) -> str:
+        place = "a folder" if self.folder is not None else "a table"
+        return f"{place} of {'features' if self.kind == 'table' else self.kind.removesuffix('s') + 's'}"
 
     @property
     def by_name(self) -> bool:
@@ -457,8 +518,9 @@ def with_absolute_paths(tables: Mapping[str, Any], folder: Path) -> dict[str, An
         for key in ("schema", "public_file", "dir"):
             if isinstance(data.get(key), str):
                 data[key] = str(folder / data[key])
-        if isinstance(data.get("file"), str):
-            data["file"] = _beside(folder, data["file"])
+        for key in ("file", "folder"):
+            if isinstance(data.get(key), str):
+                data[key] = _beside(folder, data[key])
         if isinstance(data.get("files"), dict):
             data["files"] = {name: _beside(folder, str(path)) for name, path in data["files"].items()}
     if isinstance(protocol, dict) and is_own(protocol.get("name")):

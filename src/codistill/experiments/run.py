@@ -147,7 +147,7 @@ def report_on(folder: Path) -> Summary:
 def source_of(recipe: Recipe, data_dir: str | None) -> dict[str, Any]:
     """The recipe's tables, with the data folder that was used: whoever resumes need not name it again."""
     data = recipe.data
-    tables = filter(None, (data.file, *(data.files or {}).values()))
+    tables = filter(None, (data.file, data.folder, *(data.files or {}).values()))
     was_used = data.by_name or any(not Path(path).is_absolute() for path in tables)
     if data_dir is None or data.dir is not None or not was_used:
         return recipe.source

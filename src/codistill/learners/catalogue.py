@@ -39,7 +39,10 @@ ALIASES = {
     "support_vectors": "sklearn.svm.SVC",
     "xgboost": "xgboost.XGBClassifier",
 }
-_STEPS = ("sklearn.preprocessing", "sklearn.impute", "sklearn.decomposition", "sklearn.feature_selection")
+_STEPS = (
+    "sklearn.preprocessing", "sklearn.impute", "sklearn.decomposition", "sklearn.feature_selection",
+    "sklearn.feature_extraction.text",
+)  # fmt: skip
 _LIBRARIES = ("sklearn", "xgboost", "lightgbm")
 
 
@@ -190,6 +193,8 @@ def _estimator(path: str, options: Mapping[str, Any]) -> Any:
     cls = getattr(module, name)
     if not (isinstance(cls, type) and issubclass(cls, BaseEstimator)):
         raise LearnerError(f"'{path}' must be an estimator.", f"{cls!r}"[:80], "Name a class with fit and predict.")
+    pairs = [name for name, each in inspect.signature(cls).parameters.items() if isinstance(each.default, tuple)]
+    options = {key: tuple(v) if key in pairs and isinstance(v, list) else v for key, v in options.items()}  # as in TOML
     try:
         estimator = cls(**options)
     except TypeError as error:
