@@ -200,14 +200,15 @@ def read_sweep(path: Path, overrides: Sequence[str] = (), *, quick: bool = False
             f"none in {path}",
             "Write for example [sweep] and below it \"seed\" = [0, 1, 2]; or use 'codistill run'.",
         )
-    sweep = Sweep(tuple(_axis(key, values) for key, values in axes.items()), tables, path.resolve().parent)
+    sweep = Sweep(tuple(as_axis(key, values) for key, values in axes.items()), tables, path.resolve().parent)
     sweep = replace(sweep, compare=_compare(compare, sweep.lines))
     for _, recipe in sweep.runs:
         topology_of(recipe)  # every recipe is checked before any runs, and so is its graph
     return sweep
 
 
-def _axis(key: str, values: Any) -> Axis:
+def as_axis(key: str, values: Any, table: str = "sweep") -> Axis:
+    """The values of a field in [sweep], or another table of a recipe, each with a label."""
     if key == VARIANTS and not (isinstance(values, dict) and all(isinstance(each, dict) for each in values.values())):
         raise RecipeError(
             f"sweep.{VARIANTS} must be a table of named changes of the recipe.",
@@ -224,7 +225,7 @@ def _axis(key: str, values: Any) -> Axis:
             ]
             return Axis(key, dict(zip(labels, plain, strict=True)))
     raise RecipeError(
-        f"sweep.{key} must be a list of different values, or a table of named ones.",
+        f"{table}.{key} must be a list of different values{', or a table of named ones' if table == 'sweep' else ''}.",
         f"{values!r}"[:100],
         'Write for example "seed" = [0, 1, 2].',
     )
