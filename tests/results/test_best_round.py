@@ -18,8 +18,8 @@ def row(t: int, agent: str, **scores: Any) -> dict[str, Any]:
 ROWS = [
     row(1, "a", accuracy=0.9, validation_accuracy=0.4),
     row(1, "b", accuracy=0.9, validation_accuracy=0.6),
-    row(2, "a", accuracy=0.3, validation_accuracy=0.7, test_samples=20),
-    row(2, "b", accuracy=0.7, validation_accuracy=0.5, test_samples=20),
+    row(2, "a", accuracy=0.3, own_accuracy=0.8, validation_accuracy=0.7, test_samples=20),
+    row(2, "b", accuracy=0.7, own_accuracy=0.9, validation_accuracy=0.5, test_samples=20),
     row(3, "a", accuracy=0.8, validation_accuracy=0.3),
     row(3, "b", accuracy=0.8, validation_accuracy=0.9),
     {"round": 4, "agent": "a"},
@@ -35,7 +35,8 @@ def test_it_is_the_first_round_with_the_best_mean_and_says_the_test_score_there(
     assert (found.best.validation, found.best.test) == (pytest.approx(0.6), pytest.approx(0.5))
     assert (found.last.validation, found.last.test) == (pytest.approx(0.55), pytest.approx(0.5))
     assert found.sentence() == (
-        "best round by validation: 2 (validation 60.0 %, test 50.0 %); the last one: 5 (validation 55.0 %, test 50.0 %)"
+        "best round by validation: 2 (validation 60.0 %, test 50.0 %, own data 85.0 %); "
+        "the last one: 5 (validation 55.0 %, test 50.0 %)"
     )
     # Of each agent its own best round: the first of a's two with 0.7, and b's third.
     assert {name: (best.round, best.test) for name, (best, _) in found.agents.items()} == {"a": (2, 0.3), "b": (3, 0.8)}

@@ -23,6 +23,8 @@ class ScoredRound:
     """The score on the samples that agents hold out of their own."""
     test: float | None
     """The score on the common test set or, without one, on the agents' own test data; None: there are none."""
+    own: float | None
+    """The score on own data: own test data, or the common test set weighted by the agent's class counts."""
     test_samples: int
     """The number of common test samples behind it."""
 
@@ -51,6 +53,7 @@ class BestRound:
 
     def _words(self, scored: ScoredRound) -> str:
         values = {"validation": scored.validation, self.test_word: scored.test}
+        values |= {} if self.own_test else {"own data": scored.own}
         known = {what: value for what, value in values.items() if value is not None}
         return ", ".join(f"{what} {score_text(self.score.name, value)}" for what, value in known.items())
 
@@ -69,15 +72,16 @@ def find_best_round(rows: Sequence[Row], score: Score) -> BestRound | None:
         scored = {}
         for row in some:
             if f"{VALIDATION}{score.name}" in row and not row.get("lies"):
-                test = row.get(f"own_{score.name}" if own_test else score.name)
-                scored[row["agent"]] = ScoredRound(int(t), row[f"{VALIDATION}{score.name}"], test, row["test_samples"])
+                validation, own = row[f"{VALIDATION}{score.name}"], row.get(f"own_{score.name}")
+                test = own if own_test else row.get(score.name)
+                scored[row["agent"]] = ScoredRound(int(t), validation, test, own, row["test_samples"])
         for name, one in scored.items():
             of_agents.setdefault(name, []).append(one)
         if scored:
             several = list(scored.values())
             validation = sum(one.validation for one in several) / len(several)
-            test = mean_of_known([one.test for one in several])
-            means.append(ScoredRound(int(t), validation, test, several[0].test_samples))
+            test, own = (mean_of_known([getattr(one, key) for one in several]) for key in ("test", "own"))
+            means.append(ScoredRound(int(t), validation, test, own, several[0].test_samples))
     if not means:
         return None
     agents = {name: (_best(score, rounds), rounds[-1]) for name, rounds in of_agents.items()}
@@ -121,6 +125,10 @@ def best_round_table(rows: Sequence[Row], score: Score, *, page: bool = False) -
         "chosen by them alone",
         "the validation score of a chosen round is optimistic, its test score is not",
     ]
+    if not found.own_test and best.test is not None:
+        notes.append(
+            'validation samples have the classes of the agent\'s own data, as "own data"; test samples may not'
+        )
     if len(shown) < len(found.agents):
         notes.append(f"the first {len(shown)} of {len(found.agents):,} agents; the mean is of all")
     if best.test is not None and best.test_samples != last.test_samples:
