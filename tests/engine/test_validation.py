@@ -123,6 +123,12 @@ def test_a_baseline_that_pools_data_pools_what_agents_learn_from() -> None:
     kept = [X[start : start + 40][record_of(agent).kept] for start, agent in zip((0, 40), made.agents, strict=True)]
     assert rows_in(made.agents[1].shard.x) == rows_in(np.concatenate(kept))
     assert len(made.agents[0].shard) == 60
+    # Its scaling is fitted to what was pooled, and its validation samples are scaled by it.
+    record = record_of(made.agents[0])
+    places = np.setdiff1d(np.arange(40), record.kept)
+    assert record.validation is not None
+    np.testing.assert_allclose(record.prepared.transformer.mean_, np.concatenate(kept).mean(axis=0), rtol=1e-4)
+    np.testing.assert_array_equal(record.validation[0], record.prepared(X[:40][places]))
 
 
 def test_a_second_federation_holds_out_anew() -> None:
@@ -172,6 +178,9 @@ def test_early_stopping_watches_validation_samples_where_there_are_any() -> None
     ):
         stopping = cd.EarlyStopping(1, score=score)
         assert (stops_after(stopping, rounds), stopping.watched) == (stop, watched)
+    # A round in which the watched score could not be computed does not count: no other takes its place.
+    gap = [rounds[0], ended(2, accuracy=0.1), ended(3, validation_accuracy=0.6)]
+    assert stops_after(cd.EarlyStopping(1), gap) is None
     only_own = cd.EarlyStopping(1)
     assert stops_after(only_own, [ended(1, own_accuracy=0.9), ended(2, own_accuracy=0.8)]) == 2
     assert only_own.watched == "own_accuracy"

@@ -214,6 +214,8 @@ def test_other_test_samples_give_the_same_search_to_the_bit(home: Path, whole: F
     other = execute(read_search(home / "recipe.toml"), home, "other")
     assert other is not None
     assert files(home / "other", other) == first
+    facts = [(home / out / "own" / "seed-4" / "run.json").read_bytes() for out in ("whole", "other")]
+    assert facts[0] == facts[1]  # not even a digest of test samples
     write_data(home)
 
 
@@ -325,7 +327,7 @@ def test_the_end_says_what_the_search_was_worth(whole: Found) -> None:
     assert "smaller than the standard deviation over the seeds" in conclusion(chance)[-1]
 
 
-def test_an_error_is_minimised(tmp_path: Path) -> None:
+def test_an_error_is_minimised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = """
 [data]
 name = "linear"
@@ -345,9 +347,18 @@ kind = "simulation"
 trials = 2
 "agents.0.learner.alpha" = [1e-3, 1e6]
 """
+    import optuna
+
+    directions, create = [], optuna.create_study
+
+    def created(**options: Any) -> Any:
+        directions.append(options["direction"])
+        return create(**options)
+
+    monkeypatch.setattr(optuna, "create_study", created)
     found = execute(read(tmp_path, "", recipe), tmp_path, "out")
     assert found is not None
-    assert found.search.judged_by.name == "rmse"
+    assert (found.search.judged_by.name, directions) == ("rmse", ["minimize"])
     by_alpha = {trial.values["agents.0.learner.alpha"]: trial.score or 0.0 for trial in found.trials}
     assert by_alpha[1e6] < by_alpha[1e-3] == found.own.score  # more columns than 48 samples can show
     assert found.winner.values == {"agents.0.learner.alpha": 1e6}

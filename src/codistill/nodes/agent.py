@@ -176,7 +176,7 @@ def twin_of(agent: Agent) -> Agent:
         agent.name, model, *of.data, test=of.given_test, task=of.task, prepare=of.prepare, choices=agent.choices
     )
     mine = twin._record
-    mine.random_items, mine.named, mine.validation_split = of.random_items, of.named, of.validation_split
+    mine.random_items, mine.named = of.random_items, of.named
     mine.use_columns_of(of)
     return twin
 

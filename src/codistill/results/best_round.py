@@ -74,7 +74,7 @@ def find_best_round(rows: Sequence[Row], score: Score) -> BestRound | None:
             if f"{VALIDATION}{score.name}" in row and not row.get("lies"):
                 validation, own = row[f"{VALIDATION}{score.name}"], row.get(f"own_{score.name}")
                 test = own if own_test else row.get(score.name)
-                scored[row["agent"]] = ScoredRound(int(t), validation, test, own, row["test_samples"])
+                scored[row["agent"]] = ScoredRound(int(t), validation, test, own, row.get("test_samples", 0))
         for name, one in scored.items():
             of_agents.setdefault(name, []).append(one)
         if scored:
