@@ -19,6 +19,7 @@ from codistill.data.columns import Column
 from codistill.data.partition import KINDS
 from codistill.engine.safeguard import Safeguard
 from codistill.experiments.recipe import PLACES, AgentEntry, Data
+from codistill.experiments.search import Range, SearchOptions
 from codistill.experiments.sweep import Compare
 from codistill.network.options import Network
 from codistill.nodes.clock import Clock, Offline
@@ -61,6 +62,12 @@ agents, Byzantine ones too, and the hub have sent in all rounds. Exchanges and s
 round the mean of the agents that took part in it, summed over rounds. Measures of the protocols (such as the consensus
 error) are in `measures.png`. The table `[compare]` sets what the lines (the protocols, the variants, or else the values
 of the last axis) are compared with.
+
+## Searches
+
+A recipe with a table `[search]` names ranges in place of values: `codistill search RECIPE`. Trials are judged on
+samples that each agent holds out of its own, never on test samples. See
+[choose settings by validation](how-to/search.md).
 
 ## Results of a run
 
@@ -254,6 +261,15 @@ steps and bytes, as means over the seeds that reach it, and the number of these 
 lines reach it. The table shows their means and standard deviations."""
 
 
+SEARCH = """\
+For `codistill search` only: how trials are judged. All other keys are fields of the recipe, each with a range or a list
+of values. See [choose settings by validation](how-to/search.md)."""
+
+RANGE = """\
+`"protocol.temperature" = { low = 1, high = 20, log = true }`. Both ends are within the bounds of the field; a field of
+integers has integers. A list (`"protocol.local_epochs" = [1, 5, 20]`) is for values without an order, or for a few."""
+
+
 OPTIONS_NOTE = """\
 The arguments of `Federation.run` and, as far as they concern a hub, of `codistill.serve`, and where a recipe has them.
 Defaults are those of Python; where a recipe has another, it is in the table above."""
@@ -285,6 +301,8 @@ def page() -> str:
     parts.append(table("[network]", Network, NETWORK))
     parts.append(table("[ray]", RayCluster, RAY))
     parts.append(table("[compare]", Compare, COMPARE))
+    parts.append(table("[search]", SearchOptions, SEARCH))
+    parts.append(table("[search] a range", Range, RANGE))
     parts.append(run_options())
     return "\n".join(parts)
 

@@ -24,6 +24,7 @@ import pytest
 import codistill as cd
 from codistill.cli import make_parser
 from codistill.experiments.recipe import make_recipe
+from codistill.experiments.search import read_search
 from codistill.experiments.sweep import read_sweep
 from codistill.learners import architectures
 
@@ -163,6 +164,9 @@ def test_recipes_are_valid(page: Path, folder: Path) -> None:
         if "sweep" in tables:
             (folder / "sweep.toml").write_text(block.text, "utf-8")
             assert read_sweep(folder / "sweep.toml")
+        elif "search" in tables:
+            (folder / "search.toml").write_text(block.text, "utf-8")
+            assert read_search(folder / "search.toml").fields
         else:
             assert make_recipe(tables if "agents" in tables else AROUND | tables, folder)
 

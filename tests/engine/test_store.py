@@ -176,6 +176,14 @@ def test_what_is_no_metrics_file(tmp_path, content):
         read_rows(path)
 
 
+@pytest.mark.parametrize("name", ["accuracy", "own_accuracy", "validation_accuracy"])
+def test_an_accuracy_is_a_share(tmp_path, name):
+    path = tmp_path / METRICS
+    path.write_text(json.dumps({**row(1), name: 1.5}) + "\n")
+    with pytest.raises(CheckpointError, match=f"'{name}' is out of range"):
+        read_rows(path)
+
+
 def test_a_metrics_file_that_is_not_there(tmp_path):
     with pytest.raises(CheckpointError, match="must be a metrics file"):
         read_rows(tmp_path / METRICS)

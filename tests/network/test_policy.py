@@ -149,6 +149,12 @@ def test_what_is_withheld_is_not_in_the_scores(report: dict[str, bool], left: li
     assert sorted(make_policy({"report": report}).scored(scores)) == left
 
 
+def test_validation_scores_depend_on_own_samples_and_are_withheld_with_own_scores() -> None:
+    scores = {"accuracy": 0.5, "validation_accuracy": 0.6}
+    assert make_policy({"report": {"own_accuracy": False}}).scored(scores) == {"accuracy": 0.5}
+    assert make_policy({"report": {"accuracy": False}}).scored(scores) == {"validation_accuracy": 0.6}
+
+
 # --- the file ---------------------------------------------------------------------------------------
 
 MISTAKES = [

@@ -75,6 +75,22 @@ def add_parsers(commands: argparse._SubParsersAction[Any]) -> None:
     )
     add_recipe_arguments(sweep)
 
+    text = "choose settings of a recipe by its table [search], on validation samples"
+    search = add_command(
+        commands,
+        "search",
+        _search,
+        text,
+        f"{text}: each agent holds them out of its own samples, and test samples are not read. Ends with what the "
+        "recipe's own settings score on the same samples, and writes what was found as a recipe. Needs the extra "
+        "'search'.",
+    )
+    search.add_argument("recipe", type=Path, help="a TOML recipe with a table [search]")
+    search.add_argument(
+        "--out", type=Path, metavar="DIR", help="folder of the search; the same command goes on with what is there"
+    )
+    add_recipe_arguments(search)
+
     text = "several runs side by side, with means and intervals over seeds, and recall per class"
     compare = add_command(commands, "compare", _compare, text)
     compare.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="folders of runs")
@@ -178,6 +194,22 @@ def _sweep(options: argparse.Namespace) -> int:
             f"{len(jobs.failed)} of {len(sweep.runs)} have failed, and are not in the tables: {'; '.join(jobs.failed)}",
             "See their logs, named above. The same command again runs them, and only them.",
         )
+    return 0
+
+
+def _search(options: argparse.Namespace) -> int:
+    from codistill.experiments.search import check_installed, execute_search, read_search
+
+    check_installed()
+    search, folder = read_search(options.recipe, options.set), options.out or Path("runs") / options.recipe.stem
+    found = execute_search(search, folder, data_dir=options.data_dir)
+    if found is None:
+        print("stopped; to continue, give the same command again: finished trials are not repeated")
+        return 130
+    from codistill.experiments.search_view import show_search
+
+    for what, path in show_search(found, folder, make_console(_WIDTH), options.data_dir).items():
+        print(f"{what}: {path}")
     return 0
 
 

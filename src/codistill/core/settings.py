@@ -137,6 +137,11 @@ def _check_value(field: dataclasses.Field[Any], hint: Any, value: Any, name: str
             raise RecipeError(f"{name} must be {each}{must}.", f"{item!r}", f"Change its value ({_help(field)}).")
 
 
+def kinds_of(cls: type[Any], key: str) -> tuple[Any, ...]:
+    """The types that the field `key` of a dataclass takes."""
+    return _alternatives(_hints(cls)[key])
+
+
 def from_table(cls: type[Any], table: Mapping[str, Any], owner: str) -> Any:
     """Build the dataclass `cls` from a recipe table; the error for an unknown key names the most similar one."""
     fields = {field.name: field for field in dataclasses.fields(cls) if field.init}

@@ -64,6 +64,12 @@ def with_validation_part(dataset: Dataset, fraction: float, seed: int, by: str |
     return replace(_training_part(dataset, kept), x_test=dataset.x[held], y_test=dataset.y[held], ids_test=ids_test)
 
 
+def without_test_part(dataset: Dataset) -> Dataset:
+    """The data set without its test samples."""
+    ids_test = {key: values[:0] for key, values in dataset.ids_test.items()}
+    return replace(dataset, x_test=dataset.x_test[:0], y_test=dataset.y_test[:0], ids_test=ids_test)
+
+
 def strata(y: np.ndarray, owners: np.ndarray | None = None) -> np.ndarray:
     """The group of each sample for `hold_out`: its owner and class; real values are one class.
 

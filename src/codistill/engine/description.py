@@ -55,6 +55,7 @@ class RunDescription:
     shape: tuple[int, ...] | None = None  # of a sample; None: whatever the agents have
     compression: Compression | None = None
     safeguard: Safeguard | None = None  # of the agents at hand
+    validation: float = 0.0  # share of its own samples that each agent holds out, to be measured on
     watchers: tuple[Watcher, ...] = ()  # called for every message that is sent: (sender, receiver, bytes)
     tells_class_mix: bool = True  # whether scores may depend on an agent's class counts: not if others see them
     reported: tuple[str, ...] = ()  # whose rows the metrics hold; empty: the agents at hand, or else all
@@ -120,6 +121,8 @@ class RunDescription:
         for agent in self.agents:
             record = record_of(agent)
             if agent.shard is None:
+                if self.validation:
+                    record.validation_split = self.validation, self.seed
                 record.encode_labels(self.classes, self.encoding, self.columns)
             if self.public is not None:
                 agent.public = self.public.prepared(record.view_of("the public data"))
@@ -167,6 +170,7 @@ class RunDescription:
             encoding=self.encoding,
             scores=self.scores,
             columns=self.columns,
+            validation=self.validation,
             # In the same time, not in as many rounds of others.
             clock=self.clock if self.asynchronous and protocol.asynchronous else None,
         ).bind_nodes()

@@ -15,13 +15,15 @@ from codistill.nodes.agent import Agent
 from codistill.nodes.record import record_of
 from codistill.results.outputs import FeatureSpace, View, view
 from codistill.results.records import Scores
-from codistill.results.scores import SAFEGUARD_WEIGHT, Score, compute_scores
+from codistill.results.scores import SAFEGUARD_WEIGHT, VALIDATION, Score, compute_scores
 
 
 def score(
     description: RunDescription, agent: Agent, samples: int | None, views: dict[str, View] | None = None
 ) -> Scores:
     """An agent's scores on the common test set, and as "own_..." on its own test data or on its own mix of classes.
+
+    As "validation_..." those on the samples that it holds out of its own.
 
     From a score that is weighted by class counts, and the predictions that it was measured on, the counts can be
     computed: it is left out unless the description tells the class mix. An agent's own test data are its own choice.
@@ -52,6 +54,10 @@ def score(
         if answers is not by_protocol:
             own = compute_scores(by_protocol, y, description.scores)
             taught.update({f"own_{name}": value for name, value in own.items()})
+    if record.validation is not None:
+        x, y = record.validation
+        held_out = compute_scores(description.answer(agent, x), y, description.scores)
+        scores.update({f"{VALIDATION}{name}": value for name, value in held_out.items()})
     if taught and description.tells_class_mix:  # what an agent has refused is for its operator alone
         scores.update({f"taught_{name}": value for name, value in taught.items()})
         scores[SAFEGUARD_WEIGHT] = record.safeguard.weight

@@ -26,7 +26,7 @@ from codistill.core.settings import clear_argument_errors
 from codistill.core.text import bytes_text, duration_text
 from codistill.results.outputs import FeatureSpace, Outputs
 from codistill.results.records import RoundEnded, Row, RunFinished, RunStarted
-from codistill.results.scores import find_score
+from codistill.results.scores import VALIDATION, find_score
 
 METHODS = ("started", "evaluated", "round_ended", "finished")
 
@@ -110,10 +110,12 @@ class TimeLimit:
 class EarlyStopping:
     """Stops the run when a score has not improved in `patience` evaluations in a row.
 
-    `score`: its name in the rows, such as "accuracy" or "own_accuracy"; unset: the first one of the run, on the common
-    test set. `of`: its "mean" over the agents, or that of the "worst" agent: then the run goes on as long as that one
-    gains. A gain of at most `min_delta` is none. `greater_is_better`: of a score of one's own. `best` is the value that
-    was reached, in round `best_round`.
+    `score`: its name in the rows: "validation_accuracy" on the samples that agents hold out of their own, "accuracy" on
+    the common test set, "own_accuracy" on the agents' own test data. Unset: the first score of the run, on validation
+    samples if there are any (`Federation(validation=0.2)`), else on the common test set, else on own test data;
+    `watched` is its name. `of`: its "mean" over the agents, or that of the "worst" agent: then the run goes on as long
+    as that one gains. A gain of at most `min_delta` is none. `greater_is_better`: of a score of one's own. `best` is
+    the value that was reached, in round `best_round`.
     """
 
     @clear_argument_errors
@@ -138,12 +140,21 @@ class EarlyStopping:
             self._is_gain(score)
         self.best: float | None = None
         self.best_round = self._since = 0
-        self._scores: tuple[str, ...] = ()
+        self.watched = score  # unset until the first evaluation
+        self._scores: Sequence[str] = ()
 
     def started(self, record: RunStarted) -> None:
         """Begin anew; in a run that is resumed, with the rounds that were done before."""
         self.best, self.best_round, self._since = None, 0, 0
-        self._scores = record.scores if self.score is None else (self.score,)
+        by_trust = [f"{prefix}{name}" for prefix in (VALIDATION, "", "own_") for name in record.scores]
+        self._scores = by_trust if self.score is None else [self.score]
+        self.watched = self.score
+        if self.greater_is_better is None and self.score is not None and self.score not in by_trust:
+            raise RecipeError(
+                "EarlyStopping must watch a score of the run.",
+                f"'{self.score}'; the run has {', '.join(record.scores)}",
+                f'Add it: Federation(scores=["{record.scores[0]}", "{self.score}"]).',
+            )
         for t, rows in groupby(record.rows, key=itemgetter("round")):
             self._take(t, list(rows))
 
@@ -154,9 +165,12 @@ class EarlyStopping:
 
     def _take(self, t: int, rows: Sequence[Row]) -> None:
         honest = [row for row in rows if not row.get("lies")]
-        name = next((name for name in self._scores if any(name in row for row in honest)), None)
+        names = self._scores if self.watched is None else [self.watched]
+        name = next((name for name in names if any(name in row for row in honest)), None)
         if name is None:
+            self._check_validation(honest)
             return  # nobody was evaluated in this round
+        self.watched = name
         values, greater = [row[name] for row in honest if name in row], self._is_gain(name)
         worst = min if greater else max
         value = worst(values) if self.of == "worst" else sum(values) / len(values)
@@ -165,9 +179,18 @@ class EarlyStopping:
         else:
             self._since += 1
 
+    def _check_validation(self, rows: Sequence[Row]) -> None:
+        evaluated = [row for row in rows if "test_samples" in row]
+        if (self.score or "").startswith(VALIDATION) and evaluated:
+            raise RecipeError(
+                "EarlyStopping must watch a score of the run.",
+                f"'{self.score}', and no agent has validation samples",
+                "Hold some out: Federation(validation=0.2), or in a recipe [evaluation] validation = 0.2.",
+            )
+
     def _is_gain(self, name: str) -> bool:
         """Whether a score is better when it is greater."""
-        known = find_score(name.removeprefix("own_"))
+        known = find_score(name.removeprefix("own_").removeprefix(VALIDATION))
         if self.greater_is_better is not None:
             return self.greater_is_better
         if known is None:

@@ -130,7 +130,8 @@ def _owner(sender: str) -> str:
 def _samples(agent: Agent) -> list[np.ndarray]:
     """The samples of an agent as its model takes them and, where that differs, before they were prepared."""
     prepared = agent.shard.x.reshape(len(agent.shard), -1).astype(np.float64)
-    raw = as_floats(np.asarray(record_of(agent).data[0])).reshape(len(agent.shard), -1).astype(np.float64)
+    given = as_floats(np.asarray(record_of(agent).data[0]))  # with what is held out
+    raw = given.reshape(len(given), -1).astype(np.float64)
     same = prepared.shape == raw.shape and np.array_equal(prepared, raw.astype(np.float32), equal_nan=True)
     return [prepared] if same else [prepared, raw]
 

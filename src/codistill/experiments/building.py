@@ -19,7 +19,7 @@ from codistill.data.datasets import SOURCE, data_folder, find_folder, find_table
 from codistill.data.folders import read_folder
 from codistill.data.labels import ask_about_values
 from codistill.data.partition import ById
-from codistill.data.split import own_scaler, with_validation_part
+from codistill.data.split import own_scaler, with_validation_part, without_test_part
 from codistill.data.validation import Dataset
 from codistill.engine.placement import set_device
 from codistill.experiments.recipe import AgentEntry, Data, Recipe, code_digests, make_recipe, with_code
@@ -86,6 +86,8 @@ def load_data(recipe: Recipe, data_dir: str | None = None) -> Dataset:
         else:
             files = {name: find_table(path, folder) for name, path in (data.files or {}).items()}
             whole = tables.read_tables(files, **options)
+    if not recipe.test:
+        whole = without_test_part(whole)
     return with_validation_part(whole, data.validation, seed, by) if data.validation else whole
 
 
@@ -223,7 +225,7 @@ def build(recipe: Recipe, data_dir: str | None = None) -> tuple[Federation, Data
         agents,
         recipe.protocol,
         public=public,
-        test=(as_given(data, data.x_test), data.y_test),
+        test=(as_given(data, data.x_test), data.y_test) if recipe.test else None,
         seed=recipe.seed,
         classes=data.classes,
         scores=recipe.scores,
@@ -232,6 +234,7 @@ def build(recipe: Recipe, data_dir: str | None = None) -> tuple[Federation, Data
         participation=recipe.participation,
         compression=recipe.compression,
         safeguard=recipe.safeguard or False,
+        validation=recipe.validation,
         clock=recipe.clock,
     )
     folder = None

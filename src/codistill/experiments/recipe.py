@@ -97,7 +97,7 @@ class Data:
     )  # fmt: skip
     test_fraction: float = setting(0.2, "test share where there is no test set", above=0, at_most=0.9)
     validation: float = setting(
-        0.0, "share of the training samples to measure on in place of the test set, to choose settings", at_least=0,
+        0.0, "share of all training samples to measure on in place of the test set, to choose settings", at_least=0,
         at_most=0.9,
     )  # fmt: skip
     columns: dict[str, str | dict[str, Any]] | None = setting(
@@ -274,6 +274,14 @@ class Recipe:
         (), "scores by scikit-learn's names, the most important first; unset: accuracy, or rmse for a regression",
         recipe="evaluation.scores",
     )  # fmt: skip
+    validation: float = option(
+        0.0, "share of its own training samples that each agent holds out: measured on them, too, to choose a round or "
+        "settings", at_least=0, at_most=0.9, recipe="evaluation.validation",
+    )  # fmt: skip
+    test: bool = option(
+        True, "measure on test samples; false: they are dropped as the data are read, and no choice depends on them",
+        recipe="evaluation.test",
+    )  # fmt: skip
     compression: Compression | None = None
     topology: str | Graph | None = None  # None: that of the protocol
     network: Network = field(default_factory=Network)
@@ -355,10 +363,12 @@ def check_trusted(names: Sequence[Any], trusted: bool, what: str) -> None:
 def make_recipe(tables: Mapping[str, Any], folder: Path, *, run_code: bool = True) -> Recipe:
     """Check the tables of a recipe; paths in it are relative to `folder`."""
     source = with_absolute_paths(tables, folder)
-    if "sweep" in source:
-        raise RecipeError(
-            "A recipe with [sweep] is many runs.", "[sweep]", "Run them by 'codistill sweep', or remove the table."
-        )
+    for table in ("sweep", "search"):
+        if table in source:
+            raise RecipeError(
+                f"A recipe with [{table}] is many runs.", f"[{table}]",
+                f"Run them by 'codistill {table}', or remove the table.",
+            )  # fmt: skip
     for key in source:
         if key not in _TABLES:
             do = f"Write {_LOOKED_FOR[key]}." if key in _LOOKED_FOR else nearest(key, _TABLES)
@@ -442,7 +452,30 @@ def _options(source: Mapping[str, Any]) -> dict[str, Any]:
         )
     for name in values[Recipe]["scores"]:
         as_score(name)
+    _check_validation(source.get("data", {}), values[Recipe]["validation"], values[Recipe]["test"])
     return {"spec": RunSpec(**values[RunSpec]), **values[Recipe]}
+
+
+def _check_validation(data: Mapping[str, Any], share: float, test: bool) -> None:
+    """Each agent's own validation samples, or a common validation set in place of the test set: not both."""
+    if share and data.get("validation"):
+        raise RecipeError(
+            "Validation samples are held out once: by each agent of its own, or of all samples for a common set.",
+            "evaluation.validation beside data.validation",
+            "Remove data.validation, which takes the place of the test set.",
+        )
+    if share and data.get("held_by_agents"):
+        raise RecipeError(
+            "Agents that hold their data hold out what they want to.",
+            "evaluation.validation beside data.held_by_agents",
+            "Remove it; agents may have test data of their own.",
+        )
+    if not test and not share:
+        raise RecipeError(
+            "A run without test samples needs validation samples.",
+            "evaluation.test = false without evaluation.validation",
+            "Add validation = 0.2 to [evaluation].",
+        )
 
 
 def _protocol(table: Mapping[str, Any], run_code: bool) -> tuple[Protocol, str | Graph | None]:

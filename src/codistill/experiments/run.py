@@ -103,6 +103,7 @@ def execute(
     resume: bool = False,
     progress: bool = True,
     trust_code: bool = False,
+    report: bool = True,
 ) -> tuple[Summary, bool]:
     """Run a recipe in a folder; returns its results, and whether all rounds were done."""
     elsewhere = (folder / NETWORK).exists() or (folder / "agents").is_dir()
@@ -117,7 +118,7 @@ def execute(
     result = run_on_this_machine(
         federation.description, network=recipe.network, ray=recipe.ray, folder=folder, resume=resume, progress=progress
     )
-    return report_on(folder), not result.interrupted
+    return report_on(folder) if report else read_summary(folder), not result.interrupted
 
 
 def check_devices(recipe: Recipe) -> None:

@@ -219,7 +219,7 @@ def read_sweep(path: Path, overrides: Sequence[str] = (), *, quick: bool = False
             f"none in {path}",
             "Write for example [sweep] and below it \"seed\" = [0, 1, 2]; or use 'codistill run'.",
         )
-    made = tuple(_axis(key, values, _protocol_name(tables)) for key, values in axes.items())
+    made = tuple(as_axis(key, values, _protocol_name(tables)) for key, values in axes.items())
     _check_apart(made)
     sweep = Sweep(made, tables, path.resolve().parent)
     sweep = replace(sweep, compare=_compare(compare, sweep.lines))
@@ -228,8 +228,11 @@ def read_sweep(path: Path, overrides: Sequence[str] = (), *, quick: bool = False
     return sweep
 
 
-def _axis(key: str, values: Any, protocol: str | None) -> Axis:
-    """`protocol`: the name in [protocol], which a table without a name keeps."""
+def as_axis(key: str, values: Any, protocol: str | None = None, table: str = "sweep") -> Axis:
+    """The values of a field in [sweep], or another table of a recipe, each with a label.
+
+    `protocol`: the name in [protocol], which a table without a name keeps.
+    """
     if key == VARIANTS and not (isinstance(values, dict) and all(isinstance(each, dict) for each in values.values())):
         raise RecipeError(
             f"sweep.{VARIANTS} must be a table of named changes of the recipe.",
@@ -248,7 +251,7 @@ def _axis(key: str, values: Any, protocol: str | None) -> Axis:
             ]
             return Axis(key, dict(zip(labels, plain, strict=True)))
     raise RecipeError(
-        f"sweep.{key} must be a list of different values, or a table of named ones.",
+        f"{table}.{key} must be a list of different values{', or a table of named ones' if table == 'sweep' else ''}.",
         f"{values!r}"[:100],
         'Write for example "seed" = [0, 1, 2].',
     )

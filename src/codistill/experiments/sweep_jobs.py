@@ -50,10 +50,13 @@ class Cell:
     place: Path
 
 
-def outcome_of(recipe: Recipe, place: Path, data_dir: str | None, workers: int | None = None) -> Outcome:
+def outcome_of(
+    recipe: Recipe, place: Path, data_dir: str | None, workers: int | None = None, *, report: bool = True
+) -> Outcome:
     """The outcome of one run, which is run first if it is not done.
 
     `workers`: worker processes, where the recipe does not say how many; they change no result, and are not kept.
+    `report`: whether a report is written.
     """
     try:
         rows = finished_rows(recipe, place)
@@ -61,7 +64,7 @@ def outcome_of(recipe: Recipe, place: Path, data_dir: str | None, workers: int |
             return rows
         begun = (place / RECIPE).exists()
         recipe = replace(recipe, spec=replace(recipe.spec, workers=recipe.spec.workers or workers))
-        _, complete = execute(recipe, place, data_dir=data_dir, resume=begun, progress=False)
+        _, complete = execute(recipe, place, data_dir=data_dir, resume=begun, progress=False, report=report)
         return read_rows(place / METRICS) if complete else None
     except LearnerError as error:  # such as averaging the weights of different architectures
         return f"skipped. {error.must} Found: {error.found}"
@@ -72,7 +75,7 @@ def finished_rows(recipe: Recipe, place: Path) -> list[Row] | None:
         return None
     if not is_run_of(recipe, place):
         raise RecipeError(
-            "A sweep's folder must hold runs of the same recipe.",
+            "The folder of a sweep or a search must hold runs of the same recipe.",
             f"{place} holds a run of another",
             "Choose another --out, or remove that folder.",
         )

@@ -59,9 +59,9 @@ def show_sweep(sweep: Sweep, frame: pd.DataFrame, folder: Path, console: Console
     if draw_measures(sweep, sweep.on_all_values(measured(sweep, frame, folder)), measures):
         written["protocol measures"] = measures
     if grid := outputs_grid(sweep, folder):
-        written["average outputs"] = _save(draw_grid(grid), folder / "outputs.png")
+        written["average outputs"] = save_figure(draw_grid(grid), folder / "outputs.png")
     if maps := features_grid(sweep, folder):
-        written["feature space"] = _save(draw_feature_grid(maps), folder / "features.png")
+        written["feature space"] = save_figure(draw_feature_grid(maps), folder / "features.png")
     return written
 
 
@@ -369,7 +369,7 @@ def _draw_panels(
         figure.legend(list(handles.values()), list(handles), loc="outside right upper")
         if note := honest_note(table):
             figure.supxlabel(note, fontsize=9)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def _draw_lines(axes: Axes, lines: Lines, labels: Sequence[str], x: str) -> None:
@@ -416,7 +416,7 @@ def _cost_axis(axes: Axes, spent: pd.Series[float], *, is_bytes: bool) -> None:
     axes.xaxis.set_major_formatter(lambda count, _: tick_text(count) if is_bytes else f"{count:,.0f}")
 
 
-def _save(figure: Figure, path: Path) -> Path:
+def save_figure(figure: Figure, path: Path) -> Path:
     for kind, metadata in (("png", {}), ("pdf", {"CreationDate": None})):  # equal pictures, equal bytes
         picture = io.BytesIO()
         with matplotlib.rc_context({"pdf.fonttype": 42}):  # letters stay text, which journals ask for

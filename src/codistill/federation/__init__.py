@@ -35,6 +35,7 @@ from codistill.federation.checks import (
     as_public_data,
     as_seed,
     as_topology,
+    as_validation,
     check_abilities,
     check_pair,
     check_shapes,
@@ -65,7 +66,8 @@ class Federation:
     `public` are unlabelled samples that all agents share, `test` the common test set (samples, labels). `task`:
     "classification" or "regression", where the labels do not tell. `classes`: how many there are, or their names.
     `scores`: what is measured, the most important first: scikit-learn's names, a `Score`, or a function (y, answers).
-    Everything is checked here; `run` then only runs.
+    `validation`: the share of its own samples that each agent holds out. Nobody learns from them; every evaluation
+    measures on them, too, and the result has the best round by them. Everything is checked here; `run` then only runs.
     """
 
     @clear_argument_errors
@@ -85,10 +87,12 @@ class Federation:
         participation: float = 1.0,
         compression: Compression | None = None,
         safeguard: bool | Safeguard = False,
+        validation: float = 0.0,
         clock: Clock | None = None,
         watchers: Sequence[Watcher] = (),
     ) -> None:
         agents, seed, protocol = as_agents(agents), as_seed(seed), as_protocol(protocol)
+        validation = as_validation(validation)
         check_pair(test, "The test set")
         for agent in agents:
             check_pair(record_of(agent).given_test, f"The test data of agent '{agent.name}'")
@@ -97,6 +101,7 @@ class Federation:
         shared = None if public is None else as_public_data(public, seed)
         columns = agree_on_all_columns(agents, protocol, test, shared)
         for agent in agents:
+            record_of(agent).validation_split = validation, seed
             record_of(agent).encode_labels(classes, encoding, columns.columns)
         columns.take_public(shared)
         tested = columns.take_test(test, encoding)
@@ -121,6 +126,7 @@ class Federation:
             shape=None if columns.own else record_of(agents[0]).shape,
             compression=as_compression(compression),
             safeguard=as_safeguard(safeguard),
+            validation=validation,
             watchers=tuple(watchers),
             encoding=encoding,
             clock=as_clock(clock, protocol, names),
@@ -237,7 +243,7 @@ def _pool(agents: Sequence[Agent], encoding: LabelEncoding) -> None:
     labelled = all(agent.shard.labels is not None for agent in agents)
     targets = [np.asarray(agent.shard.labels if labelled else agent.shard.targets) for agent in agents]
     raw = [
-        Shard(record_of(agent).data[0], y, encoding.classes, agent.name).x
+        Shard(record_of(agent).training_samples(), y, encoding.classes, agent.name).x
         for agent, y in zip(agents, targets, strict=True)
     ]
     y = np.concatenate(targets)
@@ -249,6 +255,7 @@ def _pool(agents: Sequence[Agent], encoding: LabelEncoding) -> None:
              for other, each in zip(agents, raw, strict=True)]
         )  # fmt: skip
         agent.shard = Shard(record_of(agent).prepared.fit(x), y, encoding.classes, agent.name)
+        record_of(agent).prepare_validation()
         record_of(agent).encode_test(encoding)
 
 

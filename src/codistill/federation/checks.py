@@ -109,6 +109,14 @@ def as_seed(seed: Any) -> int:
     return int(seed)  # numpy's integers are other keys of randomness than Python's
 
 
+def as_validation(share: Any) -> float:
+    if isinstance(share, bool) or not isinstance(share, int | float | np.number) or not 0 <= share <= 0.9:
+        raise RecipeError(
+            "validation must be a share of each agent's samples, from 0 to 0.9.", _shown(share), "Write validation=0.2."
+        )
+    return float(share)
+
+
 def as_public_data(public: Any, seed: int) -> PublicData:
     try:
         if as_frame(public) is None:

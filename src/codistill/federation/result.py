@@ -31,6 +31,7 @@ from codistill.engine.store import RunFolder
 from codistill.network.terms import describe_public
 from codistill.nodes.faults import Fault
 from codistill.nodes.record import record_of
+from codistill.results.best_round import BestRound
 from codistill.results.outputs import are_probabilities
 from codistill.results.records import Row
 from codistill.results.scores import Score, find_score
@@ -354,6 +355,11 @@ class Result:
             faults=description.faults.injected,
             scores=description.task_scores,
         )
+
+    @property
+    def best_round(self) -> BestRound | None:
+        """The best round by validation, beside the last one; None for a run without validation samples."""
+        return self.summary().best_round()
 
     def report(self, path: str | Path) -> Path:
         """Write a self-contained HTML page."""

@@ -31,6 +31,7 @@ from codistill.network.transport import Transport
 from codistill.protocol import Protocol
 from codistill.protocols import PROTOCOLS
 from codistill.results.records import Scores
+from codistill.results.scores import VALIDATION
 from codistill.wire.packing import BODY
 
 DAILY = ("rounds_per_day", "bytes_per_day")
@@ -186,7 +187,8 @@ class Policy(Settings):
 
     def scored(self, scores: Scores) -> Scores:
         allowed = {False: self.report.accuracy, True: self.report.own_accuracy}
-        return {name: value for name, value in scores.items() if allowed[name.startswith("own_")]}
+        own = ("own_", VALIDATION)  # both depend on the agent's own samples
+        return {name: value for name, value in scores.items() if allowed[name.startswith(own)]}
 
     # --- human-readable ---------------------------------------------------------------------------
 

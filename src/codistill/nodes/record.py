@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 
 from codistill.core.errors import DataError
-from codistill.core.rng import Key, seed_libraries
+from codistill.core.rng import Key, derive, seed_libraries
 from codistill.data.frame_encoding import FrameEncoding, non_numeric
 from codistill.data.frames import (
     Given,
@@ -28,6 +28,7 @@ from codistill.data.frames import (
 )
 from codistill.data.labels import CLASSIFICATION, LabelEncoding, check_task
 from codistill.data.shard import Preparation, Shard, released
+from codistill.data.split import hold_out, strata
 from codistill.data.validation import (
     as_floats,
     check_shape,
@@ -135,6 +136,10 @@ class AgentRecord(NodeRecord):
         self.task = task  # what its labels are, as far as its owner says so: "classification" or "regression"
         self.given_test: tuple[Any, Any] | None = test
         self.test: tuple[np.ndarray, np.ndarray] | None = None  # checked and prepared
+        self.validation: tuple[np.ndarray, np.ndarray] | None = None  # the same, of its own samples, held out
+        self.validation_split = (0.0, 0)  # which share of its samples is held out, and the seed of the run
+        self._held: Shard | None = None  # these samples, before they are prepared
+        self.kept: np.ndarray | None = None  # places of the samples that it learns from; None: all
         self.class_mix: np.ndarray | None = None  # how many samples of each class it holds
         self.learned = False  # whether it has been in a run
         self.safeguard: Any = None  # set by the runtime: an AgentSafeguard, where its answers have one
@@ -197,7 +202,12 @@ class AgentRecord(NodeRecord):
 
     def given_frame(self) -> Any:
         """Its samples as the data frame that they were."""
-        return None if self.frame is None else self.frame.decode(np.asarray(self.data[0]))
+        return None if self.frame is None else self.frame.decode(self.training_samples())
+
+    def training_samples(self) -> np.ndarray:
+        """The samples that it learns from, before they are prepared: all but those held out for validation."""
+        x = np.asarray(self.data[0])
+        return x if self.kept is None else x[self.kept]
 
     def own_columns(self, x: Any, what: str, *, leave_out: bool = True) -> np.ndarray:
         """(n, d) a frame's columns that it has itself, in its order; of those that hold no numbers the codes."""
@@ -236,6 +246,8 @@ class AgentRecord(NodeRecord):
         x, y = self.data
         agent.shard = shard = Shard(x, encoding.encode(y, self._owner), classes, agent.name, self.random_items)
         self.shape = shard.x.shape[1:]
+        held = self._hold_out(shard)
+        shard = agent.shard
         counted = encoding.classes if encoding.task == CLASSIFICATION else 0
         own = Naming(self._owner, self.column_names, self.dtypes, counted, encoding.names, self.by_argument, self.frame)
         self.naming = self.named or own
@@ -246,7 +258,30 @@ class AgentRecord(NodeRecord):
             shard.x = self.prepared.fit(given, self.naming)
         if shard.labels is not None:
             self.class_mix = np.bincount(shard.labels, minlength=classes)
+        self._held = held
+        self.prepare_validation()
         self.encode_test(encoding)
+
+    def prepare_validation(self) -> None:
+        """Prepare the samples held out as those that it learns from."""
+        held = self._held
+        if held is not None:
+            self.validation = self.prepared(held.x), held.targets if held.labels is None else held.labels
+
+    def _hold_out(self, whole: Shard) -> Shard | None:
+        """Hold a share of every class out of the shard, before anything is fitted to it, for validation.
+
+        They are the same in every runtime and after a resume: they depend on the samples, the seed and its name alone.
+        """
+        self.kept = self.validation = None
+        share, seed = self.validation_split
+        if not share:
+            return None
+        groups = strata(whole.targets if whole.labels is None else whole.labels)
+        own_seed = derive(seed, self.node.name, "validation") >> 1
+        self.kept, held = hold_out(groups, share, own_seed, self._owner.capitalize(), "validation")
+        self.node.shard = whole.part(self.kept)
+        return whole.part(held)
 
     def _naming_after_preparation(self) -> Naming:
         """The names that its model may use: a transformer has made other columns of those that were given."""
@@ -270,7 +305,7 @@ class AgentRecord(NodeRecord):
 
     def join_info(self, about: Ability) -> JoinInfo:
         """What it says of its data and, as far as these abilities are concerned, of its model."""
-        learner, x = self.node.learner, np.asarray(self.data[0])
+        learner, x = self.node.learner, self.training_samples()
         about &= learner.abilities
         features = None
         if Ability.FEATURES in about:

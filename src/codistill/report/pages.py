@@ -65,6 +65,7 @@ def write_report(summary: Summary, path: Path) -> Path:
         Section("All agents", table=summary.table(page=True)),
         safeguard_section(summary),
         further_section(summary),
+        best_round_section(summary),
     ]
     return write_page(
         path,
@@ -362,6 +363,11 @@ def partition_section(summary: Summary) -> Section | None:
 def safeguard_section(summary: Summary) -> Section | None:
     table = safeguard_table(summary, page=True)
     return None if table is None else Section("Safeguard", table=table)
+
+
+def best_round_section(summary: Summary) -> Section | None:
+    table = summary.best_round_table(page=True)
+    return None if table is None else Section("Best round by validation", table=table)
 
 
 def further_section(summary: Summary) -> Section | None:

@@ -3,7 +3,7 @@
 A row is a plain dict: "round", "agent", "present", "sent" and "received" (bytes), "steps" (gradient steps) and
 "exchanges" (how often the agent waited for messages of others), the protocol's own measures, and after an evaluation
 the scores by name ("accuracy", or "rmse" for real values, unless others are asked for; on the agent's own data
-"own_accuracy") with "test_samples".
+"own_accuracy", on the samples that it holds out of its own "validation_accuracy") with "test_samples".
 """
 
 from __future__ import annotations

@@ -118,8 +118,10 @@ def _counted(y: np.ndarray, answers: np.ndarray, weights: np.ndarray | None) -> 
     return y[kept], answers[kept], weights[kept]
 
 
-PREFIXES = ("", "own_", "taught_", "taught_own_")  # of a score's name in a row: on the common test set, on the agent's
-# own data; and, under a safeguard, both of what the protocol taught, before it is weighed against the own model.
+VALIDATION = "validation_"  # of a score on the samples that an agent holds out of its own
+# Of a score's name in a row: on the common test set, on the agent's own data, on what it holds out of its own samples;
+# and, under a safeguard, the first two of what the protocol taught, before it is weighed against the own model.
+PREFIXES = ("", "own_", VALIDATION, "taught_", "taught_own_")
 SAFEGUARD_WEIGHT = "safeguard_weight"  # the key of that weight
 MOST_SCORES = 20
 _TRIED_CLASSES = 1000  # beyond, whether a score can be computed shows when it is
@@ -152,7 +154,7 @@ class Score(Settings):
                 f"{self.name!r}"[:80],
                 'Write Score("name", function).',
             )
-        if self.name in _RESERVED or self.name.startswith(("own_", "taught_")):
+        if self.name in _RESERVED or self.name.startswith(("own_", VALIDATION, "taught_")):
             raise RecipeError("A score needs a name of its own.", f"'{self.name}' means another column", "Rename it.")
         if not callable(self.function) or self.task not in ("classification", "regression"):
             raise RecipeError(

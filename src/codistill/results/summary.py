@@ -27,9 +27,10 @@ from codistill.results.agents import (
     score_cell,
     shown_lines,
 )
+from codistill.results.best_round import BestRound, best_round_table, find_best_round
 from codistill.results.outputs import FeatureSpace, Outputs
 from codistill.results.records import Row
-from codistill.results.scores import ACCURACY, DEFAULT_SCORES, RMSE, SAFEGUARD_WEIGHT, Score
+from codistill.results.scores import ACCURACY, DEFAULT_SCORES, PREFIXES, RMSE, SAFEGUARD_WEIGHT, Score
 from codistill.results.tables import AnyCell, Cell, Table, plain_text
 from codistill.topology import Topology
 
@@ -65,7 +66,7 @@ class Summary:
         """What is measured, the most important first: by default accuracy, or RMSE for real-valued targets."""
         if self.scores and self.scores != DEFAULT_SCORES:
             return self.scores
-        return (RMSE,) if any("rmse" in row or "own_rmse" in row for row in self.rows) else (ACCURACY,)
+        return (RMSE,) if any(f"{prefix}rmse" in row for row in self.rows for prefix in PREFIXES) else (ACCURACY,)
 
     @property
     def metric(self) -> str:
@@ -151,7 +152,8 @@ class Summary:
             own = f"{metric_name(self.metric)} on each agent's own test data"
             return f"{own} (there is no common test set; {task})"
         if not self.test_samples:
-            return "not evaluated: no common test set"
+            found = "not evaluated: no common test set"
+            return found if self.best_round() is None else f"{found}; see the table of validation samples"
         if not self.tested_on:
             return "not evaluated yet"
         part = "" if self.tested_on >= self.test_samples else f" a random {self.tested_on:,} of"
@@ -220,8 +222,17 @@ class Summary:
         return f"own data: {metric_name(self.metric)} on the agent's own test data{weighted}"
 
     def tables(self) -> list[Table]:
-        """The table of the first score; where there are any, of further scores, and of the safeguard."""
-        return [table for table in (self.table(), further_table(self), safeguard_table(self)) if table is not None]
+        """The table of the first score; where there are any, of further scores, the safeguard, and the best round."""
+        found = self.table(), further_table(self), safeguard_table(self), self.best_round_table()
+        return [table for table in found if table is not None]
+
+    def best_round(self) -> BestRound | None:
+        """The best round by validation; None without validation samples."""
+        return find_best_round(self.rows, self.shown_scores[0])
+
+    def best_round_table(self, *, page: bool = False) -> Table | None:
+        """Each agent in the last round, and in the best by validation; None without validation samples."""
+        return best_round_table(self.rows, self.shown_scores[0], page=page)
 
     def table_text(self, width: int = 110) -> str:
         return plain_text(self.tables(), width)
