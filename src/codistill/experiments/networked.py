@@ -23,7 +23,16 @@ from codistill.engine.safeguard import Safeguard, as_safeguard
 from codistill.engine.store import check_vacant
 from codistill.experiments.building import agent_names, build, topology_of
 from codistill.experiments.recipe import Recipe, make_recipe, read_recipe
-from codistill.experiments.run import check_devices, labels_of, make_folder, prepare, report_on, samples_of, source_of
+from codistill.experiments.run import (
+    check_devices,
+    labels_of,
+    make_folder,
+    prepare,
+    report_on,
+    samples_of,
+    source_of,
+    trackers_of,
+)
 from codistill.experiments.saved_run import RECIPE, facts_of_code, reopen
 from codistill.experiments.user_code import run_file
 from codistill.federation import run_on_this_machine
@@ -48,6 +57,7 @@ def run_up(
 ) -> tuple[Summary, bool]:
     """A recipe on this machine, one process for each node; goes on with the run that is in the folder."""
     check_devices(recipe)
+    trackers = trackers_of(recipe)
     resume = _goes_on(recipe, folder, data_dir)
     federation, _ = prepare(recipe, folder, _spec(recipe), data_dir=data_dir, resume=resume)
     result = run_on_this_machine(
@@ -57,9 +67,9 @@ def run_up(
         folder=folder,
         resume=True,
         progress=progress and form == "text",
-        observers=[EventLog("up", form=form, health=folder / HEALTH, quiet=not verbose)],
+        observers=[EventLog("up", form=form, health=folder / HEALTH, quiet=not verbose), *trackers],
     )
-    return report_on(folder), not result.interrupted
+    return report_on(folder, trackers), not result.interrupted
 
 
 def _spec(recipe: Recipe) -> RunSpec:
@@ -80,6 +90,7 @@ def run_hub(
 ) -> tuple[Summary, bool]:
     """The hub of a recipe; goes on with the run that is in the folder."""
     check_has_hub(recipe.protocol, topology_of(recipe))
+    trackers = trackers_of(recipe)
     resume, mode = _goes_on(recipe, folder, data_dir), 0o755
     if recipe.data.held_by_agents:
         description = describe_without_data(recipe)
@@ -89,9 +100,11 @@ def run_hub(
     else:
         federation, _ = prepare(recipe, folder, _spec(recipe), data_dir=data_dir, resume=resume, mode=mode)
         description = federation.description
-    node = HubNode(description, listen, own, recipe.network, folder, progress=progress, log_format=form)
+    node = HubNode(
+        description, listen, own, recipe.network, folder, tuple(trackers), progress=progress, log_format=form
+    )
     complete = node.run_here(should_stop).complete
-    return report_on(folder), complete
+    return report_on(folder, trackers), complete
 
 
 def check_can_save(mine: AgentFile, save: Path | None) -> None:
@@ -141,6 +154,12 @@ def join_peers(
     save: Path | None = None,
 ) -> bool:
     """Take part as a peer, until all rounds are done (True) or the operator stops it; `save`: as in `join_hub`."""
+    if recipe.track is not None:
+        raise RecipeError(
+            "[track] is for a run that one process sees as a whole: on one machine, or at a hub.",
+            f"'{mine.agent.name}' takes part as a peer",
+            "Remove [track]; each peer's folder has its own rows.",
+        )
     mine.policy.check_protocol(recipe.protocol)
     names = agent_names(recipe)
     if mine.agent.name not in names:
@@ -254,7 +273,8 @@ def _goes_on(recipe: Recipe, folder: Path, data_dir: str | None) -> bool:
     if not (folder / RECIPE).exists():
         return False
     before, now = json.loads(json.dumps([reopen(folder).source, source_of(recipe, data_dir)]))
-    before["network"] = now["network"] = None  # how long nodes wait for one another changes nothing of what is learnt
+    for table in ("network", "track"):  # how long nodes wait for one another changes nothing of what is learnt
+        before[table] = now[table] = None
     if before != now:
         raise CheckpointError(
             f"{folder} must hold a run of this recipe, or nothing.",
