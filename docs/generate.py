@@ -21,6 +21,7 @@ from codistill.engine.safeguard import Safeguard
 from codistill.experiments.recipe import PLACES, AgentEntry, Data
 from codistill.experiments.search import Range, SearchOptions
 from codistill.experiments.sweep import Compare
+from codistill.experiments.tracking import Track
 from codistill.network.options import Network
 from codistill.nodes.clock import Clock, Offline
 from codistill.nodes.faults import Fault
@@ -253,6 +254,9 @@ NETWORK = """\
 For federations between machines (`codistill hub`, `join` and `up`; see [deploy.md](deploy.md)). A simulation does not
 use it."""
 
+TRACK = """\
+Shows the run in a tracker as well: see [trackers](how-to/observe.md#trackers). Unset: its folder alone has it."""
+
 COMPARE = """\
 For sweeps only: what the table of costs reports beside accuracy and bytes. A line is named by its label. The cost of
 the target is that of the first evaluated round in which the honest agents reach it on average: its rounds, exchanges,
@@ -300,6 +304,7 @@ def page() -> str:
     parts.append(table("[[clock.offline]]", Offline, "An agent that is offline starts no round."))
     parts.append(table("[network]", Network, NETWORK))
     parts.append(table("[ray]", RayCluster, RAY))
+    parts.append(table("[track]", Track, TRACK))
     parts.append(table("[compare]", Compare, COMPARE))
     parts.append(table("[search]", SearchOptions, SEARCH))
     parts.append(table("[search] a range", Range, RANGE))

@@ -63,6 +63,7 @@ NAMES = [
     "register_architecture",
     "serve",
     "setting",
+    "track",
 ]
 HEAVY = ("torch", "numpy", "pandas", "sklearn", "scipy", "matplotlib", "rich")
 

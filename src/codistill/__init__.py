@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from codistill.engine.safeguard import Safeguard as Safeguard
     from codistill.engine.store import read_state as read_state
     from codistill.experiments.advice import advise as advise
+    from codistill.experiments.tracking import track as track
     from codistill.federation import Federation as Federation
     from codistill.federation.joining import join as join
     from codistill.federation.result import Result as Result
@@ -122,6 +123,7 @@ _HOMES = {
     "register_architecture": "learners.zoo",
     "serve": "federation.serving",
     "setting": "core.settings",
+    "track": "experiments.tracking",
 }
 
 __all__ = sorted(_HOMES)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +89,9 @@ def test_every_method_is_called_with_its_record_and_in_order(runtime: str, digit
     result = federation(digits).run(2, runtime=runtime, evaluate_every=2, observers=[recorder], **QUIET)
     assert [name for name, _ in recorder.told] == ["started", "round_ended", "evaluated", "round_ended", "finished"]
     started, first, evaluated, second, finished = (record for _, record in recorder.told)
-    assert started == RunStarted("fedmd", ("a", "b"), rounds=2, scores=("accuracy",))
+    assert replace(started, settings={}) == RunStarted("fedmd", ("a", "b"), rounds=2, scores=("accuracy",))
+    chosen = {"protocol.name": "fedmd", "protocol.rounds": 2, "runtime.kind": runtime, "evaluation.every": 2, "seed": 0}
+    assert {key: started.settings[key] for key in chosen} == chosen
     assert (first.round, second.round) == (1, 2)
     assert first.rows + second.rows == result.rows
     assert first.outputs is None
@@ -99,7 +104,20 @@ def test_every_method_is_called_with_its_record_and_in_order(runtime: str, digit
     assert first.seconds > 0
     assert (finished.done, finished.rounds, finished.outcome) == (2, 2, "complete")
     assert finished.seconds >= first.seconds + second.seconds - 0.01
+    assert (finished.by_operator, finished.summary().rows) == (False, result.rows)
     assert not result.interrupted
+
+
+def test_it_is_told_whether_an_operator_has_stopped_the_run(digits: Digits) -> None:
+    class Interrupts:
+        def round_ended(self, record: RoundEnded) -> None:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    for stops, by_operator in ((Interrupts(), True), (StopAfter(1), False)):
+        recorder = Recorder()
+        federation(digits).run(3, runtime="simulation", observers=[stops, recorder], **QUIET)
+        _, finished = recorder.told[-1]
+        assert (finished.done, finished.outcome, finished.by_operator) == (1, "stopped", by_operator)
 
 
 def test_what_an_observer_lacks_is_not_called(digits: Digits) -> None:

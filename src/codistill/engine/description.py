@@ -5,8 +5,9 @@ A `Federation` makes one with all agents at hand, `join` one with a single agent
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 
 from codistill.core.errors import DataError
 from codistill.core.rng import generator
-from codistill.core.spec import RunSpec
+from codistill.core.spec import OPTIONS, RunSpec
 from codistill.data.frames import Given, Names, agree_on_columns, as_frame, check_same, given_samples, listed, width
 from codistill.data.labels import CLASSIFICATION, REGRESSION, LabelEncoding
 from codistill.data.shard import PublicData
@@ -29,7 +30,10 @@ from codistill.nodes.node import Node
 from codistill.nodes.record import record_of
 from codistill.protocol import Protocol
 from codistill.protocols.alone import baseline_of
+from codistill.results.outputs import FeatureSpace, Outputs
+from codistill.results.records import Row
 from codistill.results.scores import DEFAULT_SCORES, Score
+from codistill.results.summary import Summary
 from codistill.topology import Topology
 from codistill.wire.compression import Compression
 
@@ -206,6 +210,75 @@ class RunDescription:
         if safeguard is None or alone is None or not safeguard.ready:
             return taught, taught
         return safeguard.answer(taught, alone, x), taught
+
+
+# --- What is shown of a run.
+
+ELSEWHERE = "on its own machine"  # in the place of a model that this process does not see
+
+
+def models_of(description: RunDescription) -> tuple[dict[str, str], np.ndarray | None]:
+    """The model of each agent, and its samples of each class; None where those of some agent are unknown."""
+    models = {agent.name: agent.learner.describe() for agent in description.agents}
+    mixes = [record_of(agent).class_mix for agent in description.agents]
+    known = [mix for mix in mixes if mix is not None]
+    counts = np.stack(known) if known and len(known) == len(mixes) else None
+    return {name: models.get(name, ELSEWHERE) for name in description.names}, counts
+
+
+def summary_of(
+    description: RunDescription,
+    rows: Sequence[Row],
+    alone_rows: Sequence[Row] | None,
+    outputs: Outputs | None,
+    features: Sequence[FeatureSpace],
+    seconds: float,
+) -> Summary:
+    """Everything that is shown of a run."""
+    models, counts = models_of(description)
+    return Summary(
+        title=description.protocol.name,
+        protocol=description.protocol.name,
+        agents=models,
+        rows=list(rows),
+        alone_rows=None if alone_rows is None else list(alone_rows),
+        counts=counts,
+        class_names=description.class_names,
+        seconds=seconds,
+        test_samples=0 if description.test is None else len(description.test[0]),
+        outputs=outputs,
+        features=tuple(features),
+        topology=description.topology,
+        faults=description.faults.injected,
+        scores=description.task_scores,
+    )
+
+
+def settings_of(description: RunDescription) -> dict[str, Any]:
+    """What a run is run with, by the names that a recipe has for it; every default is written out."""
+    tables: dict[str, Any] = {"compression": description.compression, "safeguard": description.safeguard}
+    tables["clock"] = description.clock
+    models = Counter(agent.learner.describe() for agent in description.agents)
+    return {
+        "seed": description.seed,
+        "agents": len(description.names),
+        "models": ", ".join(f"{count} {model}" for model, count in models.items()) or ELSEWHERE,
+        "samples": description.samples,
+        "public": 0 if description.public is None else len(description.public),
+        "task": description.task,
+        "classes": description.classes,
+        "topology": "star" if description.topology.hub else description.topology.kind,
+        "faults": len(description.faults.injected),
+        "runtime.participation": description.faults.participation,
+        "evaluation.scores": ", ".join(score.name for score in description.task_scores),
+        "protocol.name": description.protocol.name or type(description.protocol).__name__,
+        **{f"protocol.{name}": value for name, value in asdict(description.protocol).items()},
+        **{
+            option.metadata["recipe"] or f"runtime.{name}": getattr(description.spec, name)
+            for name, option in OPTIONS.items()
+        },
+        **{key: asdict(table) for key, table in tables.items() if table is not None},
+    }
 
 
 def rows_of(x: Any, places: np.ndarray) -> Any:

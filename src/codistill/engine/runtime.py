@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
@@ -18,7 +18,7 @@ from threadpoolctl import threadpool_limits
 
 from codistill.core.errors import CheckpointError, CodistillError
 from codistill.core.spec import features_stay, present_only
-from codistill.engine.description import RunDescription
+from codistill.engine.description import RunDescription, settings_of, summary_of
 from codistill.engine.evaluation import feature_space
 from codistill.engine.exchange import Report
 from codistill.engine.host import BEGIN
@@ -31,6 +31,7 @@ from codistill.nodes.node import Node
 from codistill.nodes.record import record_of
 from codistill.results.outputs import FeatureSpace, Outputs, View, collect
 from codistill.results.records import Baseline, Evaluated, RoundEnded, Row, RunFinished, RunStarted, Scores
+from codistill.results.summary import Summary
 from codistill.topology import HUB
 from codistill.wire.state import pack
 
@@ -163,8 +164,9 @@ def run(
     store: RunFolder | None = None,
     observers: Sequence[Any] = (),
     should_stop: ShouldStop = never,
+    alone_rows: list[Row] | None = None,
 ) -> Outcome:
-    """Run the rounds that are left.
+    """Run the rounds that are left; `alone_rows`: the baseline's, where it was a run of its own.
 
     With a `store` it goes on from the latest checkpoint there, and writes metrics and checkpoints. Observers are told
     of everything, see `codistill.engine.observers`; a true value from `round_ended` stops the run after that
@@ -175,9 +177,19 @@ def run(
     told = Observers([*([store] if store else []), history, *limit, *observers])
     done, outcome = 0, "failed"
     baseline: list[Row] | None = None
+
+    def summary() -> Summary:
+        alone = baseline if alone_rows is None else alone_rows
+        seconds = time.monotonic() - began
+        return summary_of(description, history.rows, alone, history.outputs, history.features, seconds)
+
+    def finished() -> RunFinished:
+        seconds, asked = time.monotonic() - began, outcome == "stopped" and should_stop()
+        return RunFinished(done, plan.rounds, outcome, seconds, asked, summary)
+
     with ExitStack() as closing:
         closing.callback(runtime.close)
-        closing.callback(lambda: told.finished(RunFinished(done, plan.rounds, outcome, time.monotonic() - began)))
+        closing.callback(lambda: told.finished(finished()))
         start, saved = _start(description, runtime, store, told)
         done = start
         if saved is not None:
@@ -211,7 +223,8 @@ def _start(
     features = read_features(store.folder, start) if store else ()
     scores = tuple(score.name for score in description.task_scores)
     name, names, rounds = description.protocol.name, description.names, description.spec.rounds
-    told.tell("started", RunStarted(name, names, rounds, start, tuple(rows), outputs, notes, scores, features))
+    begun = RunStarted(name, names, rounds, start, tuple(rows), outputs, notes, scores, features)
+    told.tell("started", replace(begun, settings=settings_of(description), folder=store.folder if store else None))
     return start, saved
 
 

@@ -33,6 +33,7 @@ from codistill.experiments.run import (
     report_on,
     samples_of,
     source_of,
+    trackers_of,
 )
 from codistill.experiments.saved_run import RECIPE, facts_of_code, reopen
 from codistill.experiments.user_code import run_file
@@ -59,6 +60,7 @@ def run_up(
 ) -> tuple[Summary, bool]:
     """A recipe on this machine, one process for each node; goes on with the run that is in the folder."""
     check_devices(recipe)
+    trackers = trackers_of(recipe)
     resume = _goes_on(recipe, folder, data_dir)
     federation, _ = prepare(recipe, folder, _spec(recipe), data_dir=data_dir, resume=resume)
     result = run_on_this_machine(
@@ -68,9 +70,9 @@ def run_up(
         folder=folder,
         resume=True,
         progress=progress and form == "text",
-        observers=[EventLog("up", form=form, health=folder / HEALTH, quiet=not verbose)],
+        observers=[EventLog("up", form=form, health=folder / HEALTH, quiet=not verbose), *trackers],
     )
-    return report_on(folder), not result.interrupted
+    return report_on(folder, trackers), not result.interrupted
 
 
 def _spec(recipe: Recipe) -> RunSpec:
@@ -91,6 +93,7 @@ def run_hub(
 ) -> tuple[Summary, bool]:
     """The hub of a recipe; goes on with the run that is in the folder."""
     check_has_hub(recipe.protocol, topology_of(recipe))
+    trackers = trackers_of(recipe)
     resume, mode = _goes_on(recipe, folder, data_dir), 0o755
     if recipe.data.held_by_agents:
         description = describe_without_data(recipe)
@@ -100,9 +103,11 @@ def run_hub(
     else:
         federation, _ = prepare(recipe, folder, _spec(recipe), data_dir=data_dir, resume=resume, mode=mode)
         description = federation.description
-    node = HubNode(description, listen, own, recipe.network, folder, progress=progress, log_format=form)
+    node = HubNode(
+        description, listen, own, recipe.network, folder, tuple(trackers), progress=progress, log_format=form
+    )
     complete = node.run_here(should_stop).complete
-    return report_on(folder), complete
+    return report_on(folder, trackers), complete
 
 
 def check_can_save(mine: AgentFile, save: Path | None) -> None:
@@ -152,6 +157,12 @@ def join_peers(
     save: Path | None = None,
 ) -> bool:
     """Take part as a peer, until all rounds are done (True) or the operator stops it; `save`: as in `join_hub`."""
+    if recipe.track is not None:
+        raise RecipeError(
+            "[track] is for a run that one process sees as a whole: on one machine, or at a hub.",
+            f"'{mine.agent.name}' takes part as a peer",
+            "Remove [track]; each peer's folder has its own rows.",
+        )
     mine.policy.check_protocol(recipe.protocol)
     names = agent_names(recipe)
     if mine.agent.name not in names:
@@ -311,7 +322,8 @@ def _goes_on(recipe: Recipe, folder: Path, data_dir: str | None) -> bool:
     if not (folder / RECIPE).exists():
         return False
     before, now = json.loads(json.dumps([reopen(folder).source, source_of(recipe, data_dir)]))
-    before["network"] = now["network"] = None  # how long nodes wait for one another changes nothing of what is learnt
+    for table in ("network", "track"):  # how long nodes wait for one another changes nothing of what is learnt
+        before[table] = now[table] = None
     if before != now:
         raise CheckpointError(
             f"{folder} must hold a run of this recipe, or nothing.",

@@ -22,6 +22,7 @@ from codistill.data.columns import Columns
 from codistill.data.labels import TASKS, check_label_mapping
 from codistill.data.partition import KINDS as PARTITIONS
 from codistill.engine.safeguard import Safeguard, as_safeguard
+from codistill.experiments.tracking import Track, absolute
 from codistill.experiments.user_code import UnreadProtocol, files_of, is_own, protocol_class, shown_files
 from codistill.network.options import Network
 from codistill.nodes.clock import Clock, clock_from_table
@@ -288,6 +289,7 @@ class Recipe:
     ray: RayCluster = field(default_factory=RayCluster)
     safeguard: Safeguard | None = None
     clock: Clock | None = None
+    track: Track | None = None
     source: dict[str, Any] = field(default_factory=dict, compare=False)  # the tables it was made from
 
 
@@ -299,7 +301,7 @@ PLACES = {
     if "recipe" in each.metadata
 }
 # What a recipe may hold, and whether each is a list of tables or a table; None: it may also be something else.
-_OF_SETTINGS = ("runtime", "evaluation", "compression", "network", "ray", "clock")
+_OF_SETTINGS = ("runtime", "evaluation", "compression", "network", "ray", "clock", "track")
 _TABLES: dict[str, type[Any] | None] = {
     **dict.fromkeys(("agents", "faults"), list),
     **dict.fromkeys(("data", "partition", "protocol", *_OF_SETTINGS), dict),
@@ -433,6 +435,7 @@ def make_recipe(tables: Mapping[str, Any], folder: Path, *, run_code: bool = Tru
         ray=from_table(RayCluster, source.get("ray", {}), "ray"),
         safeguard=from_table(Safeguard, guard, "safeguard") if isinstance(guard, dict) else as_safeguard(guard),
         clock=clock_from_table(source["clock"]) if "clock" in source else None,
+        track=from_table(Track, source["track"], "track") if "track" in source else None,
         source=source,
     )
 
@@ -546,7 +549,9 @@ def _topology(given: Any) -> str | Graph:
 def with_absolute_paths(tables: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """A copy of a recipe's tables in which paths do not depend on where the recipe is."""
     source = {key: dict(value) if isinstance(value, dict) else value for key, value in tables.items()}
-    data, protocol, agents = (source.get(key) for key in ("data", "protocol", "agents"))
+    data, protocol, agents, track = (source.get(key) for key in ("data", "protocol", "agents", "track"))
+    if isinstance(track, dict):
+        source["track"] = absolute(track, folder)
     if isinstance(data, dict):
         for key in ("schema", "public_file", "dir"):
             if isinstance(data.get(key), str):

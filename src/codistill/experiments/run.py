@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from codistill.engine.store import check_vacant, content_of, nodes_in, read_body
 from codistill.experiments.building import agent_names, build, hand_out
 from codistill.experiments.recipe import Recipe, check_trusted, code_of, with_code
 from codistill.experiments.saved_run import RECIPE, check_code_of_run, facts_of_code, read_facts, read_summary, reopen
+from codistill.experiments.tracking import Tracking, as_texts
 from codistill.federation import Federation, run_on_this_machine
 from codistill.federation.checks import checked_run
 from codistill.federation.result import FACTS, facts_of
@@ -114,11 +116,20 @@ def execute(
             "Give the same command again, with the same --out: it goes on from its checkpoint.",
         )
     check_devices(recipe)
+    trackers = trackers_of(recipe)
     federation, _ = prepare(recipe, folder, recipe.spec, data_dir=data_dir, resume=resume, trust_code=trust_code)
     result = run_on_this_machine(
-        federation.description, network=recipe.network, ray=recipe.ray, folder=folder, resume=resume, progress=progress
-    )
-    return report_on(folder) if report else read_summary(folder), not result.interrupted
+        federation.description, network=recipe.network, ray=recipe.ray, folder=folder, resume=resume, progress=progress,
+        observers=trackers,
+    )  # fmt: skip
+    return report_on(folder, trackers) if report else read_summary(folder), not result.interrupted
+
+
+def trackers_of(recipe: Recipe) -> list[Tracking]:
+    """The observer that [track] asks for, which must be installed; it shows the recipe's own tables as well."""
+    if recipe.track is None:
+        return []
+    return [Tracking(recipe.track, as_texts({key: table for key, table in recipe.source.items() if key != "track"}))]
 
 
 def check_devices(recipe: Recipe) -> None:
@@ -136,12 +147,13 @@ def new_folder(parent: Path, stem: str) -> Path:
     return parent / f"{stem}-{number}"
 
 
-def report_on(folder: Path) -> Summary:
-    """Write the report of a run; returns what it is made from."""
+def report_on(folder: Path, trackers: Sequence[Tracking] = ()) -> Summary:
+    """Write the report of a run, unless a tracker of it just has; returns what it is made from."""
     from codistill.report.pages import write_report
 
     summary = read_summary(folder)
-    write_report(summary, folder / REPORT)
+    if not any(each.page == folder / REPORT for each in trackers):
+        write_report(summary, folder / REPORT)
     return summary
 
 

@@ -225,8 +225,8 @@ def _as_in(recipe: Recipe, there: Recipe, facts: dict[str, Any]) -> Protocol | N
 
 
 def _comparable(recipe: Recipe) -> tuple[Recipe, dict[str, Any]]:
-    """Where the data are, and what a Ray cluster gives each host, is no part of what a run is."""
-    plain = replace(recipe, data=replace(recipe.data, dir=None), protocol=Protocol(), ray=RayCluster())
+    """Where the data are, what a Ray cluster gives each host, and where a run is shown, is no part of what it is."""
+    plain = replace(recipe, data=replace(recipe.data, dir=None), protocol=Protocol(), ray=RayCluster(), track=None)
     return plain, describe_protocol(recipe.protocol)
 
 

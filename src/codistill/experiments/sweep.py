@@ -20,6 +20,7 @@ from codistill.core.settings import check_settings, from_table, setting
 from codistill.core.text import csv_text, flat
 from codistill.experiments.building import topology_of
 from codistill.experiments.recipe import Recipe, apply_overrides, make_recipe, protocol_settings, put, read_tables
+from codistill.experiments.run import trackers_of
 from codistill.experiments.sweep_jobs import Cell, Outcome, check_no_jobs, outcome_of
 from codistill.experiments.user_code import is_own
 from codistill.results.agents import metric_name, score_text
@@ -98,7 +99,9 @@ class Sweep:
     @cached_property
     def runs(self) -> tuple[tuple[dict[str, str], Recipe], ...]:
         """Every combination: its labels by field, and its recipe."""
-        return tuple((labels, make_recipe(tables, self.folder)) for labels, tables, _ in self._combinations)
+        return tuple(
+            (labels, make_recipe(_tracked(tables, labels), self.folder)) for labels, tables, _ in self._combinations
+        )
 
     @cached_property
     def notes(self) -> tuple[str, ...]:
@@ -197,6 +200,21 @@ class Sweep:
         return " or ".join(sorted(parts))
 
 
+def _tracked(tables: dict[str, Any], labels: Mapping[str, str]) -> dict[str, Any]:
+    """The tables of a run, which its tracker shows by its values: also where they are labels of whole tables."""
+    table = tables.get("track")
+    if not isinstance(table, dict):
+        return tables
+    if "name" in table:
+        raise RecipeError(
+            "The runs of a sweep are named by their values.", f"track.name = {table['name']!r}"[:80], "Remove it."
+        )
+    own = table.get("params", {})
+    values = {key: label for key, label in labels.items() if label != ABSENT}
+    params = {**values, **own} if isinstance(own, dict) else own
+    return {**tables, "track": {**table, "name": slug(labels), "params": params}}
+
+
 def _protocol_name(tables: Mapping[str, Any]) -> str | None:
     protocol = tables.get("protocol")
     name = protocol.get("name") if isinstance(protocol, dict) else None
@@ -219,6 +237,8 @@ def read_sweep(path: Path, overrides: Sequence[str] = (), *, quick: bool = False
             f"none in {path}",
             "Write for example [sweep] and below it \"seed\" = [0, 1, 2]; or use 'codistill run'.",
         )
+    if isinstance(tables.get("track"), dict):
+        tables["track"] = {"experiment": path.stem, **tables["track"]}
     made = tuple(as_axis(key, values, _protocol_name(tables)) for key, values in axes.items())
     _check_apart(made)
     sweep = Sweep(made, tables, path.resolve().parent)
@@ -330,6 +350,7 @@ def execute_sweep(
     """
     for note in sweep.notes:
         tell(f"note: {note}")
+    trackers_of(sweep.runs[0][1])  # which must be installed
     cells = [Cell(labels, sweep.words(labels), recipe, folder / slug(labels)) for labels, recipe in sweep.runs]
     places: dict[Path, Cell] = {}
     for cell in cells:

@@ -323,8 +323,9 @@ def run_on_this_machine(
             def attempt() -> Outcome:
                 runtime = _make_runtime(this, home, network, node_logs, hosts, baseline=this is not description)
                 return run(
-                    runtime.description, runtime, store=store, observers=shown, should_stop=lambda: interrupt.asked
-                )
+                    runtime.description, runtime, store=store, observers=shown, should_stop=lambda: interrupt.asked,
+                    alone_rows=alone_rows,
+                )  # fmt: skip
 
             with suppress(Stopped):
                 return attempt() if hosts is None else hosts.survive(attempt)

@@ -25,7 +25,7 @@ from codistill.core.text import parse_json
 from codistill.data.frames import Names, column_names, listed
 from codistill.data.labels import CLASSIFICATION, LabelEncoding
 from codistill.data.validation import as_floats, check_finite, plain_samples
-from codistill.engine.description import RunDescription
+from codistill.engine.description import RunDescription, models_of, summary_of
 from codistill.engine.runtime import Outcome
 from codistill.engine.store import RunFolder
 from codistill.network.terms import describe_public
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from codistill.nodes.agent import Agent
 
 NOT_BEGUN = Outcome(0, complete=False, rows=[], outputs=None, baseline_rows=None, seconds=0.0)
-ELSEWHERE = "on its own machine"  # in the place of a model that this process does not see
 
 
 _CODES = threading.RLock()  # held while an agent answers for values that it forgets afterwards
@@ -337,24 +336,8 @@ class Result:
 
     def summary(self) -> Summary:
         """Everything that is shown of a run."""
-        description = self._description
-        models, counts = _of_agents(description)
-        return Summary(
-            title=description.protocol.name,
-            protocol=description.protocol.name,
-            agents=models,
-            rows=self.rows,
-            alone_rows=self.alone_rows,
-            counts=counts,
-            class_names=description.class_names,
-            seconds=self.seconds,
-            test_samples=0 if description.test is None else len(description.test[0]),
-            outputs=self.outputs,
-            features=tuple(self.features.values()),
-            topology=description.topology,
-            faults=description.faults.injected,
-            scores=description.task_scores,
-        )
+        features = tuple(self.features.values())
+        return summary_of(self._description, self.rows, self.alone_rows, self.outputs, features, self.seconds)
 
     @property
     def best_round(self) -> BestRound | None:
@@ -373,15 +356,6 @@ class Result:
     def _repr_html_(self) -> str:
         """The table of all agents, for a notebook."""
         return self.summary().table().html()
-
-
-def _of_agents(description: RunDescription) -> tuple[dict[str, str], np.ndarray | None]:
-    """The model of each agent, and its samples of each class; None where those of some agent are unknown."""
-    models = {agent.name: agent.learner.describe() for agent in description.agents}
-    mixes = [record_of(agent).class_mix for agent in description.agents]
-    known = [mix for mix in mixes if mix is not None]
-    counts = np.stack(known) if known and len(known) == len(mixes) else None
-    return {name: models.get(name, ELSEWHERE) for name in description.names}, counts
 
 
 # The file run.json in a run's folder: agents, data, protocol and versions.
@@ -442,7 +416,7 @@ def facts_of(description: RunDescription, of_recipe: Mapping[str, Any] | None = 
 
     `of_recipe`: what the run of a recipe says besides, or otherwise; without, the facts hold what a recipe would say.
     """
-    models, counts = _of_agents(description)
+    models, counts = models_of(description)
     protocol, compression, clock = description.protocol, description.compression, description.clock
     facts = {
         "agents": models,

@@ -8,10 +8,15 @@ the scores by name ("accuracy", or "rmse" for real values, unless others are ask
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from codistill.results.outputs import FeatureSpace, Outputs
+
+if TYPE_CHECKING:
+    from codistill.results.summary import Summary
 
 Row = dict[str, Any]
 Scores = dict[str, float]
@@ -53,6 +58,10 @@ class RunStarted:
     """Names of the scores, the most important first; those that do not suit the task are in no row."""
     features: tuple[FeatureSpace, ...] = ()
     """The agents' features on some test samples, after those of the rounds done before at which they were kept."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """What the run is run with, by the names that a recipe has for it, such as "protocol.name"."""
+    folder: Path | None = None
+    """The folder of the run, if it has one."""
 
 
 @dataclass(frozen=True)
@@ -99,3 +108,7 @@ class RunFinished:
     """One of "complete", "stopped" (by an observer or an operator) and "failed" (by an error)."""
     seconds: float
     """The time since the run started."""
+    by_operator: bool = False
+    """Whether an operator has stopped it, by Ctrl-C or a signal."""
+    summary: Callable[[], Summary] | None = None
+    """Makes the summary of the run so far, with the scores of the agents alone: see `Result.summary`."""
