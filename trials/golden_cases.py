@@ -406,7 +406,7 @@ def record(case: Case, told: Mapping[str, list[tuple[str, int]]], out: Path, res
         first = {pair: sent[: case.first] for pair, sent in told.items() if not pair.startswith(HUB)}
         return _messages(first)
     x = digits()[0][:ASKED]
-    answers = {name: np.asarray(agent.decision_function(x)) for name, agent in result.agents.items()}
+    answers = {name: np.asarray(agent.answers(x)) for name, agent in result.agents.items()}
     return {
         **_messages(told),
         "metrics": _digest(_content(out / "metrics.jsonl")),

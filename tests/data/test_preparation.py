@@ -115,3 +115,10 @@ def test_frames_and_sparse_matrices_are_samples(monkeypatch):
 )
 def test_which_models_take_missing_values(model, takes):
     assert takes_missing(model) is takes
+
+
+def test_integers_that_32_bits_cannot_hold_stay_exact():
+    x = np.array([[(1 << 24) + 1], [3], [5], [-7]])
+    agent = cd.Agent("a", LogisticRegression(), x, [0, 1, 0, 1])
+    made = cd.Federation([agent], cd.Alone(), test=(x, [0, 1, 0, 1])).agents[0]
+    assert made.shard.x.tolist() == x.tolist()

@@ -16,6 +16,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, OneHotEncoder, OrdinalEncoder
 
 import codistill as cd
+from codistill.cli import main
 from codistill.core.errors import DataError, LearnerError
 from codistill.nodes.record import record_of
 
@@ -326,6 +327,16 @@ def test_saved_models_take_frames(tmp_path, safeguard):
             np.testing.assert_array_equal(model.predict_proba(rows), trained.predict_proba(rows))
         assert model.feature_names_in_.tolist() == trained.feature_names_in_.tolist()
         assert model.predict(FRAME[TEST]).tolist() == trained.predict(FRAME[TEST]).tolist()
+
+
+def test_the_command_predict_reads_a_table_of_words(tmp_path, capsys):
+    """Types come from the model, since a CSV file has none; columns that it does not know are named."""
+    trained = alone(few(), FRAME[["sex", "age", "seen", "ward"]])
+    path, table = trained.save(tmp_path / "model"), tmp_path / "table.csv"
+    FRAME[TEST].to_csv(table, index=False)
+    main(["predict", str(path), str(table), "--out", str(tmp_path / "out.csv")])
+    assert "columns that the model does not know are left out: 'note', 'dose'" in capsys.readouterr().err
+    assert pd.read_csv(tmp_path / "out.csv")["class"].tolist() == trained.predict(FRAME[TEST]).tolist()
 
 
 def test_a_saved_model_with_a_function_of_its_owner_is_loaded_into_one_of_its_class(tmp_path):

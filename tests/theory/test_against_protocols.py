@@ -49,9 +49,7 @@ def both(method: str, c: float, seed: int, kernels=KERNELS, features: int = 4) -
         rounds=rounds, runtime="simulation", alone=False, progress=False
     )
     z = random.normal(size=(6, features))
-    return [
-        off(a.decision_function(z), g(z)) for a, g in zip(result.agents.values(), closed(problem, rounds), strict=True)
-    ]
+    return [off(a.answers(z), g(z)) for a, g in zip(result.agents.values(), closed(problem, rounds), strict=True)]
 
 
 @pytest.mark.parametrize(("method", "c", "seed"), PROBLEMS)
@@ -79,4 +77,4 @@ def test_a_run_finds_the_centralised_model(method) -> None:
     z = random.normal(size=(6, 3))
     expected = theory.centralised(Problem(xs, ys, "rbf", 0.3))(z)
     for agent in result.agents.values():
-        assert off(agent.decision_function(z), expected) < 1e-6
+        assert off(agent.answers(z), expected) < 1e-6

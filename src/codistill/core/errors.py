@@ -139,9 +139,11 @@ def _words(text: str) -> list[str]:
 
 def _similarity(one: str, other: str) -> float:
     """1 - the edit distance as a share of the longer text; 0 where that is less than what counts as alike."""
-    longer = max(len(one), len(other), 1)
+    shorter, longer = sorted((len(one), len(other)))
     common = (Counter(one) & Counter(other)).total()  # letters that no edit can add to
-    return 0.0 if common < _ALIKE * longer else 1 - edit_distance(one, other) / longer
+    if (shorter, longer) == (1, 2):
+        return common * 2 / 3  # one letter more or less
+    return 0.0 if common < _ALIKE * longer else 1 - edit_distance(one, other) / max(1, longer)
 
 
 def edit_distance(one: str, other: str) -> int:

@@ -6,7 +6,6 @@ a note reports it. A frame whose columns are numbered 0, 1, 2, as by default in 
 
 from __future__ import annotations
 
-import difflib
 import re
 import sys
 from collections import Counter
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from codistill.core.errors import DataError, LearnerError, nearest
+from codistill.core.errors import DataError, LearnerError, closest, nearest
 
 if TYPE_CHECKING:
     from codistill.data.frame_encoding import FrameEncoding
@@ -26,6 +25,7 @@ Names = tuple[str, ...]  # of the columns, in their order; empty: unknown
 BY_POSITION = "a plain array beside data frames; its columns are taken by position"
 TEXT = "text"  # the column of samples that are plain texts
 _SHOWN, _ASKED = 6, 3  # names in a message, and suggested corrections of spelling
+_COMPARED = 1_000  # names that may have been meant
 
 
 class Given(NamedTuple):
@@ -157,12 +157,13 @@ def check_same(names: Names, wanted: Names, what: str, whose: str, why: str = ""
     found = difference(names, wanted)
     if found is None:
         return
-    missing = {name.strip().lower(): name for name in _one_sided(wanted, names)}
+    missing = _one_sided(wanted, names)[:_COMPARED]
     asked = ""  # about names that are probably misspelt
     for name in _one_sided(names, wanted)[:_ASKED]:
-        close = difflib.get_close_matches(name.strip().lower(), missing, n=1, cutoff=0.6)
-        if close:
-            asked += f"Did you mean '{missing.pop(close[0])[:60]}' by '{name[:60]}'? "
+        close = closest(name, missing)
+        if close is not None:
+            missing.remove(close)
+            asked += f"Did you mean '{close[:60]}' by '{name[:60]}'? "
     must = f"The columns of {what} must be {whose}{why and ': '}{why}."
     raise DataError(must, found, f"{asked}Rename, add or drop columns.")
 

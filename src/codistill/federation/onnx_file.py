@@ -95,7 +95,7 @@ def _check_expressible(trained: TrainedAgent, samples: Samples) -> None:
     elif record_of(trained._agent).prepared.transformer is not None:
         odd = "a transformer of its own before the model (prepare, scale_per_agent)"
     elif samples.columns is not None and any(kind != "number" for _, kind, _ in samples.columns.describe()):
-        odd = "columns that are categories or text"
+        odd = "columns that are categories, text or dates"
     if odd:
         raise LearnerError(
             "Only an agent that answers with one model of numbers can be written as ONNX.",
@@ -191,8 +191,9 @@ def _samples(trained: TrainedModel, frame: pd.DataFrame, label: str | None, tabl
     if label is not None and label not in frame.columns:
         raise DataError(f"Table {table} must have the column '{label}'.", "no such column", "Remove --label.")
     left_out = {label, known.label, *known.unused} - {None}
-    if known.columns is not None:
-        names = known.columns.columns
+    record = record_of(trained._agent)
+    if known.columns is not None or record.is_coded:
+        names = record.column_names if known.columns is None else tuple(known.columns.columns)
         more = [name for name in frame.columns if name not in names and name not in left_out]
         return frame, [f"columns that the model does not know are left out: {listed(more)}"] if more else []
     features = frame[[name for name in frame.columns if name not in left_out]]

@@ -79,7 +79,7 @@ def nodes(outline: Any) -> Iterator[dict[str, Any]]:
 
 
 def read_array(data: bytes, text: bool = False) -> np.ndarray:
-    """An array of numbers (or of `text`) in numpy's file format, in the byte order of this machine.
+    """An array of numbers (or of `text` and times) in numpy's file format, in the byte order of this machine.
 
     It must be as long as it says: numpy would first allocate what it says.
     """
@@ -87,7 +87,7 @@ def read_array(data: bytes, text: bool = False) -> np.ndarray:
     version = np.lib.format.read_magic(stream)
     read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]
     shape, columns_first, dtype = read(stream)
-    if dtype.kind not in ("biufVUS" if text else "biufV") or dtype.hasobject or dtype.itemsize == 0:
+    if dtype.kind not in ("biufVUSMm" if text else "biufV") or dtype.hasobject or dtype.itemsize == 0:
         raise ValueError(f"an array of dtype {dtype}")
     if any(size < 0 for size in shape) or math.prod(shape) * dtype.itemsize != len(data) - stream.tell():
         raise ValueError("an array that is shorter or longer than it says")
