@@ -34,7 +34,7 @@ def add_parsers(commands: argparse._SubParsersAction[Any]) -> None:
     protocols.add_argument("name", nargs="?", help="show one protocol, with its hyper-parameters")
     add_command(commands, "learners", _learners, "list all learners that a recipe can name")
 
-    text = "list the data sets at hand; or show a table, a folder of classes, or a recipe"
+    text = "list the available data sets; or show a table, a folder of classes, or a recipe"
     data = add_command(commands, "data", _data, text)
     data.add_argument(
         "recipe", type=Path, nargs="?", metavar="RECIPE|FILE|FOLDER",

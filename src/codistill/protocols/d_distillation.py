@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from codistill.protocol import Ability, Agent, LearnerError, Message, MessageError, Protocol, setting
+from codistill.protocol import Ability, Agent, LearnerError, Message, MessageError, Protocol, RecipeError, setting
 from codistill.protocols import parts
 from codistill.protocols.silo_sgd import SiloSGD
 
@@ -34,6 +34,8 @@ class DDistillation(Protocol):
     lately; "step" is the paper's reading (as in what it cites for τ), steps 2 and 3 with W = I. A learner without
     gradients keeps s from the start of the round, and is fitted anew at its end on its labels and on z for λ M_n at
     most of the points it has met. Deviations of "mean" and "pull": above. In `warm_up` rounds nobody communicates.
+
+    For targets of one real value s and z are predictions, without softmax and simplex; in the form "mean" only.
     """
 
     name = "d_distillation"
@@ -85,11 +87,11 @@ class DDistillation(Protocol):
             loss = own * me.learner.loss(me.learner(x), y)
             if i in steps:
                 ids, u = next(points)
-                s = torch.softmax(me.learner(u), dim=1)
+                s = decision(me.learner(u))
                 z = await self._agree(me, ids, s.detach().numpy(), factor, i in due)
             elif len(recent := me.state["recent"]) and self.between == "pull" and t >= self.warm_up:
                 ids, u = me.public.batch(draw.permutation(recent)[: self.network_batch])
-                s, z = torch.softmax(me.learner(u), dim=1), me.state["z"][ids]
+                s, z = decision(me.learner(u)), me.state["z"][ids]
             else:
                 z = None
             if z is not None:
@@ -152,7 +154,15 @@ class DDistillation(Protocol):
     def check(self, agents: Sequence[Agent]) -> None:
         """The agents must be connected and have classes; the form "printed" has more conditions."""
         agents[0].topology.check_mixing()
-        parts.check_classes(agents, self.name)
+        if not parts.are_real_values(agents):
+            parts.check_classes(agents, self.name)
+        elif (self.form, self.start) != ("mean", "own"):
+            name, fitting = ("form", "mean") if self.form != "mean" else ("start", "own")
+            raise RecipeError(
+                f"d_distillation.{name} must be '{fitting}' for real values, which are no probabilities.",
+                f"'{getattr(self, name)}'",
+                "Remove it.",
+            )
         if self.form == "printed":
             self._check_printed(agents)
 
@@ -182,11 +192,22 @@ class DDistillation(Protocol):
         return self.settings_for(SiloSGD)
 
 
+def decision(f: torch.Tensor) -> torch.Tensor:
+    """s = ψ(f); of one output, which is a real value, itself."""
+    return f if f.shape[1] == 1 else torch.softmax(f, dim=1)
+
+
 def accepted_probabilities(me: Agent, heard: Mapping[str, Message], array: str) -> dict[str, np.ndarray]:
-    """An array of every message, by sender; a message with other rows than probabilities is refused by name."""
+    """An array of every message, by sender; a message with other rows than probabilities is refused by name.
+
+    Of one column, which is of real values, anything finite.
+    """
     accepted = {}
     for sender, message in heard.items():
         p = message[array]
+        if p.shape[1] == 1 and np.isfinite(p).all():
+            accepted[sender] = p
+            continue
         with np.errstate(over="ignore"):
             sums = p.sum(axis=1)
         if p.min(initial=0) >= -_TOLERANCE and np.abs(sums - 1).max(initial=0) <= _TOLERANCE:
@@ -200,8 +221,10 @@ def accepted_probabilities(me: Agent, heard: Mapping[str, Message], array: str) 
 def on_simplex(p: np.ndarray) -> np.ndarray:
     """Rows that are probabilities: negative entries become 0, and each row is divided by its sum.
 
-    A row without a positive entry, as a regressor may predict, becomes uniform.
+    A row without a positive entry, as a regressor may predict, becomes uniform. Real values, one each, stay.
     """
+    if p.shape[1] == 1:
+        return p
     p = np.maximum(p, 0)
     sums = p.sum(axis=1, keepdims=True)
     answer: np.ndarray = np.where(sums > 0, p, 1) / np.where(sums > 0, sums, p.shape[1])

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from codistill.protocol import Ability, Agent, Hub, Message, MessageError, Protocol, setting
+from codistill.protocol import Ability, Agent, Hub, Message, MessageError, Protocol, RecipeError, setting
 from codistill.protocols import parts
 
 
@@ -29,6 +29,8 @@ class FedMD(Protocol):
     Black-box form, for learners that only fit and predict: f_n = log p_n, a logit up to a constant that cancels in ψ,
     so both kinds mix. Such an agent keeps ψ(f_-n, E) of public samples that it has seen, and is fitted anew at the end
     of a round, on its labels and these. Deviations: outputs of training mode, as in the next step; no (13) in round 1.
+
+    For targets of one real value f_n is the prediction, and (f_-n - f_n)² takes the place of the divergence.
     """
 
     name = "fedmd"
@@ -82,15 +84,19 @@ class FedMD(Protocol):
             me.state["taught"] = True
 
     async def _transfer_by_fitting(self, me: Agent, t: int) -> None:
-        f = np.log(np.maximum(me.learner.predict(me.public.x), self.floor)).astype(np.float32)
-        soft = me.state.setdefault("soft", np.zeros_like(f))  # ψ(f_-n, E); 0 where a sample has not been seen yet
+        p, real = me.learner.predict(me.public.x), me.classes == 1
+        f = (p if real else np.log(np.maximum(p, self.floor))).astype(np.float32)
+        # ψ(f_-n, E), or f_-n of real values; 0, or NaN, where a sample has not been seen yet
+        soft = me.state.setdefault("soft", np.full_like(f, np.nan if real else 0))
         for ids, _ in me.public.batches(t, self.batch_size, self.transfer_steps):
             others, known = await self._outputs_of_others(me, ids, f[ids])
-            if others is not None:
+            if others is not None and real:
+                soft[ids[known]] = others[known]
+            elif others is not None:
                 soft[ids[known]] = torch.softmax(
                     torch.from_numpy(others[known]) / self.temperature, dim=1
                 ).numpy()  # (6)
-        seen = soft.any(axis=1)
+        seen = np.isfinite(soft[:, 0]) if real else soft.any(axis=1)
         if seen.any():
             x = np.concatenate([me.shard.x, me.public.x[seen]])
             me.learner.fit(x, np.concatenate([me.shard.targets, soft[seen]]))
@@ -107,7 +113,16 @@ class FedMD(Protocol):
         return parts.leave_one_out(reply, f), slice(None)  # (5)
 
     def _aggregation(self, me: Hub) -> parts.Aggregation:
-        return parts.Aggregation(kind=self.aggregate, trim=self.trim, temperature=self.temperature, hub=me)
+        outputs = me.classes > 1  # before a softmax
+        return parts.Aggregation(
+            kind=self.aggregate, trim=self.trim, temperature=self.temperature, outputs=outputs, hub=me
+        )
+
+    def _measure(self, me: Hub, heard: Sequence[str], f: np.ndarray, mean: np.ndarray) -> None:
+        if me.classes > 1:
+            me.measure(heard, disagreement=parts.disagreement(f, mean))
+        else:
+            me.measure(heard, deviation=np.sqrt(np.square(f.astype(np.float64) - mean).mean(axis=(1, 2))))
 
     def serve(self, me: Hub, sender: str, message: Message) -> Message:
         """Without rounds: keep an agent's outputs, and answer with the aggregate of the others' latest ones."""
@@ -116,7 +131,7 @@ class FedMD(Protocol):
         told, known = latest_of_others(me, sender, message["ids"], self._aggregation(me))
         if not known.any():
             return Message()
-        me.measure([sender], disagreement=parts.disagreement(message["f"][None, known], told[known]))
+        self._measure(me, [sender], message["f"][None, known], told[known])
         return Message.of(told=told, known=known)
 
     async def hub(self, me: Hub, t: int) -> None:
@@ -130,11 +145,23 @@ class FedMD(Protocol):
             f, shares = parts.stacked(heard)
             mean = aggregation.of_all(f, shares)  # f̄
             await me.scatter(parts.replies(me.present, list(heard), f, mean, aggregation, shares))
-            me.measure(heard, disagreement=parts.disagreement(f, mean))
+            self._measure(me, list(heard), f, mean)
 
     def check(self, agents: Sequence[Agent]) -> None:
-        """There must be classes: a softmax of real values means nothing."""
-        parts.check_classes(agents, self.name)
+        """There must be classes, or one real value per sample, for which some settings mean nothing."""
+        if not parts.are_real_values(agents):
+            parts.check_classes(agents, self.name)
+            return
+        default = FedMD()
+        idle = [name for name in ("temperature", "floor") if getattr(self, name) != getattr(default, name)]
+        if self.aggregate not in parts.PLAIN_KINDS:
+            idle.append("aggregate")
+        if idle:
+            raise RecipeError(
+                f"fedmd.{idle[0]} is for classes, and the targets are real values.",
+                f"{getattr(self, idle[0])}",
+                "Remove it." if idle[0] != "aggregate" else f"Use one of {', '.join(parts.PLAIN_KINDS)}.",
+            )
 
 
 # Without rounds, the hub keeps the latest outputs of each agent for each public sample. An agent sends f_n (|P|, K) as

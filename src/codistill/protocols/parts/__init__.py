@@ -6,6 +6,7 @@ Each computes; none of them communicates. What is sent and received stands in th
 from codistill.protocols.parts.aggregation import KINDS, PLAIN_KINDS, TRIM, Aggregation
 from codistill.protocols.parts.classes import (
     SMALLEST,
+    are_real_values,
     check_classes,
     check_features,
     check_head,
@@ -64,7 +65,8 @@ from codistill.protocols.parts.weights import (
 
 __all__ = [
     "GROWTH", "KINDS", "OPTIMISER_STATES", "PLAIN_KINDS", "SCHEDULES", "SMALLEST", "TRIM", "Aggregation",
-    "Discriminator", "accepted_weights", "activation_divergence", "architectures", "as_targets", "capped_samples",
+    "Discriminator", "accepted_weights", "activation_divergence", "architectures", "are_real_values", "as_targets",
+    "capped_samples",
     "check_classes", "check_equal_weights", "check_features", "check_head", "chosen", "class_means", "class_targets",
     "classes_by_holders", "clip_rows", "combined_weights", "communication_steps", "coverage", "disagreement",
     "distillation", "expected_outputs", "expected_reply", "group_means", "groups_alike", "head_name", "is_far_beyond",

@@ -88,6 +88,14 @@ def classes_by_holders(heard: Mapping[str, Message]) -> list[tuple[list[str], np
     return [([names[k] for k in np.flatnonzero(seen[:, of[0]])], np.array(of)) for of in groups.values()]
 
 
+REAL_VALUES = "avgkd, akd, pkd, ekd; for one value per sample also fedmd, d_distillation"
+
+
+def are_real_values(agents: Sequence[Agent]) -> bool:
+    """Whether the targets are one real value per sample; then there is one output, which is no logit."""
+    return all(agent.shard.labels is None and agent.shard.classes == 1 for agent in agents)
+
+
 def check_classes(agents: Sequence[Agent], protocol: str, *, softmax: bool = True) -> None:
     """Every target must be a label, or probabilities of classes; `softmax`: and outputs for one, not real values."""
     for agent in agents:
@@ -98,13 +106,13 @@ def check_classes(agents: Sequence[Agent], protocol: str, *, softmax: bool = Tru
             raise LearnerError(
                 f"{protocol} learns classes, so targets must be labels, or probabilities of classes.",
                 f"agent '{agent.name}' has real values as targets",
-                "Give labels, or use a protocol for real values: avgkd, akd, pkd, ekd.",
+                f"Give labels, or use a protocol for real values: {REAL_VALUES}.",
             )
         if softmax and agent.learner.real_valued and Ability.GRADIENTS in agent.learner.abilities:
             raise LearnerError(
                 f"{protocol} takes a softmax of outputs, so a model must be trained by a loss of classes.",
                 f"agent '{agent.name}' has {agent.learner.describe()}, trained by a loss of real values",
-                'Train it by loss = "cross_entropy", or use a protocol for real values: avgkd, akd, pkd, ekd.',
+                f'Train it by loss = "cross_entropy", or use a protocol for real values: {REAL_VALUES}.',
             )
 
 

@@ -19,7 +19,12 @@ from codistill.protocols.parts.aggregation import Aggregation
 
 
 def distillation(student: torch.Tensor, teacher: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:
-    """KL(ψ(teacher, E) ‖ ψ(student, E)), the mean over samples; both are outputs before the softmax."""
+    """KL(ψ(teacher, E) ‖ ψ(student, E)), the mean over samples; both are outputs before the softmax.
+
+    Of a single output, which is a real value, (student - teacher)².
+    """
+    if student.shape[1] == 1:
+        return (student - teacher).square().mean()
     if temperature != 1:
         student, teacher = student / temperature, teacher / temperature
     return kl_div(log_softmax(student, dim=1), softmax(teacher, dim=1), reduction="batchmean")
