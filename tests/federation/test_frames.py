@@ -387,6 +387,7 @@ REFUSED = [
     (one(torch.nn.Linear(6, 2)), {}, "'sex'.*'ward' .category.*'seen' .datetime.*\"note\": \"category\""),
     (one(linear(), FRAME.rename(columns={"sex": "Sex"})), NOTHING_SHARED, "unknown column.*Did you mean 'Sex'"),
     (one(LogisticRegression(), ["good", "bad"] * 9), NOTHING_SHARED, "Put a vectoriser before it"),
+    (one(make_pipeline(TfidfVectorizer(), LogisticRegression()), ["a", "b"] * 9), NOTHING_SHARED, "Change the options"),
     (one(LogisticRegression(), ["good", None] * 9), NOTHING_SHARED, "a missing one in row 1"),
     (one(linear(), note=[["x"]] * ROWS), {}, "Each cell of column 'note'.*must hold one value"),
     (one(linear(), age=1 << 60), {}, "at most 2.53"),

@@ -338,8 +338,12 @@ class SklearnLearner(Learner):
         text = self.frame is not None and self.frame.text
         data = "texts" if text else "data frame"
         must = f"{self.describe()} of agent '{owner}' must be able to learn from its {data}."
-        vectoriser = "Put a vectoriser before it: make_pipeline(TfidfVectorizer(), ...)."
-        raise LearnerError(must, failed.found, vectoriser if text else failed.do)
+        do = failed.do
+        if text:
+            missing = "could not convert string" in failed.found
+            vectoriser = "Put a vectoriser before it: make_pipeline(TfidfVectorizer(), ...)."
+            do = vectoriser if missing else "Change the options of its steps, or the texts."
+        raise LearnerError(must, failed.found, do)
 
     def check_travel(self, x: np.ndarray, owner: str) -> None:
         """Boosting of other libraries must have no option that plain trees do not say; a trial on few rows shows it."""
