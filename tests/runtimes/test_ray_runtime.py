@@ -661,6 +661,7 @@ class Breaks(cd.FedMD):
         await super().round(me, t)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("ray_here")
 def test_an_error_at_an_agent_names_it() -> None:
     """And it sees no GPU, as it has asked for none."""
