@@ -84,7 +84,6 @@ def cluster() -> Iterator[None]:
         yield
 
 
-@pytest.mark.long
 @pytest.mark.usefixtures("cluster")
 def test_tasks_write_what_a_sweep_by_itself_writes(
     recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -486,7 +486,6 @@ class KillsAHost:
         return subprocess.run(["pgrep", *options], capture_output=True, text=True).stdout.split()
 
 
-@pytest.mark.long
 @pytest.mark.usefixtures("ray_here")
 def test_a_lost_host_costs_the_rounds_since_the_last_checkpoint(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
@@ -584,7 +583,6 @@ def test_a_graph_with_states_on_the_disks_of_nodes(tmp_path: Path) -> None:
         np.testing.assert_array_equal(agent.decision_function(X), result.agents[name].decision_function(X))
 
 
-@pytest.mark.long
 @pytest.mark.usefixtures("ray_here")
 def test_agents_that_go_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """To two hosts, on which they rest; the baseline wakes them, and the run finds them as they were."""
@@ -661,7 +659,6 @@ class Breaks(cd.FedMD):
         await super().round(me, t)
 
 
-@pytest.mark.long
 @pytest.mark.usefixtures("ray_here")
 def test_an_error_at_an_agent_names_it() -> None:
     """And it sees no GPU, as it has asked for none."""
