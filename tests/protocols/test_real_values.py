@@ -113,6 +113,21 @@ def test_mixed_models_gain_alike_in_all_runtimes(protocol):
     assert np.mean(together) < np.mean(alone)
 
 
+def test_huge_values_of_a_neighbour_end_no_round():
+    """Finite, as the codec demands, but their squares are not in 32 bits; the safeguard keeps the answers."""
+
+    class Liar(LinearRegression):
+        def predict(self, x):
+            return np.full(len(x), 3e38)
+
+    protocol = cd.DDistillation(local_steps=2)
+    result = federation([net(), Liar()], protocol, safeguard=True).run(2, **QUIET)
+    rows = [row for row in result.rows if row["agent"] == "a0"]
+    assert [np.isfinite(row["consensus_error"]) for row in rows] == [True, True]
+    alone = next(row["rmse"] for row in result.alone_rows if row["agent"] == "a0" and "rmse" in row)
+    assert rows[-1]["rmse"] == pytest.approx(alone, rel=0.05)
+
+
 def test_without_rounds_and_resumed(tmp_path):
     def made():
         return federation([net(), Ridge()], cd.FedMD(), clock=cd.Clock(asynchronous=True))

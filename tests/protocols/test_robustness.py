@@ -74,7 +74,7 @@ def test_the_start_of_a_round_can_be_returned_to_twice() -> None:
     np.testing.assert_array_equal(*found)
 
 
-@pytest.mark.parametrize("protocol", [cd.FedMD(), cd.FedAL(), cd.FedDF()], ids=lambda p: p.name)
+@pytest.mark.parametrize("protocol", [cd.FedAL(), cd.FedDF(), cd.FD()], ids=lambda p: p.name)
 def test_real_values_have_no_softmax(protocol: cd.Protocol) -> None:
     agents = [cd.Agent("c0", cd.TorchLearner(nn.Linear(4, 1), loss="squared"), X, X[:, :1])]
     with pytest.raises(LearnerError, match=f"{protocol.name} .*real values"):

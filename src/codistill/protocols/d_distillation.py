@@ -129,7 +129,8 @@ class DDistillation(Protocol):
         # (6): z ← Σ_m w_nm z^m - 2 β η_t (z^n - s); in the form "mean", with γ and z after the consensus step
         z[ids] = on_simplex(mixed - step * (used - s))
         if heard:
-            me.measure(me.name, consensus_error=float(np.square(mixed - mine).sum(axis=1).mean()))
+            off = mixed - mine if me.classes > 1 else mixed.astype(np.float64) - mine  # real values may be huge
+            me.measure(me.name, consensus_error=float(np.square(off).sum(axis=1).mean()))
         if not heard and due and self.form == "mean":
             return None
         before = me.state["recent"]
