@@ -154,6 +154,8 @@ def test_categories_that_were_not_met_before():
     nothing = linear().fit(FRAME[MINE], Y[MINE])
     np.testing.assert_allclose(trained.predict_proba(strange), nothing.predict_proba(strange), atol=1e-6)
     assert len(record.frame._values["note"]) == values  # what was met in predictions is forgotten
+    again = strange.iloc[::-1]  # the same values get other codes now
+    np.testing.assert_allclose(trained.predict_proba(again), nothing.predict_proba(again), atol=1e-6)
 
 
 def test_predictions_take_columns_by_name_and_refuse_missing_ones():
